@@ -1,0 +1,159 @@
+"""The vocabulary that everything else shares: what was drafted, what the target says about it, what stays.
+
+Axis letters: B rows, K drafted tokens, V vocabulary, D width. Position j of a block (0-based here) holds the draft
+token x_j; row j of the target's logits predicts x_j, row j + 1 is the row after reading it, row K predicts the bonus
+token. `p` is always the target, `q` always the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Reason(IntEnum):
+    """Why a token is in the output."""
+
+    STRICT = 0
+    """A draft token that the strict rule accepts, before any loose accept of its block."""
+    LOOSE = 1
+    """A draft token that the strict rule refuses and the loose rule accepts."""
+    CARRIED = 2
+    """A strict accept behind a loose accept of the same block."""
+    OWN = 3
+    """The target's own token: the correction after a refusal, or the bonus after a whole block."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the request wants its tokens drawn; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    """Temperature of target and draft; 0 takes the most probable token."""
+    top_k: int = 0
+    """Keep only that many most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with at least this mass; 1 keeps all."""
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p; unchanged when greedy."""
+        if self.greedy:
+            return z
+        z = z / self.temperature
+        if 0 < self.top_k < z.shape[-1]:
+            z = z.masked_fill(z < z.topk(self.top_k).values[..., -1:], -torch.inf)
+        if self.top_p < 1.0:
+            ordered, index = z.sort(dim=-1, descending=True)
+            mass = ordered.softmax(-1)
+            outside = mass.cumsum(-1) - mass >= self.top_p
+            z = z.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+        return z
+
+
+@dataclass(frozen=True)
+class Block:
+    """K drafted tokens for each of B rows, and what one target forward says about them."""
+
+    draft_ids: Tensor
+    """x, the draft tokens [B, K]."""
+    valid: Tensor
+    """False behind the end of a row's draft [B, K]; always a prefix of True."""
+    logits: Tensor
+    """Processed target logits z [B, K + 1, V], float32; -inf where the request's processors forbid a token."""
+    q: Tensor | None = None
+    """Processed draft probabilities [B, K, V]; None when the drafter has none (then each x counts as certain)."""
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked for."""
+    gate_probs: Tensor | None = None
+    """Gate's calibrated probability that x_j keeps the meaning [B, K]; None without a gate."""
+    uniforms: Tensor | None = None
+    """Independent numbers in (0, 1) [B, K + 1], the last for the own token; None when nothing random was asked for."""
+    greedy: bool = True
+    """True when the request takes the most probable token."""
+    protocol: Tensor | None = None
+    """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
+
+    def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
+        """This block with `gate_probs` filled by `gate`; statistics that are already known are carried over."""
+        judged = replace(self, gate_probs=gate(self))
+        known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}
+        judged.__dict__.update(known)
+        return judged
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        """ln p [B, K + 1, V]."""
+        return self.logits.log_softmax(-1)
+
+    @cached_property
+    def top_ids(self) -> Tensor:
+        """t*, the target's most probable token of every row [B, K + 1]."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def match(self) -> Tensor:
+        """m: x_j is the target's most probable token [B, K]; False where not valid."""
+        return (self.draft_ids == self.top_ids[:, :-1]) & self.valid
+
+    @cached_property
+    def strict(self) -> Tensor:
+        """What the lossless rule accepts [B, K]: the match when greedy, else u <= p(x) / q(x) (arXiv 2211.17192)."""
+        if self.greedy:
+            return self.match
+        if self.uniforms is None:
+            raise ValueError("A sampled block needs its uniforms.")
+        p_x = self.draft_logprob.exp()
+        q_x = 1.0 if self.q is None else self.q.gather(-1, self.draft_ids[..., None]).squeeze(-1)
+        return (self.uniforms[:, :-1] * q_x <= p_x) & (p_x > 0) & self.valid
+
+    @cached_property
+    def draft_logprob(self) -> Tensor:
+        """ln p(x_j) [B, K]."""
+        return self.logprobs[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def top_logprob(self) -> Tensor:
+        """ln p(t*) of every row [B, K + 1]."""
+        return self.logprobs.gather(-1, self.top_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def draft_rank(self) -> Tensor:
+        """Number of tokens that the target finds more probable than x_j [B, K]; 0 for a match."""
+        z_x = self.logits[:, :-1].gather(-1, self.draft_ids[..., None])
+        return (self.logits[:, :-1] > z_x).sum(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """H(p) of every row in nats [B, K + 1]."""
+        return entropy_of(self.logprobs)
+
+    @cached_property
+    def entropy3(self) -> Tensor:
+        """E3(p) = -sum p ln p over the three largest entries, not renormalised, of every row [B, K + 1]."""
+        return entropy_of(self.logprobs.topk(min(3, self.logprobs.shape[-1])).values)
+
+
+def entropy_of(logprobs: Tensor) -> Tensor:
+    """-sum p ln p over the last axis of ln p `[..., N]`, with 0 ln 0 = 0."""
+    return -(logprobs.exp() * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What of a block stays: the longest accepted prefix of every row, and the target's own token behind it."""
+
+    length: Tensor
+    """Accepted draft tokens of every row, 0..K [B]."""
+    own_ids: Tensor
+    """The target's own token [B]: the correction at the first refusal, or the bonus token."""
+    reasons: Tensor
+    """Reason of every accepted position [B, K]; meaningless behind `length`."""

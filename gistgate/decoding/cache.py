@@ -1,0 +1,99 @@
+"""A key-value cache that grows in place, forgets its tail for free, and hands single rows out and in again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+
+class GrowingLayer(DynamicLayer):
+    """A dynamic full-attention layer that writes into spare room instead of concatenating at every step.
+
+    Sliding-window models are exact with it as well: their masks hide what lies outside the window.
+    """
+
+    spare = 96
+    """Slots that are added beyond what is needed whenever the room runs out."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        old, new = self.get_seq_length(), key_states.shape[-2]
+        if old == 0 or self._room_k.shape[-2] < old + new:
+            self._room_k = grown(self.keys, key_states, old, old + new + max(self.spare, old // 2))
+            self._room_v = grown(self.values, value_states, old, old + new + max(self.spare, old // 2))
+        self._room_k[:, :, old : old + new] = key_states
+        self._room_v[:, :, old : old + new] = value_states
+        self.keys, self.values = self._room_k[:, :, : old + new], self._room_v[:, :, : old + new]
+        return self.keys, self.values
+
+    def drop_last(self, num: int) -> None:
+        """Forget the last `num` slots of every row; the room stays."""
+        if num and self.is_initialized:
+            kept = self.get_seq_length() - num
+            self.keys, self.values = self._room_k[:, :, :kept], self._room_v[:, :, :kept]
+
+    def select(self, rows: Tensor) -> None:
+        """Keep only `rows [B']` of the batch, in that order."""
+        if self.is_initialized:
+            used = self.get_seq_length()
+            self._room_k, self._room_v = self._room_k[rows], self._room_v[rows]
+            self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
+
+
+def grown(used: Tensor, like: Tensor, num_used: int, num_slots: int) -> Tensor:
+    """A buffer `[B, H, num_slots, D]` shaped after `like` that begins with `used`."""
+    room = like.new_empty(*like.shape[:-2], num_slots, like.shape[-1])
+    if num_used:
+        room[:, :, :num_used] = used
+    return room
+
+
+def new_cache() -> Cache:
+    """An empty cache of growing layers."""
+    return Cache(layer_class_to_replicate=GrowingLayer)
+
+
+@dataclass(frozen=True)
+class RowCache:
+    """The keys and values of one text, without holes: for each layer a pair `[H, T, D]`."""
+
+    layers: list[tuple[Tensor, Tensor]]
+
+    @property
+    def length(self) -> int:
+        """Tokens remembered."""
+        return self.layers[0][0].shape[-2] if self.layers else 0
+
+
+def take_row(cache: Cache, row: int, slots: Tensor) -> RowCache:
+    """Copy the `slots [T]` of one row out of a batch."""
+    return RowCache([(layer.keys[row, :, slots], layer.values[row, :, slots]) for layer in cache.layers])
+
+
+def join_rows(rows: list[RowCache], lengths: list[int]) -> tuple[Cache, Tensor]:
+    """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded.
+
+    Returns the cache and the mask `[B, max length]` of slots in use.
+    """
+    cache, widest = new_cache(), max(lengths)
+    mask = torch.zeros(len(rows), widest, dtype=torch.bool)
+    for row, length in enumerate(lengths):
+        mask[row, widest - length :] = True
+    for index in range(len(rows[0].layers) if widest else 0):
+        keys, values = ([row.layers[index][half] for row in rows] for half in (0, 1))
+        cache.update(padded(keys, lengths, widest), padded(values, lengths, widest), index)
+    return cache, mask.to(rows[0].layers[0][0].device) if rows[0].layers else mask
+
+
+def padded(parts: list[Tensor], lengths: list[int], widest: int) -> Tensor:
+    """Stack `[H, T_b, D]`, each cut to its length and right-aligned, into `[B, H, widest, D]`."""
+    first = parts[0]
+    out = first.new_zeros(len(parts), first.shape[0], widest, first.shape[-1])
+    for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+        out[row, :, widest - length :] = part[:, :length]
+    return out

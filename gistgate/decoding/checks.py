@@ -1,0 +1,54 @@
+"""What is refused before decoding starts, each with one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gistgate.errors import UserError
+
+
+def check_parts(
+    target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None
+) -> int:
+    """Refuse parts that cannot work together; return the number of ids that count."""
+    if block < 0:
+        raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
+    if "gate" in rule.needs and gate is None:
+        raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose a rule without one.")
+    if "q" in rule.needs and drafter is not None and not drafter.gives_q:
+        raise UserError(
+            f"The rule '{rule.id}' needs draft probabilities, which this drafter does not have. Use the drafter 'model'."
+        )
+    for model in models_of(target, drafter):
+        if getattr(model, "_is_stateful", False):
+            raise UserError(
+                f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. Use an attention-only model."
+            )
+    shared = min(model.config.get_text_config().vocab_size for model in models_of(target, drafter))
+    return min(vocabulary, shared) if vocabulary else shared
+
+
+def models_of(target: PreTrainedModel, drafter: Any) -> list[PreTrainedModel]:
+    """The target and, where there is one, the draft model."""
+    draft = getattr(drafter, "model", None)
+    return [target] if draft is None else [target, draft]
+
+
+def check_prompts(
+    target: PreTrainedModel, drafter: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int
+) -> None:
+    """Refuse empty prompts and those that leave no room for the answer."""
+    for index, prompt in enumerate(prompts):
+        if not len(prompt):
+            raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
+    longest = max(map(len, prompts), default=0)
+    for model in models_of(target, drafter):
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        if context and longest + max_new_tokens > context:
+            raise UserError(
+                f"A prompt of {longest} tokens and an answer of up to {max_new_tokens} exceed the context of "
+                f"{type(model).__name__}, {context} tokens. Shorten the prompt or lower max_new_tokens."
+            )

@@ -1,0 +1,69 @@
+"""Prompt lookup: copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Sampling
+from gistgate.decoding.cache import RowCache
+from gistgate.drafters.base import Draft
+from gistgate.errors import UserError
+
+
+@dataclass
+class PromptLookup:
+    """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
+
+    n_max: int = 3
+    """Longest n-gram looked for, in tokens."""
+    pick: Literal["first", "last"] = "first"
+    """Which earlier occurrence is copied."""
+    gives_q: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.n_max < 1 or self.pick not in ("first", "last"):
+            raise UserError(f"lookup: n_max {self.n_max} must be 1 or more and pick '{self.pick}' 'first' or 'last'.")
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        found = [self.continuation(text, num_draft) for text in texts]
+        ids = torch.zeros(len(texts), num_draft, dtype=torch.long)
+        lengths = torch.tensor([len(copy) for copy in found])
+        for row, copy in enumerate(found):
+            ids[row, : len(copy)] = torch.tensor(copy, dtype=torch.long)
+        return Draft(ids, torch.arange(num_draft) < lengths[:, None])
+
+    def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
+        """At most `num_draft` tokens; empty when the latest token never occurred before."""
+        for n in range(min(self.n_max, len(text) - 1), 0, -1):
+            starts = range(len(text) - n) if self.pick == "first" else range(len(text) - n - 1, -1, -1)
+            pattern = list(text[-n:])
+            for start in starts:
+                if text[start] == pattern[0] and list(text[start : start + n]) == pattern:
+                    return list(text[start + n : start + n + num_draft])
+        return []
+
+    # Everything is read off the text, so there is nothing to remember between rounds.
+    def start(self, batch: int) -> None: ...
+
+    def settle(self, accepted: Sequence[int]) -> None: ...
+
+    def select(self, rows: Sequence[int]) -> None: ...
+
+    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
+        return [RowCache([]) for _ in rows]
+
+    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None: ...

@@ -1,0 +1,76 @@
+"""A small language model as drafter: K forwards of its own for every forward of the target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.block import Sampling
+from gistgate.decoding.cache import RowCache
+from gistgate.decoding.reader import Reader, left_padded
+from gistgate.drafters.base import Draft
+from gistgate.rules.base import draw
+
+
+class ModelDrafter:
+    """Proposes what a draft model with the target's vocabulary would write."""
+
+    gives_q: ClassVar[bool] = True
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self.start(1)
+
+    def start(self, batch: int) -> None:
+        self.reader = Reader(self.model, batch)
+        self._drafted = 0
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        device = self.model.device
+        unread = [text[known:] for text, known in zip(texts, self.reader.known, strict=True)]
+        ids, valid = left_padded(unread, device)
+        tokens, rows = [], []
+        for step in range(num_draft):
+            z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, :vocabulary])
+            x_B = z_BV.argmax(-1)
+            if not sampling.greedy or want_q:
+                q_BV = z_BV.softmax(-1)
+                rows.append(q_BV)
+                if not sampling.greedy:
+                    assert uniforms is not None
+                    x_B = draw(q_BV, uniforms[:, step].to(device))
+            tokens.append(x_B)
+            ids, valid = x_B[:, None], None
+        self._drafted = num_draft
+        draft_ids = torch.stack(tokens, dim=1)
+        q_BKV = torch.stack(rows, dim=1) if rows else None
+        return Draft(draft_ids, torch.ones_like(draft_ids, dtype=torch.bool), q_BKV, forwards=num_draft)
+
+    def settle(self, accepted: Sequence[int]) -> None:
+        # The last drafted token was never read, so at most drafted - 1 of them are in the cache.
+        in_cache = self._drafted - 1
+        if in_cache > 0:
+            self.reader.settle(in_cache, [min(num, in_cache) for num in accepted])
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.reader.select(rows)
+
+    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
+        return self.reader.snapshot(rows)
+
+    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        self.start(len(lengths))
+        self.reader.restore(caches, lengths)

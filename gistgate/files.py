@@ -1,0 +1,120 @@
+"""Files that are either whole or absent: everything is written beside its place and renamed into it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gistgate.errors import UserError
+
+
+def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place.
+
+    Raises:
+        UserError: the disk is full or the place cannot be written; `path` keeps what it held.
+    """
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(part)
+        if path.is_dir():
+            shutil.rmtree(path)
+        os.replace(part, path)
+    except OSError as error:
+        raise UserError(
+            f"{path} could not be written ({error.strerror or error}). Free some space or check the permissions; "
+            "nothing that was there before is lost."
+        ) from error
+    finally:
+        if part.is_dir():
+            shutil.rmtree(part, ignore_errors=True)
+        else:
+            part.unlink(missing_ok=True)
+
+
+def write_text(path: str | Path, text: str) -> None:
+    """Write `text` as UTF-8, whole or not at all."""
+    write_atomic(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Write `value` as JSON with sorted keys, so that equal values give equal bytes."""
+    write_text(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
+    """Write one JSON object per line."""
+    write_text(path, "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows))
+
+
+def read_text(path: str | Path) -> str:
+    """Read a UTF-8 file.
+
+    Raises:
+        UserError: the file is missing or is not text.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing. Run the stage that writes it (`dvc repro`) or check the path.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read as text ({error}). Restore it or write it again.") from error
+
+
+def read_json(path: str | Path) -> Any:
+    """Read a JSON file.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    text = read_text(path)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Restore it or write it again.") from error
+
+
+def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
+    """Read one JSON object per line.
+
+    Raises:
+        UserError: the file is missing or a line is damaged; the line's number is named.
+    """
+    rows = []
+    for number, line in enumerate(read_text(path).splitlines(), start=1):
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError as error:
+            raise UserError(f"{path}, line {number}, is not valid JSON ({error}). Write the file again.") from error
+    return rows
+
+
+def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, whole or not at all."""
+    contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, lambda part: save_file(contiguous, part, metadata=metadata))
+
+
+def load_tensors(path: str | Path) -> dict[str, Tensor]:
+    """Read a safetensors file into memory.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except FileNotFoundError as error:
+        raise UserError(f"{path} is missing. Run the stage that writes it (`dvc repro`) or check the path.") from error
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged ({error}). Delete it and write it again.") from error

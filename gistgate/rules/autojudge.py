@@ -1,0 +1,33 @@
+"""The learned token gate: tolerate a mismatch where the gate finds harm improbable (arXiv 2504.20039)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from gistgate.block import Block
+from gistgate.errors import UserError
+from gistgate.rules.base import State, Superset
+
+
+@dataclass(frozen=True)
+class AutoJudge(Superset):
+    """Accept where P(harm) <= risk, with P(harm) = 1 - P(meaning kept) from a calibrated gate."""
+
+    risk: float = 0.05
+    """Largest tolerated probability that the draft token changes the meaning; below 0 is strict."""
+    id: ClassVar[str] = "autojudge"
+    knob: ClassVar[str | None] = "risk"
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+
+    def __post_init__(self) -> None:
+        if not self.risk <= 1:
+            raise UserError(f"autojudge: risk is {self.risk}, but a probability is at most 1. Below 0 is strict.")
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if block.gate_probs is None:
+            raise UserError("autojudge judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+        return 1 - block.gate_probs <= self.risk

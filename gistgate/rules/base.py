@@ -1,0 +1,116 @@
+"""What a rule is, and how its opinion becomes the accepted prefix of a block.
+
+Axis letters: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Acceptance, Block, Reason
+
+State = dict[str, Tensor]
+"""What a rule remembers about each row, every tensor with leading axis B; the decoder drops the rows that leave."""
+
+
+class Rule(Protocol):
+    """Says for each position of a block whether the draft token may stay, given that all before it stay.
+
+    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
+    synchronisation. The decoder composes it as `strict OR rule` where `superset` is true.
+    """
+
+    id: ClassVar[str]
+    knob: ClassVar[str | None]
+    """The scalar setting that calibration moves; None when there is none."""
+    looser: ClassVar[Literal["up", "down"]]
+    """Which way the knob accepts more."""
+    needs: ClassVar[frozenset[str]]
+    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
+    superset: ClassVar[bool]
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        """The positions that may stay [B, K], bool."""
+        ...
+
+
+class Superset:
+    """The common case: composed as `strict OR rule`, nothing needed but the target's rows."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    superset: ClassVar[bool] = True
+
+
+def allowed(block: Block) -> Tensor:
+    """Where looseness is permitted at all [B, K].
+
+    A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
+    steers the protocol: the draft must not end an answer that the target goes on with, nor the reverse.
+    """
+    may = block.valid & (block.draft_logprob > -torch.inf)
+    if block.protocol is not None and block.protocol.numel():
+        may &= ~torch.isin(block.draft_ids, block.protocol)
+        may &= ~torch.isin(block.top_ids[:, :-1], block.protocol)
+    return may
+
+
+def settle(rule: Rule, block: Block, state: State) -> Acceptance:
+    """Longest accepted prefix, the reasons along it, and the target's own token behind it."""
+    opinion_BK = rule.accept(block, state)
+    if rule.superset:
+        stays_BK = block.strict | (opinion_BK & allowed(block))
+    else:
+        stays_BK = opinion_BK & (block.strict | allowed(block))
+    length_B = stays_BK.long().cumprod(-1).sum(-1)
+    return Acceptance(length_B, own_token(block, length_B), reasons(block.strict))
+
+
+def reasons(strict_BK: Tensor) -> Tensor:
+    """Reason of every position, were it accepted [B, K]."""
+    after_loose_BK = (~strict_BK).long().cumsum(-1) > 0
+    carried_BK = torch.where(strict_BK & after_loose_BK, int(Reason.CARRIED), int(Reason.STRICT))
+    return torch.where(strict_BK, carried_BK, int(Reason.LOOSE))
+
+
+def own_token(block: Block, length_B: Tensor) -> Tensor:
+    """The token that the target adds behind the accepted prefix [B].
+
+    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p - q]_+), which
+    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192).
+    """
+    at_B1 = length_B[:, None]
+    if block.greedy:
+        return block.top_ids.gather(-1, at_B1).squeeze(-1)
+    assert block.uniforms is not None
+    p_BV = block.logprobs.exp().gather(1, at_B1[..., None].expand(-1, -1, block.logits.shape[-1])).squeeze(1)
+    refused_B = length_B < block.valid.sum(-1)
+    weights_BV = torch.where(refused_B[:, None], residual(block, p_BV, length_B), p_BV)
+    return draw(weights_BV, block.uniforms[:, -1])
+
+
+def residual(block: Block, p_BV: Tensor, length_B: Tensor) -> Tensor:
+    """[p - q]_+ at the first refused position [B, V], unnormalised; p where that is empty (p and q nearly equal)."""
+    last = block.draft_ids.shape[1] - 1
+    if last < 0:
+        return p_BV
+    at_B1 = length_B.clamp_max(last)[:, None]
+    if block.q is None:
+        q_BV = torch.zeros_like(p_BV).scatter(-1, block.draft_ids.gather(-1, at_B1), 1.0)
+    else:
+        q_BV = block.q.gather(1, at_B1[..., None].expand(-1, -1, p_BV.shape[-1])).squeeze(1)
+    rest_BV = (p_BV - q_BV).clamp_min(0)
+    return torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse transform sampling: one index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1).
+
+    One number per draw keeps a row's text independent of its neighbours in the batch.
+    """
+    mass = weights.double().cumsum(-1)
+    return torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True).squeeze(-1).clamp_max(
+        weights.shape[-1] - 1
+    )
