@@ -1,0 +1,122 @@
+"""params.yaml as frozen dataclasses. One module per block; every field says its unit."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from gistgate.errors import UserError
+from gistgate.files import read_text
+from pipeline.params.data import PromptingParams, PromptsParams
+from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
+from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
+from pipeline.params.reading import Between, build, nearest
+from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
+from pipeline.params.training import TrainParams
+from pipeline.world.params import PairTrainingParams, WorldParams
+
+__all__ = [
+    "BenchmarkParams", "CalibrateParams", "CollectParams", "DecodingParams", "LabelParams", "MethodParams",
+    "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TrackingParams", "TrainParams", "WorldParams",
+    "read_params",
+]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Params:
+    """Everything a run depends on besides code and data."""
+
+    pair: str = "embedded"
+    """Which target and draft, a file name in models/pairs/ without its ending."""
+    task: str = "wordproblems"
+    """Which evaluation defines meaning, a file name in data/tasks/ without its ending or an lm-eval task name."""
+    task_metric: str | None = None
+    """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
+    task_data: str | None = None
+    """Folder with one .jsonl file per split that replaces the task's own data; None loads what the task names."""
+    seed: Annotated[int, Between(0)] = 1
+    """Seed of everything random."""
+    headline_budget: Annotated[float, Between(0, 1)] = 0.03
+    """Loss against strict at which methods are compared, as a share of prompts; fixed before any result."""
+    prompting: PromptingParams = field(default_factory=PromptingParams)
+    """How documents become prompts."""
+    world: WorldParams = field(default_factory=WorldParams)
+    """Dials of the embedded word problems."""
+    pair_training: PairTrainingParams = field(default_factory=PairTrainingParams)
+    """Training of the embedded pair."""
+    prompts: PromptsParams = field(default_factory=PromptsParams)
+    """Sizes of the splits."""
+    decoding: DecodingParams = field(default_factory=DecodingParams)
+    """Shapes of decoding."""
+    collect: CollectParams = field(default_factory=CollectParams)
+    """Mining of mismatches."""
+    label: LabelParams = field(default_factory=LabelParams)
+    """Labelling of mismatches."""
+    train: TrainParams = field(default_factory=TrainParams)
+    """Gate heads."""
+    methods: dict[str, MethodParams] = field(default_factory=dict)
+    """What is compared, by name; the file keeps methods.free and methods.learned apart, here they are one."""
+    calibrate: CalibrateParams = field(default_factory=CalibrateParams)
+    """Budgets and confidence."""
+    benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
+    """Measurement of speed."""
+    tracking: TrackingParams = field(default_factory=TrackingParams)
+    """Record of runs."""
+
+    def method(self, name: str) -> MethodParams:
+        """The method of that name.
+
+        Raises:
+            UserError: there is none; the nearest name is offered.
+        """
+        if name not in self.methods:
+            raise UserError(f"params.yaml has no method '{name}'. {nearest(name, self.methods)}")
+        return self.methods[name]
+
+    def block_of(self, name: str) -> int:
+        """K of a method, in tokens."""
+        return self.method(name).block or self.decoding.block
+
+
+def read_params(path: str | Path | None = None) -> Params:
+    """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory.
+
+    Raises:
+        UserError: the file is missing or no YAML, or holds an unknown key, a wrong type or a value out of range.
+    """
+    path = Path(path or os.environ.get("GISTGATE_PARAMS") or "params.yaml")
+    try:
+        content: Any = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        raise UserError(
+            f"{path} is not valid YAML ({' '.join(str(error).split())}). Mend the line it names."
+        ) from error
+    return parse_params({} if content is None else content)
+
+
+def parse_params(content: Any) -> Params:
+    """Parameters from the file's content as plain dictionaries and lists."""
+    if not isinstance(content, dict):
+        raise UserError("params.yaml has to be a block of keys. Start from the file that comes with the project.")
+    rest = {key: value for key, value in content.items() if key != "methods"}
+    groups = build(MethodGroups, mark_learned(content.get("methods", {})), "methods")
+    twice = groups.free.keys() & groups.learned.keys()
+    if twice:
+        raise UserError(f"params.yaml: the method '{min(twice)}' stands in both groups of 'methods'. Rename one.")
+    params = replace(build(Params, rest), methods={**groups.free, **groups.learned})
+    check_heads(params)
+    return params
+
+
+def check_heads(params: Params) -> None:
+    """Every learned method asks a head that is trained."""
+    for name, method in params.methods.items():
+        if method.head is not None and method.head not in params.train.heads:
+            raise UserError(
+                f"params.yaml: 'methods.learned.{name}.head' is '{method.head}', which is not among 'train.heads'. "
+                f"{nearest(method.head, params.train.heads)}"
+            )

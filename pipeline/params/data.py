@@ -1,0 +1,36 @@
+"""Blocks about what is decoded: how prompts are built, and how many of them each purpose gets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pipeline.params.reading import Between
+
+Count = Annotated[int, Between(1)]
+
+
+@dataclass(frozen=True)
+class PromptingParams:
+    """How a document becomes a prompt; stored in the gate, because gates are trained on what users serve."""
+
+    num_fewshot: Annotated[int, Between(0)] | None = 0
+    """Solved examples in front of the question, in documents; None takes the task's own number."""
+    chat_template: bool = False
+    """Wrap the prompt in the tokenizer's chat template, yes or no."""
+    system: str | None = None
+    """System text of the chat template; None for none."""
+
+
+@dataclass(frozen=True)
+class PromptsParams:
+    """How many prompts each split gets; the splits share no problem."""
+
+    train: Count = 320
+    """Prompts whose mismatches are labelled, in prompts."""
+    development: Count = 400
+    """Prompts on which settings and heads are chosen, in prompts."""
+    calibration: Count = 1000
+    """Prompts that certify the chosen settings, in prompts."""
+    test: Count = 1000
+    """Prompts of the final claims, in prompts."""

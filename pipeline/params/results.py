@@ -1,0 +1,40 @@
+"""Blocks about the claims: calibration, benchmark, tracking."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from pipeline.params.reading import Between
+
+Count = Annotated[int, Between(1)]
+
+
+@dataclass(frozen=True)
+class CalibrateParams:
+    """What counts as good enough, and how sure we want to be of it."""
+
+    budgets: Annotated[tuple[float, ...], Between(0, 1)] = (0.02, 0.03, 0.05)
+    """Largest losses against strict that are certified, as shares of prompts."""
+    confidence: Annotated[float, Between(0.5, 0.9999)] = 0.95
+    """Confidence of every certificate, in [0.5, 1)."""
+    settings: Count = 3
+    """Settings per method that development prompts may send to certification, in settings."""
+
+
+@dataclass(frozen=True)
+class BenchmarkParams:
+    """How speed is measured."""
+
+    prompts: Count = 60
+    """Test prompts that every method decodes, in prompts."""
+    repeats: Count = 3
+    """Times every prompt is decoded by every method, in runs."""
+
+
+@dataclass(frozen=True)
+class TrackingParams:
+    """Where runs are recorded."""
+
+    experiment: str | None = None
+    """Name of the MLflow experiment; None makes it "<pair>/<task>"."""
