@@ -43,7 +43,8 @@ class MethodParams:
             )
         if self.learned != (self.head is not None):
             raise UserError(
-                f"params.yaml: a method of rule '{self.rule}' needs 'head' exactly if it stands under 'methods.learned'."
+                f"params.yaml: a method of rule '{self.rule}' needs 'head' if and only if it is under "
+                "'methods.learned'."
             )
 
     def settings(self, variant: dict[str, Any], value: float | None) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """From nested dictionaries to frozen dataclasses: unknown keys, wrong types and values out of range are refused.
 
-A field's annotation is its contract: `int`, `float`, `bool`, `str`, `X | None`, `tuple[X, ...]`, `dict[str, X]`, another
-dataclass, or any of these with `Annotated[..., Between(low, high)]` for a range.
+A field's annotation is its contract: `int`, `float`, `bool`, `str`, `X | None`, `tuple[X, ...]`, `dict[str, X]`,
+another dataclass, or any of these with `Annotated[..., Between(low, high)]` for a range.
 """
 
 from __future__ import annotations

@@ -1,0 +1,62 @@
+# GistGate. Every target creates the environment when it is missing or out of date; nothing else has to be typed.
+
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+PORT ?= 5000
+
+# DVC looks up `python` on PATH, so the environment comes first.
+export PATH := $(CURDIR)/$(VENV)/bin:$(PATH)
+export HF_HUB_OFFLINE ?= 1
+export HF_DATASETS_OFFLINE ?= 1
+export HF_HUB_DISABLE_TELEMETRY := 1
+export TOKENIZERS_PARALLELISM ?= false
+export MLFLOW_DISABLE_TELEMETRY := true
+export DO_NOT_TRACK := true
+export DVC_NO_ANALYTICS := 1
+export GIT_PYTHON_REFRESH := quiet
+export OMP_WAIT_POLICY ?= PASSIVE
+
+.DEFAULT_GOAL := help
+.PHONY: help install repro test quality smoke ui publish bench format
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
+	dvc repro
+
+test: $(STAMP)  ## run the tests, two at a time
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+
+quality: $(STAMP)  ## check style and types: the gate of every commit
+	ruff check .
+	ruff format --check .
+	mypy gistgate
+
+format: $(STAMP)  ## bring the code into the form that `quality` wants
+	ruff check --fix .
+	ruff format .
+
+smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
+	python -m pipeline.smoke
+
+bench: $(STAMP)  ## measure speed side by side: labels per second, then every method prompt by prompt
+	python -m benchmarks.labels
+	dvc repro --force --single-item benchmark
+
+publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
+	python -m pipeline.publish
+
+ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
+	mlflow server --host 127.0.0.1 --port $(PORT) \
+		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
+
+install: $(STAMP)  ## create the environment, or bring it up to date
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "GistGate needs Python 3.11 or newer; name one with PYTHON=python3.12."; exit 1; }
+	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,dev]'
+	@touch $(STAMP)
