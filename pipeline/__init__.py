@@ -1,1 +1,25 @@
-"""The stages of the DVC pipeline, one thin module each, run as `python -m pipeline.<stage>`; helpers beside them."""
+"""The stages of the DVC pipeline, one thin module each, run as `python -m pipeline.<stage>`; helpers beside them.
+
+The environment is set here because torch, transformers and huggingface_hub read it when they are imported, and this
+package is imported before them.
+"""
+
+import os
+
+ENVIRONMENT = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "DO_NOT_TRACK": "true",
+    "DVC_NO_ANALYTICS": "1",
+    "GIT_PYTHON_REFRESH": "quiet",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "PYTHONHASHSEED": "0",
+}
+"""Defaults; a variable that is already set wins, so HF_HUB_OFFLINE=0 lets a real pair be fetched."""
+
+for name, value in ENVIRONMENT.items():
+    os.environ.setdefault(name, value)

@@ -1,9 +1,6 @@
-"""How every stage starts and ends: quiet libraries, one sentence on failure, an exit status that DVC understands.
+"""How every stage ends: one sentence on failure, and an exit status that DVC understands.
 
-    if __name__ == "__main__":
-        run(main)
-
-Import this module before torch and transformers: it sets the environment that they read at import.
+A stage's last two lines are `if __name__ == "__main__":` and `run(main)`.
 """
 
 from __future__ import annotations
@@ -14,23 +11,6 @@ import sys
 from collections.abc import Callable
 
 from gistgate.errors import UserError
-
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "HF_DATASETS_OFFLINE": "1",
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "DO_NOT_TRACK": "true",
-    "DVC_NO_ANALYTICS": "1",
-    "GIT_PYTHON_REFRESH": "quiet",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "PYTHONHASHSEED": "0",
-}
-"""Defaults; a variable that is already set wins, so HF_HUB_OFFLINE=0 lets a real pair be fetched."""
-
-for name, value in ENVIRONMENT.items():
-    os.environ.setdefault(name, value)
 
 
 def run(main: Callable[[], object]) -> None:

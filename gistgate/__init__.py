@@ -1,0 +1,39 @@
+"""GistGate: speculative decoding that keeps a draft token when it keeps the meaning.
+
+    from gistgate import Decoder, Gate, ModelDrafter, make_rule
+
+Names are fetched from their modules when they are first used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+EXPORTS = {
+    "Block": "gistgate.block",
+    "Reason": "gistgate.block",
+    "Sampling": "gistgate.block",
+    "Decoder": "gistgate.decoding.decoder",
+    "Generation": "gistgate.decoding.rows",
+    "Statistics": "gistgate.decoding.statistics",
+    "decode_all": "gistgate.decoding.batches",
+    "DRAFTERS": "gistgate.drafters",
+    "ModelDrafter": "gistgate.drafters",
+    "PromptLookup": "gistgate.drafters",
+    "Gate": "gistgate.gates.gate",
+    "RULES": "gistgate.rules",
+    "make_rule": "gistgate.rules",
+    "UserError": "gistgate.errors",
+}
+"""Public name -> module that defines it."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in EXPORTS:
+        raise AttributeError(f"module 'gistgate' has no attribute '{name}'")
+    return getattr(import_module(EXPORTS[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *EXPORTS])

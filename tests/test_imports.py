@@ -1,0 +1,73 @@
+"""The library stands on its base dependencies alone, and its public names exist."""
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import gistgate
+
+ROOT = Path(__file__).parents[1]
+
+ALONE = """
+import importlib, importlib.abc, importlib.metadata, pkgutil, re, sys
+from importlib.machinery import BuiltinImporter, FrozenImporter, PathFinder
+
+def closure(names):
+    "Distributions that these need, extras left out."
+    seen, todo = set(), list(names)
+    while todo:
+        name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
+        if name in seen:
+            continue
+        try:
+            needs = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        seen.add(name)
+        todo += [re.match(r"[\\w.-]+", need)[0] for need in needs if "extra ==" not in need]
+    return seen
+
+allowed = closure(["torch", "transformers", "safetensors", "typer"])
+owners = importlib.metadata.packages_distributions()
+
+class OnlyBase(importlib.abc.MetaPathFinder):
+    "Everything that is neither ours, the standard library's nor a base dependency's is absent."
+    find_distributions = staticmethod(PathFinder.find_distributions)
+    def find_spec(self, name, path=None, target=None):
+        top = name.split(".")[0]
+        dists = {re.sub(r"[-_.]+", "-", dist).lower() for dist in owners.get(top, [])}
+        if top == "pipeline" or (dists and top != "gistgate" and not dists & allowed):
+            return None
+        return PathFinder.find_spec(name, path, target)
+
+sys.meta_path[:] = [BuiltinImporter, FrozenImporter, OnlyBase()]
+for blocked in ("sklearn", "datasets", "mlflow", "lm_eval", "pytorch_lightning", "pipeline"):
+    try:
+        importlib.import_module(blocked)
+    except ModuleNotFoundError:
+        continue
+    raise SystemExit(f"{blocked} was not blocked: this check checks nothing")
+
+import gistgate
+for module in pkgutil.walk_packages(gistgate.__path__, "gistgate."):
+    if not module.name.startswith("gistgate.integrations"):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+def test_every_module_imports_with_base_dependencies_alone():
+    done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "gistgate.decoding.decoder" in done.stdout.split()
+
+
+def test_importing_the_package_loads_nothing():
+    code = "import sys, gistgate; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+def test_public_names_exist():
+    for name, module in gistgate.EXPORTS.items():
+        assert getattr(gistgate, name) is getattr(importlib.import_module(module), name)
