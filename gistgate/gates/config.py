@@ -1,0 +1,120 @@
+"""What a gate folder's config.json holds."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.gates.identity import ModelIdentity, TokenizerIdentity
+
+FORMAT_VERSION = 1
+"""Version of the folder's layout that this code reads and writes."""
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """A setting of the gate's knob and what calibration found for it."""
+
+    budget: float
+    """Accuracy that may be lost against strict verification, as a share (0.03 is 3 points)."""
+    confidence: float
+    """Probability with which the bound holds."""
+    knob: float
+    """Value of the rule's knob; for `autojudge` the largest tolerated P(harm)."""
+    n: int
+    """Calibration prompts."""
+    bound: float
+    """One-sided upper bound on the loss."""
+    block: int
+    """K, drafted tokens per round."""
+    certified: bool
+    """True when the bound keeps the budget."""
+    mean_accepted_length: float | None = None
+    """tau on the calibration prompts, the target's own token included."""
+
+
+@dataclass(frozen=True)
+class GateConfig:
+    """Everything about a gate except its weights. Equal trainings give equal bytes: no dates, no machine."""
+
+    head: dict[str, Any]
+    """{"type": id of gistgate.gates.heads.HEADS, ...its sizes}."""
+    features: dict[str, int]
+    """Feature id -> width, in the order in which the head reads them."""
+    target: ModelIdentity
+    """The model whose states the gate reads."""
+    draft: ModelIdentity | None
+    """The model whose drafts it judged; None for a drafter without a model."""
+    tokenizer: TokenizerIdentity
+    """The tokenizer of both."""
+    map: dict[str, Any] = field(default_factory=lambda: {"type": "platt", "num_knots": 0})
+    """{"type": id of gistgate.gates.calibration.MAPS, "num_knots": its size}."""
+    labels: dict[str, Any] = field(default_factory=dict)
+    """How the training labels came about."""
+    prompting: dict[str, Any] = field(default_factory=dict)
+    """Few-shot examples, chat template and system text the gate was trained under."""
+    operating_points: tuple[OperatingPoint, ...] = ()
+    """Calibrated settings, strict to loose."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Parameters, library versions and hashes of the data."""
+    format_version: int = FORMAT_VERSION
+    """Layout of the folder."""
+
+    def as_json(self) -> dict[str, Any]:
+        """What config.json holds. `features` becomes a list, because JSON objects have no order."""
+        value = asdict(self)
+        value["features"] = [{"id": name, "size": size} for name, size in self.features.items()]
+        value["operating_points"] = list(value["operating_points"])
+        return value
+
+    @classmethod
+    def from_json(cls, value: Any, where: str) -> GateConfig:
+        """Read what `as_json` wrote; `where` names the file in messages.
+
+        Raises:
+            UserError: another format version, or a key that is missing, unknown or of another kind.
+        """
+        version = value.get("format_version") if isinstance(value, dict) else None
+        if version != FORMAT_VERSION:
+            raise UserError(
+                f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. "
+                "Install the version that wrote it, or train the gate again."
+            )
+        try:
+            draft = value.get("draft")
+            return build(
+                cls,
+                {
+                    **value,
+                    "features": {item["id"]: int(item["size"]) for item in value["features"]},
+                    "head": with_type(value["head"]),
+                    "map": with_type(value["map"]),
+                    "target": build(ModelIdentity, value["target"]),
+                    "draft": None if draft is None else build(ModelIdentity, draft),
+                    "tokenizer": build(TokenizerIdentity, value["tokenizer"]),
+                    "operating_points": tuple(build(OperatingPoint, item) for item in value["operating_points"]),
+                },
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+            raise UserError(
+                f"{where} is no gate configuration: {reason}. Restore it or train the gate again."
+            ) from error
+
+
+def build(kind: type[Any], value: Mapping[str, Any]) -> Any:
+    """A dataclass from a mapping; TypeError or ValueError says what does not fit."""
+    known = [item.name for item in fields(kind)]
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ValueError(f"unknown key '{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
+    return kind(**value)
+
+
+def with_type(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a head's or map's description; KeyError when it does not say its type."""
+    return {"type": value["type"], **value}

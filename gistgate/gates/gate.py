@@ -1,0 +1,154 @@
+"""A gate: features in, calibrated probability that the meaning is kept out; and the folder it lives in."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from gistgate.block import Block
+from gistgate.errors import UserError
+from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
+from gistgate.gates.calibration import MAPS, build_map
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.features import extract, layers_needed
+from gistgate.gates.heads import HEADS, build_head
+from gistgate.gates.identity import check_model, check_tokenizer
+from gistgate.gates.lookup import look_up
+
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "README.md"
+
+
+class Gate(nn.Module):
+    """A trained head with its probability map. Call it with a Block; it computes in float32 where the logits are."""
+
+    def __init__(self, config: GateConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.features = tuple(config.features)
+        self.input_size = sum(config.features.values())
+        self.layers = layers_needed(self.features)
+        """Hidden layers of the target that the decoder has to keep for this gate."""
+        sizes = {name: value for name, value in config.head.items() if name != "type"}
+        head = look_up(HEADS, config.head["type"], "gate head")
+        self.head = build_head(head, {"input_size": self.input_size, **sizes})
+        self.map = build_map(look_up(MAPS, config.map["type"], "probability map"), int(config.map.get("num_knots", 0)))
+        self.eval().requires_grad_(False)
+
+    def forward(self, block: Block) -> Tensor:
+        """P(meaning kept) of every draft token [B, K], float32."""
+        return self.probability(self.gather(block))
+
+    def gather(self, block: Block) -> Tensor:
+        """All features side by side [B, K, F], float32, on the device of the logits."""
+        device = block.logits.device
+        parts = [part.to(device, torch.float32) for part in extract(block, self.features).values()]
+        x_BKF = torch.cat(parts, dim=-1)
+        if x_BKF.shape[-1] != self.input_size:
+            widths = ", ".join(f"{name} {part.shape[-1]}" for name, part in zip(self.features, parts, strict=True))
+            raise UserError(
+                f"The gate reads {self.input_size} features, but the block gives {x_BKF.shape[-1]} ({widths}). "
+                f"Use the target it was trained for: '{self.config.target.name}'."
+            )
+        return x_BKF
+
+    def probability(self, x: Tensor) -> Tensor:
+        """P(meaning kept) for features `x [..., F]`."""
+        if self.head.first.weight.device != x.device:  # the first call after loading moves the gate to the model
+            self.to(x.device)
+        probability: Tensor = self.map(self.head(x))
+        return probability
+
+    def operating_point(self, budget: float) -> OperatingPoint:
+        """The loosest certified setting that keeps `budget` (0.03 is 3 points of accuracy).
+
+        Raises:
+            UserError: nothing was certified for so small a budget.
+        """
+        certified = [point for point in self.config.operating_points if point.certified]
+        within = [point for point in certified if point.budget <= budget + 1e-9]
+        if not within:
+            known = ", ".join(f"{point.budget:g}" for point in certified) or "none"
+            raise UserError(
+                f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
+                "Ask for a larger budget, verify strictly, or calibrate with more prompts."
+            )
+        return max(within, key=lambda point: point.budget)
+
+    def save(self, folder: str | Path, card: str | None = None) -> None:
+        """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
+        folder = Path(folder)
+        save_tensors(folder / WEIGHTS_FILE, dict(self.state_dict()))
+        write_json(folder / CONFIG_FILE, self.config.as_json())
+        if card is not None:
+            write_text(folder / CARD_FILE, card)
+
+    @classmethod
+    def load(
+        cls,
+        folder: str | Path,
+        target: PreTrainedModel | None = None,
+        draft: PreTrainedModel | None = None,
+        tokenizer: Any = None,
+    ) -> Gate:
+        """Read a gate folder and check it against the models that are given; those left out are not checked.
+
+        Raises:
+            UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
+        """
+        folder = Path(folder)
+        config = GateConfig.from_json(read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+        gate = cls(config)
+        gate._fill(load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
+        gate.check(target, draft, tokenizer)
+        return gate
+
+    def _fill(self, tensors: dict[str, Tensor], where: Path) -> None:
+        """Take over weights from a file after checking names, shapes and values."""
+        wanted = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
+        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        if wanted != found:
+            raise UserError(
+                f"{where} does not fit its config.json (expected {wanted}, found {found}). Restore both files."
+            )
+        for name, tensor in tensors.items():
+            if not tensor.isfinite().all():
+                raise UserError(
+                    f"{where}: the tensor '{name}' is not finite. Restore the file or train the gate again."
+                )
+        self.load_state_dict(tensors)
+
+    def check(
+        self,
+        target: PreTrainedModel | None = None,
+        draft: PreTrainedModel | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype.
+
+        Raises:
+            UserError: which property differs, what was expected and found, and what to do.
+        """
+        if target is not None:
+            check_model("target", self.config.target, target)
+            dtype = str(target.dtype).removeprefix("torch.")
+            if dtype != self.config.target.dtype:
+                warnings.warn(
+                    f"The gate was trained on states in {self.config.target.dtype}, the target runs in {dtype}: "
+                    "its certificates do not cover that.",
+                    stacklevel=2,
+                )
+        if draft is not None and self.config.draft is not None:
+            check_model("draft", self.config.draft, draft)
+        if tokenizer is not None:
+            check_tokenizer(self.config.tokenizer, tokenizer)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in asdict(self.config)["features"].items())

@@ -1,0 +1,140 @@
+"""Who a gate was trained for. A hidden state means nothing to another model, however alike their shapes are."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.errors import UserError
+
+SAMPLES = 16
+"""Values read from each parameter for the fingerprint."""
+
+BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", "fingerprint")
+"""Properties of a model that have to agree. Name and revision are for people: folders move."""
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells one model from another."""
+
+    name: str
+    """Hub id or folder, as the user wrote it."""
+    revision: str | None
+    """Hub revision, when known."""
+    architecture: str
+    """Model type, for example "qwen2"."""
+    hidden_size: int
+    """Width of a hidden state."""
+    num_layers: int
+    """Decoder layers."""
+    vocabulary_size: int
+    """Rows of the output layer, padding included."""
+    dtype: str
+    """Dtype the states were computed in; another one moves them a little."""
+    fingerprint: str | None
+    """Hash of sampled weights; None where some weights were not in memory."""
+
+
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """What tells one tokenizer from another."""
+
+    name: str
+    """Hub id or folder, as the user wrote it."""
+    vocabulary: str
+    """Hash of all tokens and their ids."""
+    num_tokens: int
+    """Tokens, added ones included."""
+
+
+def identify_model(model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> ModelIdentity:
+    """The identity of a loaded model. `name` defaults to what it was loaded from, without the folders above it."""
+    config = model.config.get_text_config()
+    return ModelIdentity(
+        name=name or portable_name(model.config.name_or_path),
+        revision=revision or getattr(model.config, "_commit_hash", None),
+        architecture=config.model_type,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        vocabulary_size=config.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        fingerprint=fingerprint(model),
+    )
+
+
+def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIdentity:
+    """The identity of a transformers tokenizer."""
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    digest = hashlib.sha256(json.dumps(tokens, ensure_ascii=False).encode()).hexdigest()
+    return TokenizerIdentity(name or portable_name(tokenizer.name_or_path), digest, len(tokens))
+
+
+def portable_name(name: str) -> str:
+    """A hub id as it is; of a path only the last part, because the folders above it belong to one machine."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def fingerprint(model: PreTrainedModel) -> str | None:
+    """A hash of a few values of every parameter, or None if some weights are not in memory.
+
+    The values are rounded to bfloat16 first, so a checkpoint keeps its fingerprint when it is loaded in another
+    floating dtype. A quantised copy has another one, and rightly so: its states differ.
+    """
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.device.type == "meta":
+            return None
+        digest.update(str(tuple(parameter.shape)).encode())
+        digest.update(sampled(parameter.detach()).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def sampled(parameter: Tensor) -> Tensor:
+    """Up to SAMPLES evenly spaced values [n] of a parameter, bfloat16, on the CPU."""
+    step = max(1, parameter.numel() // SAMPLES)
+    return parameter.reshape(-1)[::step][:SAMPLES].to("cpu", torch.bfloat16)
+
+
+def check_model(role: str, expected: ModelIdentity, model: PreTrainedModel) -> None:
+    """Refuse a model that the gate was not trained for.
+
+    Raises:
+        UserError: the first property that differs, what was expected and what was found.
+    """
+    found = identify_model(model)
+    for prop in BINDING:
+        want, have = getattr(expected, prop), getattr(found, prop)
+        if prop == "fingerprint":
+            if want and have and want != have:
+                raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
+        elif want != have:
+            raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name))
+
+
+def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
+    """Refuse a tokenizer with other tokens or ids.
+
+    Raises:
+        UserError: with both hashes and sizes.
+    """
+    found = identify_tokenizer(tokenizer)
+    if found.vocabulary != expected.vocabulary:
+        want = f"{expected.num_tokens} tokens, hash {expected.vocabulary[:12]}"
+        have = f"{found.num_tokens} tokens, hash {found.vocabulary[:12]}"
+        raise UserError(mismatch("tokenizer", "vocabulary", want, have, expected.name))
+
+
+def mismatch(role: str, prop: str, expected: object, found: object, name: str) -> str:
+    """The sentence for a wrong pairing."""
+    return (
+        f"This gate does not fit the {role}: its {prop} should be {expected}, but is {found}. "
+        f"Load '{name}', for which the gate was trained, or train a gate for this {role}."
+    )
