@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Acceptance, Block, Sampling
+from gistgate.decoding.cache import RowCache
 from gistgate.decoding.checks import check_parts, check_prompts
 from gistgate.decoding.commit import commit
 from gistgate.decoding.reader import Reader, left_padded
@@ -32,8 +33,15 @@ class GateLike(Protocol):
     def __call__(self, block: Block) -> Tensor: ...
 
 
-Observer = Callable[[Block, Acceptance, list[Row]], None]
-"""Called after every round's acceptance, before anything is committed."""
+class Observer(Protocol):
+    """Sees every block with its acceptance, before anything is committed."""
+
+    layers: Collection[str]
+    """Hidden states that the block shall carry."""
+    wants_q: bool
+    """Whether it shall carry draft probabilities, where the drafter has them."""
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None: ...
 
 
 class Decoder:
@@ -51,7 +59,6 @@ class Decoder:
         protocol_ids: Sequence[int] = (),
         vocabulary: int | None = None,
         observer: Observer | None = None,
-        observed_layers: Collection[str] = (),
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -65,7 +72,6 @@ class Decoder:
             protocol_ids: tokens such as chat or think markers that are never accepted loosely; eos ids always are.
             vocabulary: ids that count, when the models' output layers are padded; default: what both have.
             observer: sees every block with its acceptance.
-            observed_layers: hidden states that the observer wants in the block.
 
         Raises:
             UserError: parts that do not fit together.
@@ -74,7 +80,9 @@ class Decoder:
         self.block = block if drafter is not None else 0
         self.tokenizer, self.protocol_ids = tokenizer, tuple(protocol_ids)
         self.observer = observer
-        self.layers = frozenset(observed_layers) | (gate.layers if gate and "gate" in rule.needs else frozenset())
+        watched = frozenset(observer.layers) if observer else frozenset()
+        self.layers = watched | (gate.layers if gate and "gate" in rule.needs else frozenset())
+        self.wants_q = "q" in rule.needs or (observer is not None and observer.wants_q)
         self.vocabulary = check_parts(target, drafter, rule, block, gate, vocabulary)
 
     @torch.inference_mode()
@@ -149,6 +157,16 @@ class Decoder:
         session = Session(self, rows, stop, sampling or Sampling(), is_decided, remember)
         session.restore(memories, [kept for kept, _ in continuations])
         return session.run()
+
+    @torch.inference_mode()
+    def remember(self, texts: Sequence[Sequence[int]]) -> list[Memory]:
+        """Read texts with both models and return what they remember, to `resume` from any token of them."""
+        reader = Reader(self.target, len(texts))
+        reader.read(*left_padded(texts, self.target.device), keep=1)
+        targets, drafts = reader.snapshot(range(len(texts))), [RowCache([]) for _ in texts]
+        if self.drafter is not None:
+            drafts = self.drafter.read(texts)
+        return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
 
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
         return Stop(max_new_tokens, frozenset(eos_ids), tuple(stops), self.tokenizer)
@@ -237,7 +255,7 @@ class Session:
             vocabulary=self.decoder.vocabulary,
             sampling=self.sampling,
             uniforms=uniforms,
-            want_q="q" in self.decoder.rule.needs,
+            want_q=self.decoder.wants_q,
         )
         fits = torch.arange(num_draft) < room[:, None]
         device = self.decoder.target.device

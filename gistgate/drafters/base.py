@@ -57,6 +57,10 @@ class Drafter(Protocol):
         """Only these rows go on."""
         ...
 
+    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+        """Begin a batch of these texts, read all of them, and return what is remembered."""
+        ...
+
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """What is remembered of these rows, to `restore` later."""
         ...

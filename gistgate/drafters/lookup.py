@@ -63,6 +63,9 @@ class PromptLookup:
 
     def select(self, rows: Sequence[int]) -> None: ...
 
+    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+        return self.snapshot(range(len(texts)))
+
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         return [RowCache([]) for _ in rows]
 

@@ -68,6 +68,11 @@ class ModelDrafter:
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)
 
+    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+        self.start(len(texts))
+        self.reader.read(*left_padded(texts, self.model.device), keep=1)
+        return self.snapshot(range(len(texts)))
+
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         return self.reader.snapshot(rows)
 

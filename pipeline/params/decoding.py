@@ -29,16 +29,24 @@ class DecodingParams:
 class CollectParams:
     """Mining of mismatches on the training prompts."""
 
-    shard_prompts: Count = 64
+    shard_prompts: Count = 160
     """Prompts per shard, in prompts; an interruption loses at most one shard."""
+    pilot_risk: Share = 0.2
+    """P(harm) up to which the pilot gate accepts while its texts are collected; looser than any served setting."""
 
 
 @dataclass(frozen=True)
 class LabelParams:
     """What a label of a mismatch costs and how sure it is."""
 
-    shard_rows: Count = 512
-    """Mismatches per shard, in rows; an interruption loses at most one shard."""
+    batch_size: Count = 128
+    """Rollouts decoded together, in rows."""
+    rejoin: Annotated[int, Between(1)] | None = 16
+    """Tokens in a row, behind the forced one, that have to equal the target's own answer before a rollout counts as
+    harmless and stops; None lets every rollout end by itself."""
+    audit: Annotated[int, Between(0)] = 96
+    """Rollouts of each shard that always run to their end; if of those that rejoin fewer than 99 % keep the meaning,
+    none of the shard stops early."""
     rollouts: Count = 3
     """Most continuations per uncertain mismatch, in rollouts; the first is greedy."""
     temperature: Annotated[float, Between(0)] = 0.7

@@ -30,6 +30,8 @@ class BenchmarkParams:
     """Test prompts that every method decodes, in prompts."""
     repeats: Count = 3
     """Times every prompt is decoded by every method, in runs."""
+    threads: Count = 1
+    """Processor threads; one row of a small model gains nothing from more."""
 
 
 @dataclass(frozen=True)

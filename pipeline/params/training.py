@@ -25,12 +25,18 @@ class TrainParams:
     """Share of the problems that only measures, in [0, 1]."""
     calibration_share: Share = 0.15
     """Share of the problems that only fits the probability map, in [0, 1]."""
+    validation_share: Share = 0.1
+    """Share of the problems that only stops the training of Lightning heads, in [0, 1]."""
     map: str = "platt"
     """Probability map of the scores: platt or isotonic."""
-    c: Annotated[float, Between(0)] = 0.02
-    """Inverse regularisation strength of the logistic head (scikit-learn's C)."""
+    c: Annotated[tuple[float, ...], Between(1e-9)] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+    """Inverse regularisation strengths (scikit-learn's C) among which folds of unseen problems choose."""
+    folds: Annotated[int, Between(2)] = 5
+    """Folds of that choice, in folds."""
     epochs: Annotated[int, Between(1)] = 30
-    """Passes of the Lightning heads over their labels, in epochs."""
+    """Passes of the Lightning heads over their labels at most, in epochs."""
+    patience: Annotated[int, Between(1)] = 5
+    """Epochs without a better validation loss after which a Lightning head stops, in epochs."""
     batch_size: Annotated[int, Between(1)] = 256
     """Labels per optimiser step of the Lightning heads, in rows."""
     lr: Annotated[float, Between(0)] = 0.001
@@ -39,6 +45,8 @@ class TrainParams:
     """Weight decay of the Lightning heads."""
     hidden: Annotated[int, Between(1)] = 64
     """Width of the mlp head, in units."""
+    dropout: Annotated[float, Between(0, 0.95)] = 0.1
+    """Share of the mlp head's units that every training step leaves out, in [0, 1)."""
 
     def __post_init__(self) -> None:
         if self.headline_head not in self.heads:
@@ -46,8 +54,8 @@ class TrainParams:
                 f"params.yaml: 'train.headline_head' is '{self.headline_head}', which is not among 'train.heads' "
                 f"({', '.join(self.heads)}). Add it there or choose one of them."
             )
-        if self.test_share + self.calibration_share >= 1:
+        if self.test_share + self.calibration_share + self.validation_share >= 1:
             raise UserError(
-                "params.yaml: 'train.test_share' and 'train.calibration_share' leave no problem to train on. "
-                "Their sum has to be below 1."
+                "params.yaml: 'train.test_share', 'train.calibration_share' and 'train.validation_share' leave no "
+                "problem to train on. Their sum has to be below 1."
             )

@@ -1,0 +1,111 @@
+"""Labels per second: mining in batches from remembered keys and values, against one rollout at a time from scratch.
+
+    python -m benchmarks.labels [rounds]      writes benchmarks/results/labels-<cpu|gpu>.json
+
+Both sides walk along the target's greedy answers, force every draft token, and ask the task whether the answer
+changed (arXiv 2504.20039). The plain side reads the whole prefix again for every token, as the published procedure
+does. Rounds alternate; ratios are per round, their interval is a bootstrap over rounds.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+
+from gistgate.files import write_json
+from pipeline.benchmark import machine
+from pipeline.collect import strict_collector
+from pipeline.decode import eos_ids, read_prompts
+from pipeline.pairs import Pair, load_pair
+from pipeline.params import read_params
+from pipeline.tasks import Task, load_task
+
+OURS, PLAIN = 96, 4
+"""Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    params = read_params()
+    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
+    collect = strict_collector(params, pair, task, prompts)
+    rows = []
+    for turn in range(rounds):
+        problems = [(turn * OURS + offset) % len(prompts) for offset in range(OURS)]
+        started = perf_counter()
+        table, _ = collect(problems)
+        ours = int((table["outcome"] >= 0).sum()) / (perf_counter() - started)
+        started = perf_counter()
+        labels = [label for problem in problems[:PLAIN] for label in one_by_one(pair, task, prompts[problem])]
+        plain = len(labels) / (perf_counter() - started)
+        rows.append({"ours": ours, "plain": plain, "ratio": ours / plain})
+        print(f"round {turn}: {ours:.1f} against {plain:.1f} labels per second, {ours / plain:.1f}x")
+    write_json(Path(f"benchmarks/results/labels-{device()}.json"), {**summary(rows), "machine": machine()})
+
+
+@torch.inference_mode()
+def one_by_one(pair: Pair, task: Task, prompt: dict[str, Any]) -> list[tuple[int, bool]]:
+    """(position, harmful) of every mismatch of one problem, by the plain procedure."""
+    ids, left = prompt["ids"], 0
+    current = reference = generated(pair, ids, prompt["max_new_tokens"])
+    expected, labels = task.text(pair.tokenizer, reference), []
+    while (at := first_mismatch(pair, ids, current, left)) is not None:
+        position, token = at
+        changed = [*current[:position], token]
+        changed += generated(pair, [*ids, *changed], prompt["max_new_tokens"] - len(changed))
+        kept = bool(task.same_meaning(prompt["doc"], task.text(pair.tokenizer, changed), expected))
+        labels.append((position, not kept))
+        current, left = (changed if kept else current), position + 1
+    return labels
+
+
+def first_mismatch(pair: Pair, prompt: list[int], answer: list[int], left: int) -> tuple[int, int] | None:
+    """The first place from `left` on where the draft would write something else, and what."""
+    text = torch.tensor([[*prompt, *answer]], device=pair.draft.device)
+    drafted = pair.draft(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
+    ends = set(eos_ids(pair))
+    for position in range(left, len(answer)):
+        if drafted[position] != answer[position] and not {drafted[position], answer[position]} & ends:
+            return position, drafted[position]
+    return None
+
+
+def generated(pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
+    """The target's greedy continuation."""
+    if max_new_tokens < 1:
+        return []
+    text = torch.tensor([ids], device=pair.target.device)
+    out = pair.target.generate(
+        input_ids=text,
+        attention_mask=torch.ones_like(text),
+        do_sample=False,
+        max_new_tokens=max_new_tokens,
+        eos_token_id=eos_ids(pair),
+        pad_token_id=pair.tokenizer.pad_token_id,
+    )
+    return list(out[0, len(ids) :].tolist())
+
+
+def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
+    """Means, and the ratio with a bootstrap interval over rounds."""
+    ratios = np.array([row["ratio"] for row in rows])
+    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios))).mean(-1)
+    low, high = np.quantile(draws, [0.05, 0.95])
+    return {
+        "labels_per_second": {side: float(np.mean([row[side] for row in rows])) for side in ("ours", "plain")},
+        "ratio": {"mean": float(ratios.mean()), "low": float(low), "high": float(high)},
+        "rounds": len(rows),
+    }
+
+
+def device() -> str:
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+if __name__ == "__main__":
+    main()

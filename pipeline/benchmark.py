@@ -1,0 +1,74 @@
+"""Time every method against every baseline, prompt by prompt in one process.
+
+    python -m pipeline.benchmark      writes reports/benchmark.json
+
+Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine
+that slows down slows all of them. One row at a time; times include prefill. Loose methods run at their certified
+setting and K; strict decoding at its own best K as well.
+"""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tqdm import tqdm
+
+from gistgate.files import write_json
+from pipeline.contenders import Contender, contenders
+from pipeline.decode import read_prompts
+from pipeline.pairs import load_pair
+from pipeline.params import Params, read_params
+from pipeline.stage import run
+from pipeline.tasks import load_task
+
+
+def main() -> None:
+    params = read_params()
+    torch.set_num_threads(params.benchmark.threads)
+    pair, task = load_pair(params), load_task(params)
+    prompts = read_prompts("test")[: params.benchmark.prompts]
+    field = contenders(params, pair, task, prompts)
+    times = measure(field, [prompt["ids"] for prompt in prompts], params)
+    write_json(Path("reports/benchmark.json"), {**times, "machine": machine()})
+
+
+def measure(field: list[Contender], prompts: list[list[int]], params: Params) -> dict[str, Any]:
+    """Seconds, tokens and target forwards of every contender on every prompt."""
+    for contender in field:  # warm up: the first call of everything pays for what later ones find done
+        contender.decode(prompts[0])
+    results = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
+    for place, ids in enumerate(tqdm(prompts, desc="benchmark", unit="prompt")):
+        runs: dict[str, list[Any]] = {contender.name: [] for contender in field}
+        for repeat in range(params.benchmark.repeats):
+            turn = (place + repeat) % len(field)
+            for contender in [*field[turn:], *field[:turn]]:
+                runs[contender.name].append(contender.timed(ids))
+        for name, timed in runs.items():
+            results[name]["seconds"].append([run.seconds for run in timed])
+            results[name]["tokens"].append(timed[0].tokens)
+            results[name]["target_forwards"].append(timed[0].forwards)
+    baselines = {c.name for c in field if c.is_baseline}
+    return {
+        "baselines": {name: result for name, result in results.items() if name in baselines},
+        "methods": {name: result for name, result in results.items() if name not in baselines},
+    }
+
+
+def machine() -> dict[str, Any]:
+    """Where the seconds were measured."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }
+
+
+if __name__ == "__main__":
+    run(main)

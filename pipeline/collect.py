@@ -1,0 +1,113 @@
+"""Decode the training prompts and keep what the target knew at every mismatch.
+
+    python -m pipeline.collect strict     the target's own text and the sequential walk along it
+    python -m pipeline.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
+
+Reads data/prompts/train.jsonl (and models/pilot), writes data/mismatches/<policy>/rows-*.safetensors. An interruption
+costs one shard: finished ones wait in .scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
+from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.mining import by_row, mine, stamped
+from pipeline.pairs import Pair, load_pair
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.scratch import Shards, sources
+from pipeline.stage import item, run
+from pipeline.tasks import Task, load_task
+from pipeline.trunks import GATED, Trunk, pack
+from pipeline.watch import Table, Watcher, concatenated, num_rows
+
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.gates.features",
+    "pipeline.collect", "pipeline.mining", "pipeline.watch", "pipeline.trunks", "pipeline.tasks",
+)  # fmt: skip
+"""Modules whose change makes finished shards worthless."""
+PROMPTS = Path("data/prompts/train.jsonl")
+PILOT = Path("models/pilot")
+POLICIES = ("strict", "gated")
+
+Collect = Callable[[Sequence[int]], tuple[Table, list[Trunk]]]
+
+
+def main() -> None:
+    policy, params = item(), read_params()
+    if policy not in POLICIES:
+        raise UserError(f"There is no policy '{policy}'. Use one of: {', '.join(POLICIES)}.")
+    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
+    upstream = [PROMPTS, *pair.files, *([PILOT] if policy == "gated" else [])]
+    settings = [policy, params.pair, params.seed, params.decoding, params.collect, params.train.features]
+    shards = Shards(f"collect-{policy}", *settings, *upstream, *sources(*SOURCES))
+    starts = range(0, len(prompts), params.collect.shard_prompts)
+    collect = (strict_collector if policy == "strict" else gated_collector)(params, pair, task, prompts)
+    for index, start in enumerate(tqdm(starts, desc=f"collect, {policy}", unit="shard")):
+        problems = range(start, min(start + params.collect.shard_prompts, len(prompts)))
+        shards.make(index, lambda problems=problems: checked(*collect(problems), index=index), {"policy": policy})
+    shards.publish(len(starts), Path("data/mismatches") / policy)
+
+
+def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
+    """Collects on strict texts and on the walk that keeps harmless replacements."""
+    watcher = Watcher(params.train.features)
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=watcher)
+
+    def same(problem: int, answer: list[int], reference: list[int]) -> bool | None:
+        text, expected = task.text(pair.tokenizer, answer), task.text(pair.tokenizer, reference)
+        return task.same_meaning(prompts[problem]["doc"], text, expected)
+
+    def collect(problems: Sequence[int]) -> tuple[Table, list[Trunk]]:
+        ids = [prompts[problem]["ids"] for problem in problems]
+        return mine(decoder, watcher, problems, ids, same, **request_of(prompts, pair))
+
+    return collect
+
+
+def gated_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
+    """Collects on the pilot gate's own texts."""
+    watcher = Watcher(params.train.features)
+    gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
+    settings = {"risk": params.collect.pilot_risk}
+    decoder = make_decoder(pair, MethodParams("autojudge"), settings, params.decoding.block, gate, observer=watcher)
+
+    def collect(problems: Sequence[int]) -> tuple[Table, list[Trunk]]:
+        answers = decoder.generate([prompts[p]["ids"] for p in problems], **request_of(prompts, pair))
+        found = by_row(watcher.take(), [(answer, None) for answer in answers])
+        tables = [
+            stamped(table, problem, GATED, [-1] * num_rows(table))
+            for problem, table in zip(problems, found, strict=True)
+            if num_rows(table)
+        ]
+        trunks = [Trunk(problem, GATED, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
+        return (concatenated(tables) if tables else {}), trunks
+
+    return collect
+
+
+def checked(table: Table, trunks: list[Trunk], index: int) -> dict[str, Tensor]:
+    """The shard's tensors, refused when a state is not finite."""
+    if not table:
+        raise UserError(
+            f"Shard {index} has no mismatch: target and draft agree everywhere or no answer could be read. "
+            "Choose a weaker draft or check the task's filter."
+        )
+    for name, column in table.items():
+        if name != "kl" and column.is_floating_point() and not bool(column.isfinite().all()):
+            row = int((~column.isfinite().flatten(1).all(-1)).nonzero()[0])
+            raise UserError(f"Shard {index}: '{name}' is not finite in row {row}. Load the target in bfloat16 or float32.")
+    return {**table, **pack(trunks)}
+
+
+if __name__ == "__main__":
+    torch.set_grad_enabled(False)
+    run(main)

@@ -1,0 +1,84 @@
+"""Finished pieces of unfinished work, kept outside DVC's outputs (which DVC empties before every start).
+
+A folder is named by a fingerprint of everything that the pieces depend on: settings, upstream files and the source of
+the modules that produce them. Whatever changes, the old pieces are simply not found.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gistgate.files import load_tensors, save_tensors, write_atomic
+
+SCRATCH = Path(".scratch")
+"""Where pieces wait; not in Git."""
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short hash of settings (anything JSON can say), files and folders (as Path), in that order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            for path in sorted(p for p in (part.rglob("*") if part.is_dir() else [part]) if is_source(p)):
+                digest.update(path.relative_to(part).as_posix().encode() + b"\0")
+                digest.update(path.read_bytes())
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()[:16]
+
+
+def is_source(path: Path) -> bool:
+    """A file that somebody wrote, not one that Python compiled from it."""
+    return path.is_file() and path.suffix != ".pyc"
+
+
+def sources(*modules: str) -> list[Path]:
+    """The source files of modules by dotted name; a package stands for its whole folder."""
+    found = []
+    for module in modules:
+        spec = importlib.util.find_spec(module)
+        assert spec is not None and spec.origin is not None
+        origin = Path(spec.origin)
+        found.append(origin.parent if origin.name == "__init__.py" else origin)
+    return found
+
+
+class Shards:
+    """Numbered safetensors files that are made one by one and published together."""
+
+    def __init__(self, name: str, *parts: Any) -> None:
+        self.folder = SCRATCH / f"{name}-{fingerprint(*parts)}"
+
+    def path(self, index: int) -> Path:
+        """The place of one shard."""
+        return self.folder / f"rows-{index:05d}.safetensors"
+
+    def make(self, index: int, produce: Callable[[], dict[str, Tensor]], metadata: dict[str, str]) -> None:
+        """Produce a shard unless an earlier start already did."""
+        if not self.path(index).exists():
+            save_tensors(self.path(index), produce(), metadata)
+
+    def publish(self, count: int, output: Path) -> None:
+        """Move the finished whole into `output`; the scratch folder goes."""
+        write_atomic(output, lambda part: copy_all([self.path(index) for index in range(count)], part))
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def copy_all(files: Sequence[Path], folder: Path) -> None:
+    """Copy files into a new folder."""
+    folder.mkdir(parents=True)
+    for file in files:
+        shutil.copy2(file, folder / file.name)
+
+
+def read_shards(folder: Path) -> list[dict[str, Tensor]]:
+    """All shards of a published folder, in order."""
+    return [load_tensors(path) for path in sorted(folder.glob("rows-*.safetensors"))]
