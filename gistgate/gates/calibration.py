@@ -14,6 +14,9 @@ from torch import Tensor, nn
 class Platt(nn.Module):
     """sigmoid(a * logit + b), with a >= 0 (Platt 1999)."""
 
+    a: Tensor
+    b: Tensor
+
     def __init__(self, a: float = 1.0, b: float = 0.0) -> None:
         super().__init__()
         self.register_buffer("a", torch.tensor(float(a)))

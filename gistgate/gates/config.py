@@ -85,7 +85,7 @@ class GateConfig:
             )
         try:
             draft = value.get("draft")
-            return build(
+            config: GateConfig = build(
                 cls,
                 {
                     **value,
@@ -98,6 +98,7 @@ class GateConfig:
                     "operating_points": tuple(build(OperatingPoint, item) for item in value["operating_points"]),
                 },
             )
+            return config
         except (KeyError, TypeError, ValueError) as error:
             reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(

@@ -61,7 +61,7 @@ class Gate(nn.Module):
 
     def probability(self, x: Tensor) -> Tensor:
         """P(meaning kept) for features `x [..., F]`."""
-        if self.head.first.weight.device != x.device:  # the first call after loading moves the gate to the model
+        if next(self.parameters()).device != x.device:  # the first call after loading moves the gate to the model
             self.to(x.device)
         probability: Tensor = self.map(self.head(x))
         return probability

@@ -1,0 +1,97 @@
+"""Features: which row a number comes from, and that nothing in them can become nan."""
+
+import pytest
+import torch
+
+from gistgate.block import Block
+from gistgate.errors import UserError
+from gistgate.gates.features import LOOK_AHEAD, SCALARS, extract, layers_needed
+
+# One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2, row 2 prefers 3.
+LOGITS = torch.tensor([[[9.0, 1.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [9.0, 0.0, 0.0, 0.0]]])
+
+
+def block(draft=(1, 1, 3), valid=(True, True, True), logits=LOGITS, **parts):
+    states = torch.arange(4.0).view(1, 4, 1).expand(1, 4, 2)  # every entry of row r is r
+    return Block(
+        torch.tensor([draft]), torch.tensor([valid]), logits, hidden={"post": states, "layer:2": -states}, **parts
+    )
+
+
+def scalar(name, **changes):
+    return extract(block(**changes), ["scalars"])["scalars"][0, :, SCALARS.index(name)]
+
+
+def test_h_tok_is_the_row_after_reading_x_j_and_h_pred_the_row_that_predicts_it():
+    found = extract(block(), ["h_tok:post", "h_pred:post", "h_tok:layer:2"])
+    assert found["h_tok:post"][0, :, 0].tolist() == [1, 2, 3]
+    assert found["h_pred:post"][0, :, 0].tolist() == [0, 1, 2]
+    assert found["h_tok:layer:2"][0, :, 0].tolist() == [-1, -2, -3]
+
+
+def test_scalars_read_their_own_row():
+    log_p = LOGITS[0].log_softmax(-1)
+    assert torch.equal(scalar("logprob"), log_p[[0, 1, 2], [1, 1, 3]])
+    assert scalar("gap")[0] == pytest.approx(8.0, abs=1e-5)
+    assert scalar("gap")[1:].tolist() == [0, 0]
+    assert scalar("rank").exp().round().tolist() == [2, 1, 1]
+    assert scalar("entropy").argmax() == 1
+
+
+def test_next_scalars_read_the_row_behind():
+    assert torch.equal(scalar("next_entropy")[:-1], scalar("entropy")[1:])
+    assert torch.equal(scalar("next_top_logprob")[:-1], scalar("top_logprob")[1:])
+    assert scalar("next_entropy")[2] < 0.1  # the row of the bonus token
+
+
+def test_a_change_of_one_row_touches_no_other_position():
+    """Neither the future nor the past of a position leaks into its own numbers."""
+    other = LOGITS.clone()
+    other[0, 3] = torch.tensor([0.0, 5.0, 1.0, 0.0])
+    changed = (extract(block(), ["scalars"])["scalars"] != extract(block(logits=other), ["scalars"])["scalars"]).any(-1)
+    assert changed.tolist() == [[False, False, True]]
+
+
+def test_lookahead_says_what_follows_and_nothing_behind_the_end():
+    assert LOOK_AHEAD == 2
+    columns = extract(block(), ["lookahead"])["lookahead"][0]
+    there, matches = columns[:, [0, 3]], columns[:, [1, 4]]
+    assert there.tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert matches.tolist() == [[1, 1], [1, 0], [0, 0]]
+    assert columns[0, 2] == pytest.approx(float(LOGITS[0, 1].log_softmax(-1)[1]))
+    short = extract(block(valid=(True, True, False)), ["lookahead"])["lookahead"][0]
+    assert short[1].tolist() == [0] * 6
+
+
+def test_forbidden_tokens_stay_finite():
+    forbidden = LOGITS.clone()
+    forbidden[..., 1] = -torch.inf
+    for values in extract(block(logits=forbidden), ["scalars", "lookahead"]).values():
+        assert values.isfinite().all()
+
+
+def test_an_empty_draft_has_no_rows():
+    empty = Block(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, 1, 4))
+    assert {name: tuple(v.shape) for name, v in extract(empty, ["scalars", "lookahead"]).items()} == {
+        "scalars": (2, 0, len(SCALARS)),
+        "lookahead": (2, 0, 6),
+    }
+
+
+def test_layers_needed():
+    assert layers_needed(["scalars", "h_tok:post", "h_pred:post", "h_tok:layer:2"]) == {"post", "layer:2"}
+    assert layers_needed(["scalars"]) == frozenset()
+
+
+@pytest.mark.parametrize(
+    "feature, sentence",
+    [("h_tock:post", "Did you mean 'h_tok'"), ("h_tok", "names no hidden layer"), ("scalars:post", "has no layers")],
+)
+def test_a_wrong_id_is_one_sentence(feature, sentence):
+    with pytest.raises(UserError, match=sentence):
+        layers_needed([feature])
+
+
+def test_a_state_that_was_not_kept_is_one_sentence():
+    with pytest.raises(UserError, match="no hidden state 'pre'"):
+        extract(block(), ["h_tok:pre"])

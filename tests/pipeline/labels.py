@@ -1,0 +1,43 @@
+"""Made-up label files in which a direction of the hidden state decides, or nothing does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gistgate.files import save_tensors
+
+WIDTH = 12
+
+
+def write_labels(
+    folder: Path, *, prefix: int, problems: int = 60, per_problem: int = 25, shuffled: bool = False
+) -> None:
+    """Two shards of labels; a third of the rows are soft. `shuffled` cuts the tie between states and labels."""
+    generator = torch.Generator().manual_seed(prefix)
+    num = problems * per_problem
+    state = torch.randn(num, WIDTH, generator=generator) * 4 + 1
+    direction = torch.linspace(-1, 1, WIDTH)
+    logit = (state - 1) @ direction * 2 + 4
+    kept = (torch.rand(num, generator=generator) < logit.sigmoid()).float()
+    third = torch.arange(num) % 3 == 0
+    kept = torch.where(third, logit.sigmoid(), kept)
+    if shuffled:
+        kept = kept[torch.randperm(num, generator=generator)]
+    table = {
+        "h_tok:post": state.half(),
+        "scalars": torch.randn(num, 8, generator=generator),
+        "problem": torch.arange(num) // per_problem,
+        "position": torch.arange(num) % per_problem,
+        "draft_id": torch.zeros(num, dtype=torch.int64),
+        "target_id": torch.ones(num, dtype=torch.int64),
+        "kept": kept,
+        "greedy_kept": (kept > 0.5).to(torch.int8),
+        "rollouts": torch.ones(num, dtype=torch.int16),
+        "prefix": torch.full((num,), prefix, dtype=torch.int8),
+        "kl": torch.rand(num, generator=generator),
+    }
+    half = num // 2
+    for index, part in enumerate([slice(0, half), slice(half, num)]):
+        save_tensors(folder / f"rows-{index:05d}.safetensors", {name: column[part] for name, column in table.items()})
