@@ -104,12 +104,23 @@ def parse_params(content: Any) -> Params:
         raise UserError("params.yaml has to be a block of keys. Start from the file that comes with the project.")
     rest = {key: value for key, value in content.items() if key != "methods"}
     groups = build(MethodGroups, mark_learned(content.get("methods", {})), "methods")
-    twice = groups.free.keys() & groups.learned.keys()
-    if twice:
-        raise UserError(f"params.yaml: the method '{min(twice)}' stands in both groups of 'methods'. Rename one.")
-    params = replace(build(Params, rest), methods={**groups.free, **groups.learned})
+    params = replace(build(Params, rest), methods=one_dictionary(groups))
     check_heads(params)
     return params
+
+
+def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:
+    """All methods by name, in the order of the file's groups."""
+    methods: dict[str, MethodParams] = {}
+    for group in (groups.lossless, groups.free, groups.learned):
+        twice = methods.keys() & group.keys()
+        if twice:
+            raise UserError(f"params.yaml: the method '{min(twice)}' stands in two groups of 'methods'. Rename one.")
+        methods.update(group)
+    for name, method in groups.lossless.items():
+        if method.knob is not None:
+            raise UserError(f"params.yaml: 'methods.lossless.{name}' has a knob. Move it to 'methods.free'.")
+    return methods
 
 
 def check_heads(params: Params) -> None:

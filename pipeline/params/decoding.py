@@ -23,6 +23,8 @@ class DecodingParams:
     """Longest answer where the task sets no limit of its own, in tokens."""
     batch_size: Count = 64
     """Rows decoded together where only ids matter, in prompts; speed is always measured with one."""
+    prompt_memory_mb: Annotated[int, Between(0)] = 1500
+    """Keys and values of prompts that calibration keeps between settings, in megabytes; 0 reads prompts anew."""
 
 
 @dataclass(frozen=True)

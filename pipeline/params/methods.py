@@ -55,8 +55,10 @@ class MethodParams:
 
 @dataclass(frozen=True)
 class MethodGroups:
-    """Methods as they stand in the file: apart by whether a change of a head concerns them."""
+    """Methods as they stand in the file: apart by what they wait for."""
 
+    lossless: dict[str, MethodParams] = field(default_factory=dict)
+    """Methods without a knob: nothing to calibrate, by name."""
     free: dict[str, MethodParams] = field(default_factory=dict)
     """Methods that need no training, by name."""
     learned: dict[str, MethodParams] = field(default_factory=dict)

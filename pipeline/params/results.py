@@ -20,6 +20,10 @@ class CalibrateParams:
     """Confidence of every certificate, in [0.5, 1)."""
     settings: Count = 3
     """Settings per method that development prompts may send to certification, in settings."""
+    evaluations: Count = 6
+    """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
+    reserve: Annotated[float, Between(0, 3)] = 0.5
+    """What the choice of settings leaves free below a budget, in standard errors of the calibration loss."""
 
 
 @dataclass(frozen=True)

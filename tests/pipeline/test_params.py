@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from gistgate.errors import UserError
 from pipeline.params import parse_params, read_params
@@ -56,7 +57,8 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"methods": {"free": {"fly": {}}}}, "lacks the key 'methods.free.fly.rule'"),
         ({"methods": {"free": {"fly": {**FLY, "head": "mlp"}}}}, "needs 'head' if and only if"),
         ({"methods": {"learned": {"judge": {**FLY, "head": "mpl"}}}}, "Did you mean 'mlp'?"),
-        ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in both groups"),
+        ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in two groups"),
+        ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
         ([1], "has to be a block of keys"),
     ],
 )
@@ -81,3 +83,11 @@ def test_damaged_yaml_is_one_sentence(tmp_path, text):
 def test_a_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="missing"):
         read_params(tmp_path / "params.yaml")
+
+
+def test_what_is_calibrated_has_a_knob():
+    """The graph has a calibration for every method that is not lossless; without a knob it would write nothing."""
+    params = read_params(ROOT / "params.yaml")
+    assert [name for name, method in params.methods.items() if method.knob is None] == ["exact"]
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(content["methods"]["lossless"]) == ["exact"]

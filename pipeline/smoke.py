@@ -1,0 +1,139 @@
+"""Run every stage on tiny sizes in a temporary copy: own parameters, own DVC cache, own tracking store.
+
+    python -m pipeline.smoke     prints each stage as it runs; nothing in the working tree changes
+
+The sizes prove that the stages fit together, not that the numbers mean anything: budgets are so wide that something is
+certified.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import yaml
+
+from gistgate.errors import UserError
+from pipeline.stage import run
+
+ROOT = Path(__file__).parents[1]
+OUTPUTS = (
+    "models/export/config.json",
+    "models/heads/logistic/model.safetensors",
+    "reports/benchmark.json",
+    "reports/evaluation/plain/summary.json",
+    "reports/frontier.csv",
+    "reports/index.html",
+    "reports/summary.json",
+)
+"""Files that a whole run leaves behind, among others."""
+TINY: dict[str, Any] = {
+    "headline_budget": 0.5,
+    "world": {"kind": "neutral", "min_steps": 1, "max_steps": 1, "max_total": 20, "task_train": 400, "task_test": 120},
+    "pair_training": {
+        "target": {"hidden_size": 128, "layers": 2, "intermediate_size": 256, "documents": 3000, "steps": 120},
+        "draft": {"hidden_size": 64, "layers": 1, "intermediate_size": 128, "documents": 1500, "steps": 60},
+        "check_problems": 20,
+    },
+    "prompts": {"train": 48, "development": 24, "calibration": 40, "test": 24},
+    "decoding": {"max_new_tokens": 96},
+    "collect": {"shard_prompts": 24},
+    "label": {"rollouts": 2, "audit": 8},
+    "train": {"epochs": 2, "c": [0.01, 0.1], "folds": 2, "hidden": 8},
+    "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
+    "benchmark": {"prompts": 2, "repeats": 1},
+}
+"""What differs from params.yaml."""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory(prefix="gistgate-smoke-") as folder:
+        started = perf_counter()
+        copy_project(Path(folder))
+        reproduce(Path(folder))
+        check_outputs(Path(folder))
+        print(f"All stages ran in {perf_counter() - started:.0f} s.")
+
+
+def copy_project(folder: Path, root: Path = ROOT) -> None:
+    """Copy what Git knows or would take in, with parameters for tiny sizes, into a repository of its own.
+
+    Raises:
+        UserError: this is no Git repository, so nobody can say which files belong to the project.
+    """
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=root,
+        capture_output=True,
+        text=True,
+    )
+    if listed.returncode:
+        raise UserError("The project's files are listed by Git, and this is no Git repository. Clone it instead.")
+    for name in filter(None, listed.stdout.split("\0")):
+        if (root / name).is_file() and name != "dvc.lock":
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, folder / name)
+    params = merged(yaml.safe_load((root / "params.yaml").read_text()), TINY)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
+
+
+def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` put in, block by block."""
+    result = dict(base)
+    for key, value in changes.items():
+        result[key] = merged(result.get(key) or {}, value) if isinstance(value, dict) else value
+    return result
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Variables of a run in `folder`: this Python first on PATH, nothing shared with the working tree."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "GISTGATE_"))}
+    return {
+        **kept,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "DVC_NO_ANALYTICS": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_TRACKING_URI": f"sqlite:///{folder / 'mlflow.db'}",
+    }
+
+
+def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:
+    """Run DVC in `folder`; returns what it printed when `quiet`, else shows it.
+
+    Raises:
+        UserError: a stage failed; its own sentence stands above.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "dvc", *arguments],
+        cwd=folder, env=environment(folder), text=True, stdout=subprocess.PIPE if quiet else None,
+    )  # fmt: skip
+    if done.returncode:
+        print(done.stdout or "", file=sys.stderr)
+        raise UserError(f"`dvc {' '.join(arguments)}` failed in the temporary copy. The sentence above says why.")
+    return done.stdout or ""
+
+
+def reproduce(folder: Path) -> None:
+    """Run every stage, then check that a second run finds nothing to do."""
+    dvc(folder, "repro")
+    again = dvc(folder, "repro", quiet=True)
+    if "Running stage" in again:
+        raise UserError(f"The second `dvc repro` ran stages again: {again}. An output or a dependency is not stable.")
+
+
+def check_outputs(folder: Path) -> None:
+    """Every promised file is there."""
+    missing = [name for name in OUTPUTS if not (folder / name).is_file()]
+    if missing:
+        raise UserError(f"The stages ran, but left no {', '.join(missing)}. Compare dvc.yaml with what they write.")
+
+
+if __name__ == "__main__":
+    run(main)

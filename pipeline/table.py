@@ -1,0 +1,70 @@
+"""The results table, once as Markdown for the README and once as HTML for the report, from the same cells."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+HEADER = (
+    "method", "K", "knob", "bound", "accuracy", "difference", "tau", "loose/100",
+    "vs plain", "vs strict", "vs assisted",
+)  # fmt: skip
+RIGHT = len(HEADER) - 1
+"""Columns of numbers, behind the name."""
+
+
+def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
+    """One tuple of texts per method."""
+    return [cells(name, method) for name, method in summary["methods"].items()]
+
+
+def cells(name: str, method: dict[str, Any]) -> tuple[str, ...]:
+    """One line of the table: shares in per cent, differences in points."""
+    bound, change = method["certified_bound"], method["accuracy_difference"]
+    return (
+        name,
+        str(method["block"]),
+        "–" if method["knob"] is None else f"{method['knob']:g}",
+        "not certified" if bound is None else f"{100 * bound:.1f}",
+        percent(method["accuracy"]),
+        f"{100 * change['mean']:+.1f} [{100 * change['low']:+.1f}, {100 * change['high']:+.1f}]",
+        f"{method['mean_accepted_length']:.2f}",
+        f"{method['loose_per_100']:.1f}",
+        *(speed(method["speed"][key]) for key in ("vs_plain", "vs_strict", "vs_assisted")),
+    )
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def speed(ratio: dict[str, float]) -> str:
+    """A ratio with its interval."""
+    return f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The table between the README's markers, with the line that says what it is about."""
+    lines = [HEADER, ("---", *["---:"] * RIGHT), *rows(summary)]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return f"{caption(summary)}\n\n{table}"
+
+
+def caption(summary: dict[str, Any]) -> str:
+    """Which run the table shows."""
+    n = next(iter(summary["methods"].values()))["n"]
+    return (
+        f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
+        f"{percent(summary['headline_budget'])} points; plain decoding answers "
+        f"{percent(summary['plain']['accuracy'])} %."
+    )
+
+
+def html(summary: dict[str, Any]) -> str:
+    """The table as HTML."""
+
+    def line(texts: tuple[str, ...], tag: str) -> str:
+        return "<tr>" + "".join(f"<{tag}>{escape(text)}</{tag}>" for text in texts) + "</tr>"
+
+    body = "\n".join(line(row, "td") for row in rows(summary))
+    return f"<table>\n{line(HEADER, 'th')}\n{body}\n</table>"

@@ -1,0 +1,28 @@
+"""The README shows what docs/results holds, and nothing before the first `make publish`."""
+
+import json
+import re
+from pathlib import Path
+
+from pipeline.publish import table_of
+from pipeline.table import markdown
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_table_is_the_published_summary():
+    summary = ROOT / "docs" / "results" / "summary.json"
+    expected = markdown(json.loads(summary.read_text())) if summary.exists() else ""
+    assert table_of(README) == expected
+
+
+def test_every_make_target_it_names_exists():
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.M))
+    named = set(re.findall(r"`make ([a-z]+)", README)) | set(re.findall(r"^make ([a-z]+)", README, flags=re.M))
+    assert {"repro", "test"} <= named <= targets
+
+
+def test_every_linked_file_exists():
+    links = re.findall(r"\]\((?!http|#)([^)#]+)", README)
+    assert links and not [link for link in links if not (ROOT / link).exists()]
