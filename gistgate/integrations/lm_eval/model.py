@@ -1,0 +1,164 @@
+"""An lm-eval model that answers through our decoder. Everything but the generation itself stays the harness's.
+
+Importing this module registers the model `gistgate`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Generation
+from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.build import BUDGET, build_decoder, default_rule, take_settings
+from gistgate.integrations.lm_eval.served import Served
+
+HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
+"""Generation arguments of tasks that change nothing here."""
+SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
+
+
+@register_model("gistgate")
+class GatedLM(HFLM):
+    """HFLM with our decoder behind `_model_generate`.
+
+    Loglikelihood requests go to the target as ever: a gate cannot change them.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        decoder: Decoder | None = None,
+        draft: str | None = None,
+        draft_revision: str = "main",
+        drafter: str | None = None,
+        gate: str | None = None,
+        rule: str | None = None,
+        block: int | None = None,
+        budget: float = BUDGET,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """Either hand over a loaded model and a decoder, or names, as `--model_args` does.
+
+        Args:
+            pretrained: the target: a name, a folder or a loaded model.
+            decoder: a decoder around that loaded model; then the names below are not needed.
+            draft, draft_revision, drafter, gate, rule, block, budget: see `build_decoder`.
+            seed: of sampled answers; greedy ones have no use for it.
+            kwargs: settings of the rule (theta=0.9), and everything that lm-eval's `hf` model takes.
+
+        Raises:
+            UserError: unknown names, or parts that do not fit together.
+        """
+        settings = take_settings(rule or default_rule(gate), kwargs)
+        super().__init__(pretrained=pretrained, **kwargs)
+        if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
+            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
+        self.decoder = decoder or build_decoder(
+            self.model,
+            self.tokenizer,
+            draft=draft,
+            draft_revision=draft_revision,
+            drafter=drafter,
+            gate=gate,
+            rule=rule,
+            block=block,
+            budget=budget,
+            settings=settings,
+        )
+        if self.decoder.target is not self.model:
+            raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
+        self.seed = seed
+        self.served = Served()
+        """Every answer by its prompt; after a run of several processes the first one has all."""
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The harness's own method; processes bring their counters together afterwards."""
+        texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        if self.world_size > 1:
+            gathered = self.gather_object(self.served) or []
+            for rank, served in enumerate(gathered):
+                if rank != self.rank:
+                    self.served.merge(served)
+        return texts
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
+        """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T + n]`, right-padded."""
+        mask = kwargs.get("attention_mask")
+        mask = torch.ones_like(context) if mask is None else mask
+        prompts = [row[keep.bool()].tolist() for row, keep in zip(context, mask, strict=True)]
+        # The harness adds the text of eos to the stops; its id does that better, and wordings may contain the text.
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        answers = self.decoder.generate(
+            prompts,
+            max_new_tokens=max_length - context.shape[1],
+            eos_ids=eos_ids(self.model, self.tokenizer),
+            stops=[text for text in stop if text and text != eos],
+            sampling=sampling(kwargs),
+            seeds=[self._seed(prompts, place) for place in range(len(prompts))],
+        )
+        for prompt, answer in zip(prompts, answers, strict=True):
+            self.served.add(prompt, answer)
+        return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
+
+    def _seed(self, prompts: Sequence[Sequence[int]], place: int) -> int:
+        """A seed that follows the prompt, not its place in a batch; repeated prompts get others."""
+        prompt = prompts[place]
+        repeats = self.served.times(prompt) + sum(other == prompt for other in prompts[:place])
+        return zlib.crc32(repr((self.seed, repeats, list(prompt))).encode())
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
+        rule = self.decoder.rule
+        settings = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]
+        counted = self.served.statistics
+        ours = {
+            "rule": rule.id,
+            "settings": settings,
+            "block": self.decoder.block,
+            "mean_accepted_length": counted.mean_accepted_length,
+            "loose_per_100": counted.loose_per_100,
+            "statistics": counted.as_dict(),
+        }
+        return {**super().get_model_info(), "gistgate": ours}
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
+    """Ids that end an answer: the tokenizer's eos and those of the model's generation settings, as in `generate`."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    listed = configured if isinstance(configured, list) else [configured]
+    return sorted({token for token in [*listed, tokenizer.eos_token_id] if token is not None})
+
+
+def sampling(kwargs: dict[str, Any]) -> Sampling:
+    """The task's wishes as our settings.
+
+    Raises:
+        UserError: the task wants something that the decoder does not do, such as beams or penalties.
+    """
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
+    for name, value in kwargs.items():
+        if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:
+            raise UserError(
+                f"The task asks for {name}={value}, which this decoder does not do. Remove it from the task."
+            )
+    if not kwargs.get("do_sample"):
+        return Sampling()
+    return Sampling(kwargs.get("temperature") or 1.0, kwargs.get("top_k") or 0, kwargs.get("top_p") or 1.0)
+
+
+def right_padded(answers: Sequence[Generation], pad: int) -> Tensor:
+    """The new ids as one tensor [B, n]."""
+    longest = max(len(answer.ids) for answer in answers)
+    return torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])

@@ -1,0 +1,70 @@
+"""At which setting a method runs once calibration has spoken: the certified one, or strictly."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.files import read_json
+from pipeline.params import MethodParams, Params
+
+CALIBRATION = Path("reports/calibration")
+
+
+@dataclass(frozen=True)
+class Operating:
+    """One method at one setting."""
+
+    method: str
+    """Name in params.yaml, or "plain"."""
+    rule: str
+    """Rule id that runs; "exact" where nothing looser is certified."""
+    drafter: str
+    """Drafter id; "none" is plain decoding."""
+    block: int
+    """K, in tokens."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the rule."""
+    knob: float | None = None
+    """Value of the knob; None without one."""
+    head: str | None = None
+    """Head whose gate the rule asks."""
+    budget: float | None = None
+    """Certified loss against strict, as a share of prompts; None where none was asked for."""
+    certified: bool = True
+    """False where calibration certified nothing at the budget, so that the method runs strictly."""
+
+    def as_method(self) -> MethodParams:
+        """What `make_decoder` wants to know."""
+        return MethodParams(self.rule, drafter=self.drafter, learned=self.head is not None, head=self.head)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
+    """Where `name` runs at `budget` (default: the headline budget).
+
+    Raises:
+        UserError: no such method, or its calibration is missing or speaks of another budget.
+    """
+    if name == "plain":
+        return Operating("plain", "exact", "none", 0)
+    method, block = params.method(name), params.block_of(name)
+    if method.knob is None:
+        return Operating(name, method.rule, method.drafter, block, method.settings({}, None), head=method.head)
+    budget = params.headline_budget if budget is None else budget
+    report = read_json(CALIBRATION / f"{name}.json")
+    found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
+    if found is None:
+        raise UserError(
+            f"{CALIBRATION / name}.json says nothing about the budget {budget:g}. "
+            "Add it to calibrate.budgets in params.yaml and run the stage `calibrate` again."
+        )
+    if not found["certified"]:
+        return Operating(name, "exact", method.drafter, block, budget=budget, certified=False)
+    settings = {**method.fixed, **found["fixed"], method.knob: found["knob"]}
+    return Operating(name, method.rule, method.drafter, block, settings, found["knob"], method.head, budget)

@@ -1,0 +1,169 @@
+"""lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+from transformers import PreTrainedTokenizerFast
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.model import GatedLM, sampling
+from gistgate.rules import make_rule
+from tests.tiny import byte_tokenizer, tiny_pair, write_task
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    return byte_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def pair() -> Any:
+    return tiny_pair()
+
+
+def evaluate(model: Any, tasks: Path, **arguments: Any) -> Any:
+    manager = TaskManager(include_path=str(tasks), include_defaults=False)
+    return simple_evaluate(
+        model=model, tasks=["sums"], task_manager=manager, log_samples=True, bootstrap_iters=0, **arguments
+    )
+
+
+def answers(results: Any) -> list[str]:
+    return [sample["resps"][0][0] for sample in results["samples"]["sums"] if sample["filter"] == "answer"]
+
+
+def gated(
+    pair: Any, tokenizer: Any, rule: str = "exact", block: int = 4, batch_size: int = 4, **settings: Any
+) -> GatedLM:
+    target, draft = pair
+    decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, tokenizer=tokenizer)
+    return GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=batch_size)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tokenizer: Any, batch_size: int) -> None:
+    tasks = write_task(tmp_path, **{'"\\n", "Q:"': '"\\n", "e"'})  # a stop that random text meets
+    strict = gated(pair, tokenizer, batch_size=batch_size)
+    theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
+    assert answers(evaluate(strict, tasks)) == answers(evaluate(theirs, tasks))
+    assert strict.served.statistics.forwards < strict.served.statistics.tokens
+
+
+def test_a_loose_rule_changes_answers_and_is_counted(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    tasks = write_task(tmp_path, limit=40)
+    strict, loose = gated(pair, tokenizer), gated(pair, tokenizer, "random", rate=1.0)
+    results = evaluate(loose, tasks)
+    assert answers(results) != answers(evaluate(strict, tasks))
+    info = results["config"]["gistgate"]
+    assert info["rule"] == "random"
+    assert info["settings"]["rate"] == 1.0
+    assert info["statistics"]["loose"] > 0
+    assert strict.served.statistics.loose == 0
+    assert info["mean_accepted_length"] > strict.served.statistics.mean_accepted_length
+
+
+def test_every_prompt_keeps_its_own_counters(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    tasks = write_task(tmp_path, num_test=5)
+    lm = gated(pair, tokenizer)
+    evaluate(lm, tasks, limit=3)
+    assert len(lm.served.answers) == 3
+    prompt = tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))
+    (answer,) = lm.served.answers[prompt]
+    assert answer.statistics.tokens == len(answer.ids) <= 12
+
+
+def test_another_target_than_the_decoders_is_refused(pair: Any, tokenizer: Any) -> None:
+    decoder = Decoder(pair[0], None, make_rule("exact"))
+    with pytest.raises(UserError, match="another target"):
+        GatedLM(pair[1], decoder=decoder, tokenizer=tokenizer)
+
+
+def test_sampling_wishes_become_ours_and_others_are_refused() -> None:
+    assert sampling({"do_sample": False, "temperature": 0.0}) == Sampling()
+    assert sampling({"do_sample": True, "temperature": 0.7, "top_p": 0.9}) == Sampling(0.7, 0, 0.9)
+    with pytest.raises(UserError, match="num_beams=4"):
+        sampling({"num_beams": 4})
+
+
+def test_sampled_answers_follow_the_prompt_not_the_batch(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    tasks = write_task(tmp_path, num_test=4, **{"do_sample: false": "do_sample: true, temperature: 1.0"})
+    one, two = (answers(evaluate(gated(pair, tokenizer, batch_size=size), tasks)) for size in (1, 4))
+    assert one == two
+    assert one != answers(evaluate(gated(pair, tokenizer), write_task(tmp_path, num_test=4)))
+
+
+def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
+    for name, model in zip(("target", "draft"), pair, strict=True):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return {"pretrained": str(folder / "target"), "draft": str(folder / "draft"), "device": "cpu", "dtype": "float32"}
+
+
+def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    names = saved(tmp_path, pair, tokenizer)
+    lm = GatedLM(**names, rule="fly", theta=0.5, window=2, block=5)
+    assert (lm.decoder.block, lm.decoder.rule) == (5, make_rule("fly", theta=0.5, window=2))
+    assert isinstance(lm.decoder.drafter, ModelDrafter)
+    plain = GatedLM(**{**names, "draft": None})
+    assert plain.decoder.drafter is None
+    lookup = GatedLM(**{**names, "draft": None}, drafter="lookup")
+    assert type(lookup.decoder.drafter).__name__ == "PromptLookup"
+
+
+@pytest.mark.parametrize(
+    "wrong, sentence",
+    [
+        ({"rule": "flyy"}, "Did you mean 'fly'"),
+        ({"drafter": "modell"}, "Did you mean 'model'"),
+        ({"draft": None, "drafter": "model"}, "needs a draft model"),
+        ({"draft": "no/such/draft"}, "could not be loaded"),
+        ({"rule": "autojudge", "risk": 0.1}, "needs a gate"),
+    ],
+)
+def test_wrong_names_get_a_sentence(tmp_path: Path, pair: Any, tokenizer: Any, wrong: dict, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        GatedLM(**{**saved(tmp_path, pair, tokenizer), **wrong})
+
+
+def run_cli(tmp_path: Path, tasks: Path, model_args: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "gistgate.integrations.lm_eval", "run", "--model", "gistgate"]
+    command += ["--model_args", model_args, "--tasks", str(tasks / "sums.yaml"), "--batch_size", "2"]
+    command += ["--device", "cpu", "--output_path", str(tmp_path / "out")]
+    root = Path(__file__).parents[2]
+    return subprocess.run(
+        command, cwd=root, env={**os.environ, "TQDM_DISABLE": "1"}, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.slow
+def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    tasks, names = write_task(tmp_path, num_test=2), saved(tmp_path, pair, tokenizer)
+    model_args = f"pretrained={names['pretrained']},draft={names['draft']},dtype=float32"
+    done = run_cli(tmp_path, tasks, f"{model_args},rule=prob,r=0.05,block=3")
+    assert done.returncode == 0, done.stderr
+    (written,) = (tmp_path / "out").rglob("results_*.json")
+    assert json.loads(written.read_text())["config"]["gistgate"]["settings"] == {"r": 0.05}
+    failed = run_cli(tmp_path, tasks, f"{model_args},rule=probb")
+    assert failed.returncode == 1
+    assert failed.stderr.strip().splitlines()[-1].startswith("There is no rule 'probb'. Did you mean 'prob'")
+
+
+def test_importing_gistgate_does_not_import_lm_eval() -> None:
+    code = "import sys, gistgate.integrations.lm_eval; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
