@@ -14,9 +14,12 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import pyplot
+
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from pipeline import tracking
+from pipeline.figures import reliability_figure
 from pipeline.fitting.job import Job, head_job
 from pipeline.fitting.partners import partners_of
 from pipeline.fitting.rows import Rows, read_rows
@@ -80,6 +83,9 @@ def record(folder: Path, stage: str, job: Job, params: Params) -> None:
         run_.log_params(job.as_json()["settings"])
         run_.log_metrics(metrics)
         run_.log_artifacts(folder)
+        figure = reliability_figure({job.head: read_json(folder / "curves.json")})
+        run_.log_figure(figure, "reliability.png")
+        pyplot.close(figure)
 
 
 if __name__ == "__main__":
