@@ -1,0 +1,149 @@
+"""The command line: gistgate generate | inspect | trace | eval | bench. Errors are one sentence and exit status 1."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gistgate.errors import UserError
+
+app = typer.Typer(
+    help="Speculative decoding that keeps a draft token when it keeps the meaning.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+TargetName = Annotated[str, typer.Argument(help="Target model: hub id or folder.", metavar="TARGET")]
+Prompt = Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.", metavar="PROMPT")]
+Draft = Annotated[str | None, typer.Option(help="Draft model: hub id or folder.")]
+Drafter = Annotated[str | None, typer.Option(help="model, lookup or none; default: model with a draft.")]
+GateFolder = Annotated[str | None, typer.Option("--gate", help="Folder of a trained gate.")]
+RuleName = Annotated[str | None, typer.Option("--rule", help="Acceptance rule; default: autojudge with a gate.")]
+Settings = Annotated[list[str], typer.Option("--set", help="Setting of the rule, such as theta=0.9; repeatable.")]
+BlockLength = Annotated[int | None, typer.Option("--block", help="K, drafted tokens per target forward.", min=0)]
+Budget = Annotated[float, typer.Option(help="Certified loss at which a gate runs, as a share.", min=0, max=1)]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)]
+Stops = Annotated[list[str], typer.Option("--stop", help="Text that ends the answer; repeatable.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
+System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
+Temperature = Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)]
+Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
+
+
+@app.command()
+def generate(
+    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
+    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
+    system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
+) -> None:  # fmt: skip
+    """Continue one prompt; what was counted goes to standard error."""
+    from gistgate.block import Sampling
+
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    ids = served.target.encode(read(prompt), chat, system)
+    answer = served.decoder.generate(
+        [ids], sampling=Sampling(temperature), seeds=[seed], **served.request(max_new_tokens, stop)
+    )[0]
+    typer.echo(served.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
+    typer.echo(counted(answer), err=True)
+
+
+@app.command()
+def trace(
+    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
+    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
+    system: System = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
+) -> None:  # fmt: skip
+    """Continue one prompt and show why every token is there."""
+    from gistgate import terminal
+    from gistgate.tracing import trace as traced
+
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    ids = served.target.encode(read(prompt), chat, system)
+    answer, tokens = traced(served.decoder, ids, served.target.tokenizer, **served.request(max_new_tokens, stop))
+    typer.echo(terminal.as_lines(tokens) if as_json else terminal.coloured(tokens))
+    typer.echo(counted(answer), err=True)
+
+
+@app.command()
+def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")]) -> None:
+    """Say what a gate is: its partners, features and certified settings."""
+    from gistgate import terminal
+    from gistgate.gates.gate import Gate
+
+    typer.echo(terminal.described(Gate.load(gate).config))
+
+
+@app.command()
+def bench(
+    target: TargetName, prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
+    draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
+    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    dtype: Dtype = "auto", max_new_tokens: Length = 128,
+) -> None:  # fmt: skip
+    """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
+    from gistgate import terminal
+    from gistgate.files import read_text
+    from gistgate.timing import side_by_side
+
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    ids = [served.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
+    typer.echo(terminal.timed(side_by_side(served.decoder, ids, **served.request(max_new_tokens, []))))
+
+
+@app.command(
+    "eval", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+)
+def evaluate(context: typer.Context) -> None:
+    """Run lm-eval with the model `gistgate`; takes lm-eval's own arguments (try: gistgate eval run --help)."""
+    from gistgate.integrations.lm_eval.__main__ import main as harness
+
+    sys.argv = ["gistgate eval", *context.args]
+    harness()
+
+
+def serve(
+    target: str, dtype: str, draft: str | None, drafter: str | None, gate: str | None, rule: str | None,
+    settings: list[str], block: int | None, budget: float,
+) -> Any:  # fmt: skip
+    """Target and decoder as the options name them."""
+    from gistgate.serving import Served
+
+    return Served.load(
+        target, dtype, draft=draft, drafter=drafter, gate=gate, rule=rule, block=block, budget=budget, settings=settings
+    )
+
+
+def read(prompt: str) -> str:
+    """The prompt, from standard input if it is a dash."""
+    return sys.stdin.read() if prompt == "-" else prompt
+
+
+def counted(answer: Any) -> str:
+    """One line about an answer."""
+    done = answer.statistics
+    return (
+        f"{done.tokens} tokens in {done.forwards} target forwards (tau {done.mean_accepted_length:.2f}), "
+        f"{done.loose} loose, ended by {answer.finish}"
+    )
+
+
+def main() -> None:
+    """Entry point: what a person can mend becomes one sentence."""
+    try:
+        app()
+    except UserError as error:
+        print(" ".join(str(error).split()), file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
+
+import json
+
+import pytest
+
+from gistgate import cli
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
+from gistgate.gates.identity import identify_model, identify_tokenizer
+from tests.tiny import byte_tokenizer, tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a target, its draft and a gate that finds everything harmless."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
+    for name, model in (("target", target), ("draft", draft)):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    points = (
+        OperatingPoint(0.03, 0.95, 1.0, 500, 0.021, 4, True),
+        OperatingPoint(0.01, 0.95, 0.0, 500, 0.05, 4, False),
+    )
+    config = GateConfig(
+        {"type": "linear"}, {"h_tok:post": 32}, identify_model(target), identify_model(draft),
+        identify_tokenizer(tokenizer), operating_points=points,
+    )  # fmt: skip
+    Gate(config).save(folder / "gate")
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command line; returns (status, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["gistgate", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        return left.value.code or 0, said.out, said.err
+
+    return call
+
+
+def test_strict_decoding_says_what_plain_decoding_says(run, pair):
+    plain = run("generate", pair / "target", "Tom has", "--max-new-tokens", 24)
+    strict = run("generate", pair / "target", "Tom has", "--draft", pair / "draft", "--max-new-tokens", 24)
+    assert plain[0] == strict[0] == 0
+    assert plain[1] == strict[1] != "\n"
+    assert "24 tokens in 24 target forwards (tau 1.00)" in plain[2]
+    assert "tau 1.00" not in strict[2]
+
+
+def test_a_gate_runs_at_its_certified_setting(run, pair):
+    """Its operating point accepts everything, so looseness shows in the trace."""
+    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 40)
+    status, out, err = run("trace", pair / "target", "Tom has", *arguments, "--json")
+    tokens = [json.loads(line) for line in out.strip().split("\n")]
+    assert status == 0 and len(tokens) == 40
+    assert {"loose", "own"} <= {token["reason"] for token in tokens}
+    assert all((token["kept"] is None) == (token["reason"] == "own") for token in tokens)
+    assert ", 0 loose" not in err
+
+
+def test_the_coloured_trace_lists_loose_tokens(run, pair):
+    arguments = ("--draft", pair / "draft", "--rule", "random", "--set", "rate=1.0", "--max-new-tokens", 40)
+    assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
+
+
+def test_inspect_names_partners_and_settings(run, pair):
+    status, out, _ = run("inspect", pair / "gate")
+    assert status == 0
+    assert "h_tok:post (32)" in out and "budget 3 %  risk 1, K 4" in out and "budget 1 %  nothing certified" in out
+
+
+def test_bench_times_three_ways(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n\nAnna gave\n")
+    arguments = (pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft", "--rule", "top-k")
+    status, out, _ = run("bench", *arguments, "--max-new-tokens", 12)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:]] == ["plain", "strict", "top-k"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["generate", "{pair}/nowhere", "Tom"], "could not be loaded"),
+        (["generate", "{pair}/target", "Tom", "--rule", "flyy"], "Did you mean"),
+        (["generate", "{pair}/target", "Tom", "--rule", "fly", "--set", "thetaa=1"], "Did you mean 'theta'?"),
+        (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),
+        (["generate", "{pair}/target", "Tom", "--rule", "prob", "--set", "r=7"], "lies in (0, 1]"),
+        (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
+        (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
+        (["generate", "{pair}/target", "Tom", "--max-new-tokens", "9999"], "exceed the context"),
+        (["generate", "{pair}/draft", "Tom", "--gate", "{pair}/gate"], "gate"),
+        (["inspect", "{pair}/nowhere"], "missing"),
+        (["bench", "{pair}/target", "{pair}/nothing.txt"], "missing"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, pair, arguments, sentence):
+    status, out, err = run(*[argument.format(pair=pair) for argument in arguments])
+    assert status == 1 and out == ""
+    said = [line for line in err.splitlines() if "Loading weights" not in line and line.strip()]
+    assert sentence in said[-1] and "Traceback" not in err
