@@ -35,7 +35,7 @@ OUTPUTS = (
 """Files that a whole run leaves behind, among others."""
 TINY: dict[str, Any] = {
     "headline_budget": 0.5,
-    "world": {"kind": "neutral", "min_steps": 1, "max_steps": 1, "max_total": 20, "task_train": 400, "task_test": 120},
+    "world": {"kind": "neutral", "min_steps": 1, "max_steps": 2, "max_total": 50, "task_train": 300, "task_test": 80},
     "pair_training": {
         "target": {"hidden_size": 128, "layers": 2, "intermediate_size": 256, "documents": 3000, "steps": 120},
         "draft": {"hidden_size": 64, "layers": 1, "intermediate_size": 128, "documents": 1500, "steps": 60},

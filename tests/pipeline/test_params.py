@@ -1,5 +1,6 @@
 """params.yaml: what it accepts, and the sentence it answers with otherwise."""
 
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -91,3 +92,19 @@ def test_what_is_calibrated_has_a_knob():
     assert [name for name, method in params.methods.items() if method.knob is None] == ["exact"]
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     assert list(content["methods"]["lossless"]) == ["exact"]
+
+
+def missing_keys(params, content, where=""):
+    """Fields that the file does not mention, as dotted places."""
+    for field in fields(params):
+        value, place = getattr(params, field.name), f"{where}{field.name}"
+        if field.name not in content:
+            yield place
+        elif is_dataclass(value):
+            yield from missing_keys(value, content[field.name], f"{place}.")
+
+
+def test_the_projects_own_file_shows_every_key():
+    """DVC tracks what stands in the file; a default that only the code knows could change unnoticed."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(missing_keys(read_params(ROOT / "params.yaml"), content)) == []
