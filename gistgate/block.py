@@ -15,6 +15,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from gistgate.errors import UserError
+
 
 class Reason(IntEnum):
     """Why a token is in the output."""
@@ -39,6 +41,13 @@ class Sampling:
     """Keep only that many most probable tokens; 0 keeps all."""
     top_p: float = 1.0
     """Keep the smallest set of tokens with at least this mass; 1 keeps all."""
+
+    def __post_init__(self) -> None:
+        if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise UserError(
+                f"Sampling with temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p} is impossible: "
+                "temperature and top_k are 0 or more, top_p lies in (0, 1]."
+            )
 
     @property
     def greedy(self) -> bool:

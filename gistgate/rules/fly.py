@@ -49,8 +49,8 @@ class Fly(Superset):
         undecided_BK = self.uncertainty(block)[:, :-1] >= self.theta
         # Behind the draft's end a window counts as failed (strict windows) or as held (windows cut at the end).
         follows_BK = m_BK if self.strict_window else m_BK | ~block.valid
-        padded = F.pad(follows_BK, (0, self.window), value=not self.strict_window)
-        agrees_BK = padded.unfold(-1, self.window + 1, 1)[..., 1:].all(-1)
+        padded = F.pad(follows_BK, (0, self.window + 1), value=not self.strict_window)
+        agrees_BK = padded.unfold(-1, self.window + 1, 1)[:, :-1, 1:].all(-1)
         probable_BK = block.draft_logprob >= (math.log(self.p_min) if self.p_min else -torch.inf)
         return m_BK | (undecided_BK & agrees_BK & probable_BK)
 

@@ -51,6 +51,8 @@ class ProbRatio(Superset):
         log_of_threshold(self.id, self.r)
 
     def accept(self, block: Block, state: State) -> Tensor:
+        if self.r == 1:  # neither a tie with t* nor, when sampling, t* itself is a reason to overrule the strict test
+            return block.strict
         return block.draft_logprob - block.top_logprob[:, :-1] >= log_of_threshold(self.id, self.r)
 
 
@@ -69,4 +71,4 @@ class TopK(Superset):
             raise UserError(f"top-k: k is {self.k}, but at least the best token must count. 1 is strict.")
 
     def accept(self, block: Block, state: State) -> Tensor:
-        return (block.draft_rank < self.k) if self.k > 1 else block.match
+        return (block.draft_rank < self.k) if self.k > 1 else block.strict

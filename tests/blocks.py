@@ -1,0 +1,69 @@
+"""Blocks made by hand, and random ones with everything in them that a rule may ask for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Acceptance, Block, Sampling
+from gistgate.rules.base import settle
+
+SURE = {t: [9.0 if i == t else 0.0 for i in range(4)] for t in range(4)}
+"""Logits that leave no doubt about t."""
+TORN = [2.0, 2.0, 0.0, 0.0]
+"""Undecided between 0 and 1; the argmax is 0."""
+SPLIT = [2.5, 2.4, 2.3, -9.0]
+"""0 by a hair, then 1, then 2; 3 is out of the question."""
+
+
+def block(*rows: list[float], draft: list[int], valid: int | None = None, **more: Any) -> Block:
+    """One row (B = 1): the target's logits `rows` (K + 1 of them) and the drafted tokens."""
+    ids = torch.tensor([draft], dtype=torch.long)
+    known = torch.arange(len(draft)) < (len(draft) if valid is None else valid)
+    more = {name: torch.tensor([value]) if isinstance(value, list) else value for name, value in more.items()}
+    return Block(ids, known[None], torch.tensor([rows], dtype=torch.float32), **more)
+
+
+def random_block(
+    seed: int = 0, batch: int = 16, num: int = 8, vocabulary: int = 6, temperature: float = 0.0, with_q: bool = True
+) -> Block:
+    """Ragged drafts that often match, some forbidden tokens, protocol id 5, gate, states, and numbers to draw with."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    z = 2 * noise(batch, num + 1, vocabulary)
+    z = z.masked_fill(torch.rand(z.shape, generator=generator) < 0.15, -torch.inf)
+    z[..., 0] = z[..., 0].clamp_min(-3)  # one token is always possible
+    q = (2 * noise(batch, num, vocabulary)).softmax(-1)
+    guess = torch.randint(vocabulary, (batch, num), generator=generator)
+    matches = torch.rand(batch, num, generator=generator) < 0.6
+    lengths = torch.randint(num + 1, (batch, 1), generator=generator)
+    lengths[: batch // 2] = num
+    return Block(
+        torch.where(matches, z[:, :-1].argmax(-1), guess),
+        torch.arange(num) < lengths,
+        Sampling(temperature).logits(z),
+        q=q if with_q else None,
+        hidden={"post": noise(batch, num + 1, 3), "pre": noise(batch, num + 1, 3)},
+        gate_probs=torch.rand(batch, num, generator=generator),
+        uniforms=torch.rand(batch, num + 1, generator=generator, dtype=torch.float64).clamp(1e-9, 1 - 1e-9),
+        greedy=temperature == 0.0,
+        protocol=torch.tensor([5]),
+    )
+
+
+def rows_of(whole: Block, index: Tensor) -> Block:
+    """Some rows of a block, in the order of `index`."""
+    per_row = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms")
+    parts = {name: value[index] for name in per_row if (value := getattr(whole, name)) is not None}
+    return replace(whole, **parts, hidden={name: state[index] for name, state in whole.hidden.items()})
+
+
+def accepted(rule: Any, whole: Block) -> Acceptance:
+    """The rule's verdict, composed as the decoder does it."""
+    return settle(rule, whole, {})

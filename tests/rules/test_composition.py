@@ -1,0 +1,158 @@
+"""How an opinion becomes a prefix: longest run, reasons, and the target's own token behind it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gistgate.block import Block, Reason, Sampling
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from gistgate.rules.base import draw, residual, settle
+from tests.blocks import SPLIT, SURE, TORN, accepted, block
+
+
+@dataclass(frozen=True)
+class Says:
+    """A rule with a fixed opinion."""
+
+    opinion: Tensor
+    superset: bool = True
+    needs: frozenset[str] = frozenset()
+
+    def accept(self, block: Block, state: Any) -> Tensor:
+        return self.opinion
+
+
+flags = st.lists(st.booleans(), min_size=0, max_size=9)
+
+
+@settings(max_examples=200, deadline=None)
+@given(matches=flags, opinions=st.lists(st.booleans(), min_size=9, max_size=9), num_valid=st.integers(0, 9))
+@pytest.mark.parametrize("superset", [True, False])
+def test_the_longest_accepted_prefix_stays(superset: bool, matches: list[bool], opinions: list[bool], num_valid: int):
+    num = len(matches)
+    tokens = [0 if match else 1 for match in matches]
+    judged = block(*[TORN] * (num + 1), draft=tokens, valid=min(num, num_valid))
+    outcome = settle(Says(torch.tensor([opinions[:num]], dtype=torch.bool), superset), judged, {})
+
+    reasons: list[int] = []
+    for match, opinion in zip(matches[: min(num, num_valid)], opinions, strict=False):
+        if not (opinion or (match and superset)):
+            break
+        reasons.append(Reason.LOOSE if not match else Reason.CARRIED if Reason.LOOSE in reasons else Reason.STRICT)
+    assert outcome.length.item() == len(reasons)
+    assert outcome.reasons[0, : len(reasons)].tolist() == reasons
+    assert outcome.own_ids.item() == 0
+
+
+def test_strict_loose_carried_and_own():
+    judged = block(TORN, SURE[2], TORN, SURE[3], SURE[1], SURE[0], draft=[0, 2, 1, 3, 0])
+    outcome = accepted(make_rule("prob", r=0.2), judged)
+    assert outcome.length.tolist() == [4] and outcome.own_ids.tolist() == [1]
+    assert outcome.reasons[0, :4].tolist() == [Reason.STRICT, Reason.STRICT, Reason.LOOSE, Reason.CARRIED]
+
+
+@pytest.mark.parametrize("draft, own", [([1, 1], 2), ([2, 1], 3), ([2, 3], 0), ([], 2)])
+def test_the_own_token_is_the_argmax_behind_the_prefix(draft: list[int], own: int):
+    rows = [SURE[2], SURE[3], SURE[0]]
+    assert accepted(make_rule("exact"), block(*rows[: len(draft) + 1], draft=draft)).own_ids.item() == own
+
+
+def test_a_refused_token_is_replaced_from_the_residual():
+    """p = (1/4, 1/2, 1/4), q = (1/2, 1/4, 1/4): only 1 lies above q."""
+    p = torch.tensor([0.25, 0.5, 0.25]).log().tolist()
+    for uniform in (0.001, 0.5, 0.999):
+        judged = block(p, p, draft=[0], q=[[0.5, 0.25, 0.25]], uniforms=[0.9, uniform], greedy=False)
+        outcome = accepted(make_rule("exact"), judged)
+        assert outcome.length.tolist() == [0] and outcome.own_ids.tolist() == [1]
+
+
+def test_a_refused_certain_token_is_never_drawn_again():
+    p = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    drawn = {
+        accepted(make_rule("exact"), block(p, p, draft=[0], uniforms=[0.9, u / 50 + 0.01], greedy=False)).own_ids.item()
+        for u in range(50)
+    }
+    assert drawn == {1, 2}
+
+
+def test_behind_a_whole_draft_the_bonus_comes_from_p():
+    """Also behind a draft that is shorter than the block."""
+    p = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    for valid in (0, 1, 2):
+        judged = block(p, p, p, draft=[0, 0], valid=valid, uniforms=[0.01, 0.01, 0.25], greedy=False)
+        outcome = accepted(make_rule("exact"), judged)
+        assert outcome.length.tolist() == [valid] and outcome.own_ids.tolist() == [0]
+
+
+def test_an_empty_residual_falls_back_to_p():
+    p = torch.tensor([[0.5, 0.3, 0.2]])
+    judged = block([0.0] * 3, [0.0] * 3, draft=[0], q=p.tolist(), greedy=False)
+    assert torch.equal(residual(judged, p, torch.tensor([0])), p)
+    assert residual(judged, torch.tensor([[0.4, 0.4, 0.2]]), torch.tensor([0])).tolist() == [[0, pytest.approx(0.1), 0]]
+
+
+@pytest.mark.parametrize("uniform, index", [(1e-12, 1), (0.19, 1), (0.21, 3), (1 - 1e-12, 3)])
+def test_draw_skips_tokens_without_weight(uniform: float, index: int):
+    weights = torch.tensor([0.0, 0.2, 0.0, 0.8, 0.0])
+    assert draw(weights, torch.tensor(uniform, dtype=torch.float64)).item() == index
+
+
+def test_draw_needs_no_normalised_weights():
+    uniforms = torch.linspace(0.005, 0.995, 100)
+    drawn = draw(torch.tensor([2.0, 6.0]).expand(100, 2), uniforms)
+    assert drawn.float().mean().item() == pytest.approx(0.75)
+
+
+def test_sampling_orders_temperature_top_k_top_p():
+    z = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0])
+    assert Sampling().logits(z) is z
+    assert torch.equal(Sampling(2.0).logits(z), z / 2)
+    assert Sampling(1.0, top_k=2).logits(z).isfinite().tolist() == [True, True, False, False, False]
+    assert Sampling(1.0, top_k=9).logits(z).isfinite().all()
+    # probabilities 0.64, 0.23, 0.09, ...: the second crosses 0.7
+    assert Sampling(1.0, top_p=0.7).logits(z).isfinite().tolist() == [True, True, False, False, False]
+    assert Sampling(1.0, top_p=0.6).logits(z).isfinite().tolist() == [True, False, False, False, False]
+    # at temperature 4 the first three hold 0.73 and at top-k 3 the first two hold 0.72
+    assert Sampling(4.0, top_p=0.7).logits(z).isfinite().sum() == 3
+    assert Sampling(4.0, top_k=3, top_p=0.7).logits(z).isfinite().sum() == 2
+    assert Sampling(1.0, top_p=1e-9).logits(z).isfinite().sum() == 1
+
+
+def test_sampling_is_that_of_transformers():
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    z = 3 * torch.randn(50, 40, generator=torch.Generator().manual_seed(0))
+    theirs = z
+    for warper in (TemperatureLogitsWarper(0.7), TopKLogitsWarper(12), TopPLogitsWarper(0.8)):
+        theirs = warper(None, theirs)
+    assert torch.equal(Sampling(0.7, top_k=12, top_p=0.8).logits(z), theirs)
+
+
+@pytest.mark.parametrize("wrong", [{"temperature": -1.0}, {"top_k": -1}, {"top_p": 0.0}, {"top_p": 1.5}])
+def test_impossible_sampling_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(UserError, match="Sampling"):
+        Sampling(**{"temperature": 1.0, **wrong})
+
+
+def test_a_sampled_block_needs_numbers():
+    with pytest.raises(ValueError, match="uniforms"):
+        _ = block(SPLIT, SPLIT, draft=[0], greedy=False).strict
+
+
+def test_block_statistics():
+    judged = block([0.0, 0.0, -torch.inf, -torch.inf], SPLIT, draft=[1])
+    assert judged.entropy[0, 0].item() == pytest.approx(0.6931, abs=1e-4)
+    assert judged.entropy3[0, 0].item() == pytest.approx(0.6931, abs=1e-4)
+    uniform = block([0.0] * 4, SPLIT, draft=[1])
+    assert uniform.entropy[0, 0].item() == pytest.approx(1.3863, abs=1e-4)
+    assert uniform.entropy3[0, 0].item() == pytest.approx(0.75 * 1.3863, abs=1e-4)
+    assert block(SPLIT, SPLIT, draft=[2]).draft_rank.tolist() == [[2]]
+    assert block(SURE[1], SPLIT, draft=[1]).top_logprob[0, 0] > -0.01

@@ -1,0 +1,171 @@
+"""What every rule promises. A new rule enters by itself; it only has to name its closed and its open setting here."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.block import Block, Reason
+from gistgate.rules import RULES, make_rule
+from gistgate.rules.base import allowed
+from tests.blocks import accepted, random_block, rows_of
+
+CLOSED: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "prob": {"r": 1.0},
+    "prob-ratio": {"r": 1.0},
+    "top-k": {"k": 1},
+    "random": {"rate": 0.0},
+    "fly": {"theta": 9.9},
+    "autojudge": {"risk": -1.0},
+}
+"""Settings that must be lossless."""
+OPEN: dict[str, dict[str, Any]] = {
+    "prob": {"r": 1e-30},
+    "prob-ratio": {"r": 1e-30},
+    "top-k": {"k": 10**6},
+    "random": {"rate": 1.0},
+    "fly": {"theta": 0.0, "window": 0},
+    "autojudge": {"risk": 1.0},
+}
+"""Settings that keep whatever may be kept at all."""
+
+SETTINGS = [(rule_id, {}) for rule_id in RULES]
+SETTINGS += [(rule_id, settings) for table in (CLOSED, OPEN) for rule_id, settings in table.items() if settings]
+KINDS = [(0.0, True), (0.0, False), (1.0, True), (1.0, False), (0.5, True)]
+"""Temperature, and whether the drafter has probabilities."""
+
+
+def blocks(**more: Any) -> list[Block]:
+    return [random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(KINDS)]
+
+
+def test_every_rule_names_its_extreme_settings():
+    knobs = {rule_id for rule_id, rule in RULES.items() if rule.knob is not None}
+    assert set(RULES) == set(CLOSED), "a new rule needs its lossless setting in CLOSED"
+    assert knobs == set(OPEN), "a new rule with a knob needs its freest setting in OPEN"
+
+
+@pytest.mark.parametrize("rule_id", RULES)
+def test_a_rule_is_a_frozen_dataclass_that_names_its_knob(rule_id: str):
+    rule = RULES[rule_id]
+    assert rule.id == rule_id and is_dataclass(rule) and rule.__dataclass_params__.frozen
+    assert rule.knob is None or rule.knob in {field.name for field in fields(rule)}
+    assert rule.looser in ("up", "down") and rule.needs <= {"gate", "q", "uniforms"}
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, Any]):
+    for num in (0, 1, 8):
+        for block in blocks(num=num):
+            opinion = make_rule(rule_id, **settings).accept(block, {})
+            assert opinion.shape == (16, num) and opinion.dtype == torch.bool
+            outcome = accepted(make_rule(rule_id, **settings), block)
+            assert outcome.length.shape == outcome.own_ids.shape == (16,)
+            assert (outcome.length <= block.valid.sum(-1)).all()
+
+
+@pytest.mark.parametrize("rule_id", CLOSED)
+def test_closed_is_strict(rule_id: str):
+    closed, exact = make_rule(rule_id, **CLOSED[rule_id]), make_rule("exact")
+    for block in blocks(batch=200):
+        assert torch.equal(accepted(closed, block).length, accepted(exact, block).length)
+        assert torch.equal(accepted(closed, block).own_ids, accepted(exact, block).own_ids)
+
+
+@pytest.mark.parametrize("rule_id", CLOSED)
+def test_closed_is_strict_where_two_tokens_tie(rule_id: str):
+    """Half-precision logits tie often; only the first of equals is the target's greedy token."""
+    z = torch.tensor([1.0, 1.0, 0.0, 1.0]).expand(1, 3, 4)
+    block = replace(random_block(batch=1, num=2), draft_ids=torch.tensor([[1, 0]]), logits=z, protocol=None)
+    block = replace(block, valid=torch.ones(1, 2, dtype=torch.bool))
+    assert accepted(make_rule(rule_id, **CLOSED[rule_id]), block).length.tolist() == [0]
+
+
+@pytest.mark.parametrize("rule_id", OPEN)
+def test_open_keeps_all_that_may_be_kept(rule_id: str):
+    rule = make_rule(rule_id, **OPEN[rule_id])
+    for block in blocks(batch=200):
+        may = block.strict | allowed(block)
+        assert torch.equal(accepted(rule, block).length, may.long().cumprod(-1).sum(-1))
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_never_less_than_strict(rule_id: str, settings: dict[str, Any]):
+    for block in blocks(batch=200):
+        loose, strict = accepted(make_rule(rule_id, **settings), block), accepted(make_rule("exact"), block)
+        assert (loose.length >= strict.length).all()
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_never_a_forbidden_token_nor_one_behind_the_draft(rule_id: str, settings: dict[str, Any]):
+    for block in blocks(batch=200):
+        outcome = accepted(make_rule(rule_id, **settings), block)
+        kept = torch.arange(8) < outcome.length[:, None]
+        assert not (kept & (block.draft_logprob == -torch.inf)).any()
+        assert not (kept & ~block.valid).any()
+        own_row = block.logits[torch.arange(200), outcome.length]
+        assert (own_row.gather(-1, outcome.own_ids[:, None]) > -torch.inf).all()
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_protocol_tokens_are_strict(rule_id: str, settings: dict[str, Any]):
+    """Neither may the draft end what the target goes on with, nor the reverse."""
+    for block in blocks(batch=200):
+        outcome = accepted(make_rule(rule_id, **settings), block)
+        kept = torch.arange(8) < outcome.length[:, None]
+        steering = (block.draft_ids == 5) | (block.top_ids[:, :-1] == 5)
+        assert not (kept & steering & ~block.strict).any()
+
+
+@pytest.mark.parametrize("rule_id", OPEN)
+def test_the_knob_is_monotone_from_closed_to_open(rule_id: str):
+    rule = RULES[rule_id]
+    low, high = sorted([CLOSED[rule_id][rule.knob], min(OPEN[rule_id][rule.knob], 6)])
+    middle = (low + high) // 2 if isinstance(low, int) else (low + high) / 2
+    fixed = {name: value for name, value in OPEN[rule_id].items() if name != rule.knob}
+    order = [low, middle, high] if rule.looser == "up" else [high, middle, low]
+    for block in blocks(batch=200):
+        lengths = [accepted(make_rule(rule_id, **fixed, **{rule.knob: value}), block).length for value in order]
+        assert (lengths[0] <= lengths[1]).all() and (lengths[1] <= lengths[2]).all()
+        assert (lengths[0] < lengths[2]).any()
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_rows_do_not_influence_each_other(rule_id: str, settings: dict[str, Any]):
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
+    for block in blocks():
+        rule = make_rule(rule_id, **settings)
+        whole, permuted = accepted(rule, block), accepted(rule, rows_of(block, order))
+        alone = [accepted(rule, rows_of(block, torch.tensor([row]))) for row in range(16)]
+        assert torch.equal(whole.length[order], permuted.length) and torch.equal(whole.own_ids[order], permuted.own_ids)
+        assert torch.equal(whole.length, torch.cat([one.length for one in alone]))
+        assert torch.equal(whole.own_ids, torch.cat([one.own_ids for one in alone]))
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_padding_behind_a_draft_changes_nothing(rule_id: str, settings: dict[str, Any]):
+    """A neighbour with a longer draft widens the block; a row's own verdict stays."""
+    for block in blocks():
+        short = replace(block, valid=block.valid & (torch.arange(8) < 5))
+        cut = {"draft_ids": block.draft_ids[:, :5], "valid": short.valid[:, :5], "logits": block.logits[:, :6]}
+        cut["gate_probs"], cut["q"] = block.gate_probs[:, :5], None if block.q is None else block.q[:, :5]
+        cut["uniforms"] = torch.cat([block.uniforms[:, :5], block.uniforms[:, -1:]], dim=1)
+        rule = make_rule(rule_id, **settings)
+        wide, narrow = accepted(rule, short), accepted(rule, replace(block, **cut, hidden={}))
+        assert torch.equal(wide.length, narrow.length) and torch.equal(wide.own_ids, narrow.own_ids)
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_reasons_follow_the_strict_mask(rule_id: str, settings: dict[str, Any]):
+    for block in blocks(batch=200):
+        outcome = accepted(make_rule(rule_id, **settings), block)
+        for row, length in enumerate(outcome.length.tolist()):
+            seen_loose = False
+            for strict, why in zip(block.strict[row, :length].tolist(), outcome.reasons[row].tolist(), strict=False):
+                expected = Reason.CARRIED if strict and seen_loose else Reason.STRICT if strict else Reason.LOOSE
+                assert why == expected
+                seen_loose |= not strict
