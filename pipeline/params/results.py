@@ -22,7 +22,7 @@ class CalibrateParams:
     """Settings per method that development prompts may send to certification, in settings."""
     evaluations: Count = 6
     """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
-    reserve: Annotated[float, Between(0, 3)] = 0.5
+    reserve: Annotated[float, Between(0, 3)] = 1.0
     """What the choice of settings leaves free below a budget, in standard errors of the calibration loss."""
 
 

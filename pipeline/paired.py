@@ -1,0 +1,101 @@
+"""Statistics of two methods that ran on the same prompts: claims on the test split, not certificates."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.stats import binomtest, bootstrap
+
+from gistgate.errors import UserError
+
+Array = NDArray[np.float64]
+
+RESAMPLES = 9999
+"""Bootstrap resamples."""
+BATCH = 500
+"""Resamples held in memory at once."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A value and its two-sided bootstrap interval."""
+
+    mean: float
+    """The value on the prompts that were seen."""
+    low: float
+    """Lower end."""
+    high: float
+    """Upper end."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain JSON."""
+        return asdict(self)
+
+
+def mcnemar(loose: ArrayLike, strict: ArrayLike) -> float:
+    """Two-sided exact McNemar p-value for equal accuracy of `loose [N]` and `strict [N]`, scores 0 or 1.
+
+    1.0 when no pair is discordant. Scores between 0 and 1 count by which of the two is larger (a sign test).
+    """
+    difference = pairs(loose, strict)
+    losses, gains = int((difference < 0).sum()), int((difference > 0).sum())
+    return float(binomtest(losses, losses + gains, 0.5).pvalue) if losses + gains else 1.0
+
+
+def accuracy_difference(
+    loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0, method: Literal["BCa", "percentile"] = "BCa"
+) -> Interval:
+    """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that looseness costs."""
+    difference = pairs(loose, strict)
+    mean = float(difference.mean())
+    if np.ptp(difference) == 0:  # every resample is the same
+        return Interval(mean, mean, mean)
+    result = bootstrap(
+        (difference,), np.mean, n_resamples=RESAMPLES, batch=BATCH, confidence_level=level, method=method,
+        rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0) -> Interval:
+    """sum(numerator) / sum(denominator) over the same prompts, with a percentile bootstrap interval over prompts.
+
+    For speed the numerator holds the reference's seconds [N], the denominator the method's: above 1 is faster.
+    Repeats of a prompt are added up first, since they are not independent.
+
+    Raises:
+        UserError: the seconds are not paired, or not positive.
+    """
+    a, b = paired(numerator, denominator)
+    if not ((a > 0).all() and (b > 0).all()):
+        raise UserError("A speed ratio needs positive seconds for every prompt. Run the benchmark again.")
+    value = float(a.sum() / b.sum())
+    if len(a) == 1:
+        return Interval(value, value, value)
+    result = bootstrap(
+        (a, b), lambda x, y, axis: x.sum(axis) / y.sum(axis), n_resamples=RESAMPLES, batch=BATCH, paired=True,
+        vectorized=True, confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
+    )  # fmt: skip
+    return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+
+
+def pairs(loose: ArrayLike, strict: ArrayLike) -> Array:
+    """loose - strict [N]."""
+    a, b = paired(loose, strict)
+    return a - b
+
+
+def paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
+    """Two arrays of equal length; UserError when they are empty, of different length or not finite."""
+    x, y = np.asarray(a, float).ravel(), np.asarray(b, float).ravel()
+    if len(x) != len(y) or not len(x):
+        raise UserError(
+            f"Paired statistics need the same prompts on both sides, but there are {len(x)} and {len(y)}. "
+            "Run both methods on one split."
+        )
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        raise UserError("Paired statistics met a value that is not a number. Run the method again.")
+    return x, y
