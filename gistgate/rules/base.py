@@ -111,6 +111,8 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     One number per draw keeps a row's text independent of its neighbours in the batch.
     """
     mass = weights.double().cumsum(-1)
-    return torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True).squeeze(-1).clamp_max(
-        weights.shape[-1] - 1
+    return (
+        torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True)
+        .squeeze(-1)
+        .clamp_max(weights.shape[-1] - 1)
     )
