@@ -27,19 +27,32 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
-        if path.is_dir():
-            shutil.rmtree(path)
-        os.replace(part, path)
-    except OSError as error:
+        put(part, path)
+    except (OSError, SafetensorError) as error:
         raise UserError(
-            f"{path} could not be written ({error.strerror or error}). Free some space or check the permissions; "
-            "nothing that was there before is lost."
+            f"{path} could not be written ({getattr(error, 'strerror', None) or error}). Free some space or check the "
+            "permissions; nothing that was there before is lost."
         ) from error
     finally:
         if part.is_dir():
             shutil.rmtree(part, ignore_errors=True)
         else:
             part.unlink(missing_ok=True)
+
+
+def put(part: Path, path: Path) -> None:
+    """Rename `part` to `path`; a folder that stands there makes way, and comes back when that fails."""
+    if not path.is_dir():
+        part.replace(path)
+        return
+    aside = part.with_suffix(".old")
+    path.replace(aside)
+    try:
+        part.replace(path)
+    except OSError:
+        aside.replace(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -91,7 +104,10 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
         UserError: the file is missing or a line is damaged; the line's number is named.
     """
     rows = []
-    for number, line in enumerate(read_text(path).splitlines(), start=1):
+    # Not splitlines: JSON leaves other line ends, such as U+2028, inside its strings as they are.
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line:
+            continue
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
