@@ -1,0 +1,1 @@
+"""The embedded world: word problems whose meaning is one number, told in two dialects."""
