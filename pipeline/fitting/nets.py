@@ -135,6 +135,7 @@ def fit_net(
     """
     pl.seed_everything(seed, verbose=False)
     net = build_head(look_up(HEADS, kind, "gate head"), head_sizes(kind, train.x.shape[1], params))
+    start_at(float(train.kept.mean()), net)
     standardise = Standardisation.of(train.x)
     best = ModelCheckpoint(
         scratch,
@@ -172,6 +173,13 @@ def fit_net(
     fold_standardisation(net.first, standardise.mean, standardise.scale)
     report = {"validation_loss": float(best.best_model_score), "epochs": trainer.current_epoch}
     return net.float().eval(), report
+
+
+def start_at(rate: float, net: nn.Module) -> None:
+    """Let the untrained net say the base rate of every row; harm is rare, and a bias learns slowly."""
+    output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
+    nn.init.zeros_(output.weight)
+    nn.init.constant_(output.bias, float(torch.tensor(rate).logit(eps=1e-3)))
 
 
 def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, float]:

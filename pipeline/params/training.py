@@ -39,7 +39,7 @@ class TrainParams:
     """Epochs without a better validation loss after which a Lightning head stops, in epochs."""
     batch_size: Annotated[int, Between(1)] = 256
     """Labels per optimiser step of the Lightning heads, in rows."""
-    lr: Annotated[float, Between(0)] = 0.001
+    lr: Annotated[float, Between(0)] = 0.003
     """Peak learning rate of the Lightning heads."""
     weight_decay: Annotated[float, Between(0)] = 0.01
     """Weight decay of the Lightning heads."""
