@@ -4,7 +4,7 @@
     python -m pipeline.calibrate learned    all methods that ask a trained gate
     python -m pipeline.calibrate fly        one method
 
-Reads data/prompts and data/reference, writes reports/calibration/<method>.json. Development prompts choose a few
+Reads data/prompts and data/reference, writes reports/calibration/<group>/<method>.json. Development prompts choose a few
 settings; these are decoded on the calibration prompts from strict to loose until one fails the largest budget.
 Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an interruption loses one at most.
 """
@@ -22,7 +22,7 @@ from pipeline.arms import Arm, Bench, Run
 from pipeline.binding import binding_of
 from pipeline.bounds import upper_bound
 from pipeline.certify import Verdict, fixed_sequence
-from pipeline.operating import CALIBRATION
+from pipeline.operating import calibration_file
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.settings import Aims, Choice, Setting, choose_settings
 
@@ -38,7 +38,7 @@ def main() -> None:
     bench = Bench(params)
     for name in names:
         report = calibrate(Arm(bench, name))
-        write_json(CALIBRATION / f"{name}.json", report)
+        write_json(calibration_file(params, name), report)
         print(f"{name}: {summary(report)}")
 
 

@@ -68,7 +68,8 @@ def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[d
 
     def collect(problems: Sequence[int]) -> tuple[Table, list[Trunk]]:
         ids = [prompts[problem]["ids"] for problem in problems]
-        return mine(decoder, watcher, problems, ids, same, **request_of(prompts, pair))
+        num_strict = round(params.collect.strict_share * len(ids))
+        return mine(decoder, watcher, problems, ids, same, num_strict, **request_of(prompts, pair))
 
     return collect
 

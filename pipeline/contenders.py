@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from transformers import StoppingCriteriaList, StopStringCriteria
 
 from gistgate.decoding.decoder import Decoder
 from pipeline.decode import eos_ids, make_decoder, request_of
@@ -87,8 +88,8 @@ def theirs(
 ) -> Callable[[list[int]], tuple[int, int | None]]:
     """transformers' `generate`, with assisted decoding at K = `block` where one is given."""
     extra: dict[str, Any] = {}
-    if request["stops"]:
-        extra |= {"stop_strings": list(request["stops"]), "tokenizer": pair.tokenizer}
+    if request["stops"]:  # as a criterion: the argument `stop_strings` would reach the draft without its tokenizer
+        extra["stopping_criteria"] = StoppingCriteriaList([StopStringCriteria(pair.tokenizer, list(request["stops"]))])
 
     def decode(ids: list[int]) -> tuple[int, int | None]:
         assistant = {}

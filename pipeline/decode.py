@@ -20,6 +20,7 @@ from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
+from pipeline.prefilled import Prefilled
 from pipeline.tasks import Task
 
 
@@ -60,7 +61,14 @@ def make_decoder(
     """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
     drafter = make_drafter(pair, method.drafter)
     return Decoder(
-        pair.target, drafter, make_rule(method.rule, **settings), block, gate=gate, tokenizer=pair.tokenizer, **parts
+        pair.target,
+        drafter,
+        make_rule(method.rule, **settings),
+        block,
+        gate=gate,
+        tokenizer=pair.tokenizer,
+        vocabulary=len(pair.tokenizer),
+        **parts,
     )
 
 
@@ -81,11 +89,21 @@ def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
 
 
 def run_split(
-    decoder: Decoder, task: Task, pair: Pair, prompts: Sequence[dict[str, Any]], params: Params, title: str = "decode"
+    decoder: Decoder,
+    task: Task,
+    pair: Pair,
+    prompts: Sequence[dict[str, Any]],
+    params: Params,
+    title: str = "decode",
+    prefilled: Prefilled | None = None,
 ) -> list[Outcome]:
-    """Decode and score prompts in batches; a progress bar shows rate and time left."""
+    """Decode and score prompts in batches; a progress bar shows rate and time left.
+
+    `prefilled` remembers the prompts for the next setting that decodes them.
+    """
+    decode = decode_all if prefilled is None else prefilled.decode_all
     with tqdm(total=len(prompts), desc=title, unit="prompt", mininterval=5) as bar:
-        answers = decode_all(
+        answers = decode(
             decoder,
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,

@@ -23,7 +23,7 @@ from gistgate.integrations.lm_eval.model import GatedLM
 from pipeline.binding import binding_of, check_binding
 from pipeline.decode import make_decoder, read_prompts
 from pipeline.evaluation import Judged, judge
-from pipeline.operating import CALIBRATION, Operating, operating_point
+from pipeline.operating import Operating, calibration_file, operating_point
 from pipeline.pair_source import read_pair
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import Params, read_params
@@ -114,7 +114,7 @@ class Bench:
         """
         if point.knob is None:
             return
-        certificate = read_json(CALIBRATION / f"{point.method}.json")
+        certificate = read_json(calibration_file(self.params, point.method))
         changed = check_binding(certificate, binding_of(self.params, point.method, self.pair, self.task, gate))
         if changed:
             raise UserError(f"The certificate of '{point.method}' does not hold here: {changed[0]} Calibrate again.")

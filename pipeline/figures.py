@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,24 @@ STYLE = {
 }
 MARKERS = "osD^vPX*<>"
 
+Looks = dict[str, tuple[str, str]]
+"""Colour and marker by method or head: the same in every figure."""
+
+
+def looks(names: Iterable[str]) -> Looks:
+    """A look for each name, in order."""
+    return {name: (f"C{place % 10}", MARKERS[place % len(MARKERS)]) for place, name in enumerate(names)}
+
 
 def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> dict[str, Figure]:
     """Every figure under its file name."""
+    look = looks(summary["methods"])
     with plt.rc_context(STYLE):
         return {
-            "frontier.png": frontier_figure(rows, summary["headline_budget"]),
-            "speed.png": speed_figure(summary),
+            "frontier.png": frontier_figure(rows, summary, look),
+            "speed.png": speed_figure(summary, look),
             "reliability.png": reliability_figure(results.curves),
-            "accepted_length.png": length_figure(results.evaluation),
+            "accepted_length.png": length_figure(results.evaluation, look),
         }
 
 
@@ -44,22 +54,21 @@ def save(figure: Figure, path: Path) -> None:
     plt.close(figure)
 
 
-def frontier_figure(rows: list[dict[str, Any]], budget: float) -> Figure:
-    """Accuracy lost against tokens per target forward, one line per method; certified settings are filled."""
+def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -> Figure:
+    """Accuracy lost against tokens per target forward, a line per method and variant; certified settings are filled."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for place, name in enumerate(dict.fromkeys(row["method"] for row in rows)):
+    for name, method in summary["methods"].items():
+        colour, marker = look[name]
         own = [row for row in rows if row["method"] == name]
-        line = sorted(
-            (row for row in own if row["split"] == "development"), key=lambda row: row["mean_accepted_length"]
-        )
-        colour = f"C{place % 10}"
-        axes.plot(*points(line), "-", color=colour, alpha=0.35, lw=1)
-        marker = MARKERS[place % len(MARKERS)]
+        if not own:  # nothing to calibrate: one point, lossless by construction
+            axes.plot([method["mean_accepted_length"]], [0], marker, color=colour, ms=7, label=name)
+            continue
+        draw_lines(axes, [row for row in own if row["split"] == "development"], colour)
         for row in (row for row in own if row["split"] == "calibration"):
             face = colour if row["certified_budgets"] else "none"
             axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
         axes.plot([], [], marker + "-", color=colour, label=name)
-    axes.axhline(100 * budget, color="grey", ls=":", lw=1)
+    axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.set_xlabel("tokens per target forward (tau)")
     axes.set_ylabel("accuracy lost against strict, points")
     axes.set_title("lines: development prompts; markers: calibration prompts, filled when certified", fontsize=8)
@@ -67,22 +76,33 @@ def frontier_figure(rows: list[dict[str, Any]], budget: float) -> Figure:
     return figure
 
 
+def draw_lines(axes: Axes, rows: list[dict[str, Any]], colour: str) -> None:
+    """One faint line per variant of the fixed settings."""
+    variants = {repr(row["fixed"]): row["fixed"] for row in rows}
+    for variant in variants.values():
+        line = [row for row in rows if row["fixed"] == variant]
+        axes.plot(
+            *points(sorted(line, key=lambda row: row["mean_accepted_length"])), ".-", color=colour, alpha=0.35, lw=1
+        )
+
+
 def points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
     """tau and loss in points."""
     return [row["mean_accepted_length"] for row in rows], [100 * row["loss"] for row in rows]
 
 
-def speed_figure(summary: Summary) -> Figure:
+def speed_figure(summary: Summary, look: Looks) -> Figure:
     """Accuracy lost on the test split against speed, with both intervals, at the headline budget."""
     figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for place, (name, method) in enumerate(summary["methods"].items()):
+    for name, method in summary["methods"].items():
+        colour, marker = look[name]
         speed, change = method["speed"]["vs_plain"], method["accuracy_difference"]
         axes.errorbar(
             speed["mean"],
             -100 * change["mean"],
             xerr=[[speed["mean"] - speed["low"]], [speed["high"] - speed["mean"]]],
             yerr=[[100 * (change["high"] - change["mean"])], [100 * (change["mean"] - change["low"])]],
-            marker=MARKERS[place % len(MARKERS)], ms=6, capsize=2, color=f"C{place % 10}", label=name, ls="none",
+            marker=marker, ms=6, capsize=2, color=colour, label=name, ls="none",
         )  # fmt: skip
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.axvline(1, color="grey", lw=0.5)
@@ -96,30 +116,30 @@ def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
     """Predicted against observed probability that the meaning is kept, on problems no head has seen."""
     figure, axes = plt.subplots(figsize=(4.4, 4.2), layout="constrained")
     axes.plot([0, 1], [0, 1], color="grey", lw=0.8, ls=":")
-    for place, (name, curve) in enumerate(curves.items()):
-        bins = curve["reliability"]
+    look = looks(curves)
+    for name, curve in curves.items():
+        (colour, marker), bins = look[name], curve["reliability"]
         predicted, observed = [b["predicted"] for b in bins], [b["observed"] for b in bins]
-        axes.plot(predicted, observed, MARKERS[place % len(MARKERS)] + "-", ms=4, label=name)
+        axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
     axes.set_xlabel("predicted P(meaning kept)")
     axes.set_ylabel("observed share kept")
     axes.legend()
     return figure
 
 
-def length_figure(evaluation: dict[str, dict[str, Any]]) -> Figure:
+def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     """How many draft tokens a round accepts, as a share of rounds, one line per method."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
-    for place, (name, found) in enumerate(evaluation.items()):
-        if found["block"]:
-            length_line(axes, name, found["statistics"]["histogram"], found["block"], place)
+    for name, (colour, marker) in look.items():
+        share = shares(evaluation[name]["statistics"]["histogram"], evaluation[name]["block"])
+        axes.plot(range(len(share)), share, marker + "-", color=colour, ms=4, label=name)
     axes.set_xlabel("draft tokens accepted in a round")
     axes.set_ylabel("share of rounds, per cent")
     axes.legend()
     return figure
 
 
-def length_line(axes: Axes, name: str, histogram: dict[str, int], block: int, place: int) -> None:
-    """One method's histogram."""
+def shares(histogram: dict[str, int], block: int) -> list[float]:
+    """Per cent of rounds for each accepted length, 0..K."""
     total = sum(histogram.values()) or 1
-    share = [100 * histogram.get(str(length), 0) / total for length in range(block + 1)]
-    axes.plot(range(block + 1), share, MARKERS[place % len(MARKERS)] + "-", ms=4, label=name)
+    return [100 * histogram.get(str(length), 0) / total for length in range(block + 1)]

@@ -44,13 +44,18 @@ class Labeller:
 
     def label(self, table: Table, trunks: Trunks) -> Table:
         """The records with `greedy_kept`, `kept` and `rollouts`; those on a text already spoilt are dropped."""
-        table = in_order(table)
+        table = in_order(self._answered(table))
         outcome = self._outcomes(table, trunks)
         informative = unspoilt(table, outcome)
         table, outcome = picked(table, informative), outcome[informative]
         harm, rollouts = self._harm(table, trunks, outcome)
         rest = {name: column for name, column in table.items() if name not in ("outcome", "accepted")}
         return {**rest, "greedy_kept": outcome, "kept": 1 - harm, "rollouts": rollouts}
+
+    def _answered(self, table: Table) -> Table:
+        """The records of problems in whose own answer the task finds something to compare with."""
+        known = [problem for problem in set(table["problem"].tolist()) if self._same(problem, self.references[problem])]
+        return picked(table, torch.isin(table["problem"], torch.tensor(known, dtype=torch.int64)))
 
     def _outcomes(self, table: Table, trunks: Trunks) -> Tensor:
         """1 where the greedy rollout keeps the meaning, else 0 [N]; known ones are taken over."""
@@ -109,6 +114,7 @@ class Labeller:
         return Rollout(self.prompts[problem]["ids"], trunk.answer, position, forced, self.references[problem], seed)
 
     def _same(self, problem: int, answer: list[int]) -> bool:
+        """Whether the meaning is kept; what cannot be compared counts as lost."""
         text, expected = (self.task.text(self.tokenizer, ids) for ids in (answer, self.references[problem]))
         return bool(self.task.same_meaning(self.prompts[problem]["doc"], text, expected))
 

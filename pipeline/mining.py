@@ -49,9 +49,15 @@ class Walk:
 
 
 def mine(
-    decoder: Decoder, watcher: Watcher, problems: Sequence[int], prompts: Sequence[list[int]], same: Same, **request: Any
+    decoder: Decoder,
+    watcher: Watcher,
+    problems: Sequence[int],
+    prompts: Sequence[list[int]],
+    same: Same,
+    num_strict: int,
+    **request: Any,
 ) -> tuple[Table, list[Trunk]]:
-    """Records of every mismatch on the walk and on the strict text, and the texts they lie on.
+    """Records of every mismatch on the walks and on the first `num_strict` strict texts, and the texts they lie on.
 
     The column `outcome` is 1 where the forced token kept the meaning, 0 where not, and -1 on strict texts, where the
     tokens behind the first have not been forced.
@@ -66,7 +72,7 @@ def mine(
         for index, (problem, prompt, (answer, memory)) in enumerate(zip(problems, prompts, first, strict=True))
         if memory is not None and same(problem, answer.ids, answer.ids)
     ]
-    tables = [stamped(walk.ahead, walk.problem, STRICT, [-1] * num_rows(walk.ahead)) for walk in walks]
+    tables = [stamped(walk.ahead, walk.problem, STRICT, [-1] * num_rows(walk.ahead)) for walk in walks[:num_strict]]
     while live := [walk for walk in walks if not walk.over]:
         step(decoder, watcher, live, same, **request)
     trunks = [Trunk(walk.problem, STRICT, walk.reference) for walk in walks]

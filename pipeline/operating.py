@@ -10,7 +10,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 from pipeline.params import MethodParams, Params
 
-CALIBRATION = Path("reports/calibration")
+REPORTS = Path("reports")
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,11 @@ class Operating:
         return asdict(self)
 
 
+def calibration_file(params: Params, name: str, reports: Path = REPORTS) -> Path:
+    """Where the calibration of a method is written; what a changed gate makes worthless lies in a folder apart."""
+    return reports / "calibration" / ("learned" if params.method(name).learned else "free") / f"{name}.json"
+
+
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
     """Where `name` runs at `budget` (default: the headline budget).
 
@@ -57,11 +62,11 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     if method.knob is None:
         return Operating(name, method.rule, method.drafter, block, method.settings({}, None), head=method.head)
     budget = params.headline_budget if budget is None else budget
-    report = read_json(CALIBRATION / f"{name}.json")
+    report = read_json(calibration_file(params, name))
     found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
     if found is None:
         raise UserError(
-            f"{CALIBRATION / name}.json says nothing about the budget {budget:g}. "
+            f"{calibration_file(params, name)} says nothing about the budget {budget:g}. "
             "Add it to calibrate.budgets in params.yaml and run the stage `calibrate` again."
         )
     if not found["certified"]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines
+from pipeline.operating import calibration_file
 from pipeline.params import Params
 
 PLAIN, STRICT = "plain", "exact"
@@ -19,7 +20,7 @@ class Results:
     """Everything the last run found, by method or head."""
 
     calibration: dict[str, dict[str, Any]]
-    """reports/calibration/<method>.json; methods without a knob may have none."""
+    """reports/calibration/<group>/<method>.json; methods without a knob may have none."""
     evaluation: dict[str, dict[str, Any]]
     """reports/evaluation/<method>/summary.json, "plain" among them."""
     samples: dict[str, dict[str, float]]
@@ -67,7 +68,7 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
     if STRICT not in params.methods:
         raise UserError("params.yaml: 'methods.free' lacks 'exact', the reference of every difference. Add it.")
     evaluated = {name: reports / "evaluation" / name for name in [PLAIN, *params.methods]}
-    calibrated = {name: reports / "calibration" / f"{name}.json" for name in params.methods}
+    calibrated = {name: calibration_file(params, name, reports) for name in params.methods}
     return Results(
         calibration={
             name: read_json(path)

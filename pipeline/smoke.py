@@ -41,15 +41,16 @@ TINY: dict[str, Any] = {
         "draft": {"hidden_size": 64, "layers": 1, "intermediate_size": 128, "documents": 1500, "steps": 60},
         "check_problems": 20,
     },
-    "prompts": {"train": 48, "development": 24, "calibration": 40, "test": 24},
-    "decoding": {"max_new_tokens": 96},
-    "collect": {"shard_prompts": 24},
+    "prompts": {"train": 32, "development": 16, "calibration": 32, "test": 16},
+    "decoding": {"max_new_tokens": 64},
+    "collect": {"shard_prompts": 16},
     "label": {"rollouts": 2, "audit": 8},
     "train": {"epochs": 2, "c": [0.01, 0.1], "folds": 2, "hidden": 8},
+    "methods": {"free": {"prob-ratio": None, "random": None}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
     "benchmark": {"prompts": 2, "repeats": 1},
 }
-"""What differs from params.yaml."""
+"""What differs from params.yaml; None takes a key away."""
 
 
 def main() -> None:
@@ -85,11 +86,12 @@ def copy_project(folder: Path, root: Path = ROOT) -> None:
 
 
 def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    """`base` with `changes` put in, block by block."""
-    result = dict(base)
+    """`base` with `changes` put in, block by block; None takes a key away."""
+    result = {**base, **{key: value for key, value in changes.items() if not isinstance(value, dict)}}
     for key, value in changes.items():
-        result[key] = merged(result.get(key) or {}, value) if isinstance(value, dict) else value
-    return result
+        if isinstance(value, dict):
+            result[key] = merged(base.get(key) or {}, value)
+    return {key: value for key, value in result.items() if key not in changes or value is not None}
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -69,6 +69,11 @@ class RowCache:
         """Tokens remembered."""
         return self.layers[0][0].shape[-2] if self.layers else 0
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held, in bytes."""
+        return sum(half.numel() * half.element_size() for layer in self.layers for half in layer)
+
 
 def take_row(cache: Cache, row: int, slots: Tensor) -> RowCache:
     """Copy the `slots [T]` of one row out of a batch."""

@@ -217,7 +217,7 @@ class Session:
 
     def _over(self, row: Row) -> bool:
         if row.answer and row.finish is None:
-            kept, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:])
+            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:])
         return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
 
     def _round(self, states: dict[str, Tensor]) -> None:
@@ -264,8 +264,7 @@ class Session:
 
     def _verify(self, draft: Draft | None, uniforms: Tensor | None, states: dict[str, Tensor]) -> Block:
         device = self.decoder.target.device
-        unread = [row.text[known:] for row, known in zip(self.rows, self.reader.known, strict=True)]
-        ids, valid = left_padded(unread, device)
+        ids, valid = left_padded(self.reader.unread(texts_of(self.rows)), device)
         if draft is None:
             draft = Draft(ids[:, :0], ids[:, :0].bool())
         num = draft.ids.shape[1]
@@ -319,13 +318,14 @@ class Session:
         """Hand out the rows that ended; the others go on without them."""
         if not leaving:
             return
-        places = [place for place, row in enumerate(self.rows) if row in leaving]
+        gone = {row.index for row in leaving}
+        places = [place for place, row in enumerate(self.rows) if row.index in gone]
         memories = self._memories(places) if self.remember else [None] * len(places)
         for place, memory in zip(places, memories, strict=True):
             row = self.rows[place]
             row.finish = row.finish or "length"
             self.results[row.index] = (finished(row), memory)
-        stay = [place for place in range(len(self.rows)) if place not in places]
+        stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
         self.rows = [self.rows[place] for place in stay]
         if self.rows:
             self.reader.select(stay)

@@ -28,11 +28,23 @@ class Reader:
         self.mask: Tensor | None = None
         """Slots in use [B, S]; None while every slot of every row is."""
         self._windowed = batch > 1 and has_window(model)
+        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
     def slots(self) -> int:
         """S, the slots of the cache, in use or not."""
         return int(self.cache.get_seq_length())
+
+    def unread(self, texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The tokens of each text that are still to be read."""
+        if self._windowed:
+            # Unequal numbers of new tokens are padded, and padding between old and new ones narrows the window: the
+            # rows with fewer read some of their tokens again.
+            most = max(len(text) - known for text, known in zip(texts, self.known, strict=True))
+            level = [max(0, len(text) - most) for text in texts]
+            if level != self.known:
+                self.restore(self.snapshot(range(len(texts))), level)
+        return [text[known:] for text, known in zip(texts, self.known, strict=True)]
 
     def read(self, ids: Tensor, valid: Tensor | None, keep: int) -> Tensor:
         """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return logits of the last `keep` rows.
@@ -48,6 +60,8 @@ class Reader:
             new = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
             self._append(new)
             positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
+        if self._context:  # a draft may run over the end of a row that has less room than its neighbours
+            positions = positions.clamp_max(self._context - 1)
         out = self.model(
             input_ids=ids,
             position_ids=positions,

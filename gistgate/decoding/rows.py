@@ -68,6 +68,11 @@ class Memory:
     draft: RowCache
     """The drafter's; empty when it keeps none."""
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory held by both, in bytes."""
+        return self.target.num_bytes + self.draft.num_bytes
+
 
 def finished(row: Row) -> Generation:
     """The row as an answer."""

@@ -36,8 +36,8 @@ class Stop:
         """Tokens of `new` up to the first that completes a stop string."""
         if not self.strings or self.tokenizer is None:
             return None
-        # A stop string of n characters cannot reach further back than n tokens, and the answer so far holds none.
-        tail = list(answer[-max(map(len, self.strings)) :])
+        # A stop string of n bytes cannot reach further back than n tokens, and the answer so far holds none.
+        tail = list(answer[-max(len(string.encode()) for string in self.strings) :])
         if not self._has_stop([*tail, *new]):
             return None
         return next((num for num in range(1, len(new) + 1) if self._has_stop([*tail, *new[:num]])), None)

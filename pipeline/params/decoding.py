@@ -33,6 +33,8 @@ class CollectParams:
 
     shard_prompts: Count = 160
     """Prompts per shard, in prompts; an interruption loses at most one shard."""
+    strict_share: Share = 0.25
+    """Share of the problems whose strict text is labelled whole as well, to report that policy apart."""
     pilot_risk: Share = 0.2
     """P(harm) up to which the pilot gate accepts while its texts are collected; looser than any served setting."""
 

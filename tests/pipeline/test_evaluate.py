@@ -44,7 +44,7 @@ def calibrated(name: str, knob: float | None, **fixed: Any) -> None:
     if Path("data/prompts").exists():
         bench = evaluate.Bench(parse_params(PARAMS))
         report["binding"] = binding_of(bench.params, name, bench.pair, bench.task, None)
-    write_json(Path(f"reports/calibration/{name}.json"), report)
+    write_json(Path(f"reports/calibration/free/{name}.json"), report)
 
 
 def start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:

@@ -54,7 +54,7 @@ def mined(pair):
     target, draft = pair
     watcher = Watcher(["h_tok:post", "scalars"])
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=watcher)
-    return unpack_mined(mine(decoder, watcher, range(len(PROMPTS)), PROMPTS, same, **REQUEST))
+    return unpack_mined(mine(decoder, watcher, range(len(PROMPTS)), PROMPTS, same, len(PROMPTS), **REQUEST))
 
 
 def unpack_mined(result):

@@ -59,8 +59,8 @@ def folder(tmp_path, monkeypatch):
         summary, samples = evaluation(name)
         write_json(f"reports/evaluation/{name}/summary.json", summary)
         write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json("reports/calibration/prob.json", calibration("prob", 0.1, False))
-    write_json("reports/calibration/judge.json", calibration("judge", 0.2, True))
+    write_json("reports/calibration/free/prob.json", calibration("prob", 0.1, False))
+    write_json("reports/calibration/learned/judge.json", calibration("judge", 0.2, True))
     methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
     baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
     write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines})
