@@ -40,8 +40,7 @@ class ModelDrafter:
         want_q: bool,
     ) -> Draft:
         device = self.model.device
-        unread = [text[known:] for text, known in zip(texts, self.reader.known, strict=True)]
-        ids, valid = left_padded(unread, device)
+        ids, valid = left_padded(self.reader.unread(texts), device)
         tokens, rows = [], []
         for step in range(num_draft):
             z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, :vocabulary])

@@ -1,0 +1,99 @@
+"""A row's answer depends on its own prompt and seed, never on its company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.block import Sampling
+from gistgate.decoding.batches import decode_all
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Generation
+from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.rules import make_rule
+from tests.architectures import pair, prompts
+from tests.decoding.watching import HalfGate
+
+BATCH = prompts(5, 17, 2, 10, 5)
+SEEDS = [11, 12, 13, 14, 15]
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("exact", {}),
+    ("prob", {"r": 0.02}),
+    ("fly", {"theta": 0.2, "window": 1, "strict_window": False}),
+    ("random", {"rate": 0.4}),
+    ("autojudge", {}),
+]
+SAMPLINGS = [Sampling(), Sampling(1.0), Sampling(0.7, top_k=20, top_p=0.9)]
+
+
+def decoder_of(rule_id: str, settings: dict[str, Any], target: str, draft: str, block: int = 5) -> Decoder:
+    drafter = PromptLookup() if draft == "lookup" else ModelDrafter(pair(draft, noise=0.05)[1])
+    gate = HalfGate() if rule_id == "autojudge" else None
+    return Decoder(pair(target)[0], drafter, make_rule(rule_id, **settings), block, gate=gate)
+
+
+def seen(answers: list[Generation]) -> list[Any]:
+    """Everything but the clock."""
+    rows = [(one.ids, one.reasons, one.finish, one.statistics.as_dict(timed=False)) for one in answers]
+    for *_, counts in rows:
+        del counts["draft_forwards"]  # shared work: a batch drafts as far as its longest row needs
+    return rows
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("rule_id, settings", RULES)
+@pytest.mark.parametrize("target, draft", [("llama", "llama"), ("llama", "lookup"), ("gpt2", "gpt2")])
+def test_alone_permuted_and_in_company(
+    target: str, draft: str, rule_id: str, settings: dict[str, Any], sampling: Sampling
+):
+    decoder = decoder_of(rule_id, settings, target, draft)
+    request: dict[str, Any] = {"max_new_tokens": 14, "sampling": sampling}
+    together = seen(decoder.generate(BATCH, seeds=SEEDS, **request))
+    order = [3, 0, 4, 2, 1]
+    permuted = decoder.generate([BATCH[row] for row in order], seeds=[SEEDS[row] for row in order], **request)
+    assert seen(permuted) == [together[row] for row in order]
+    for row in (1, 2):
+        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [together[row]]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS[:2])
+@pytest.mark.parametrize("target, draft", [("llama", "mistral"), ("mistral", "mistral"), ("gemma2", "mistral")])
+def test_windows_see_tokens_and_not_the_holes_of_the_batch(target: str, draft: str, sampling: Sampling):
+    """With a loose rule and with sampling the answer also shows what the draft model read."""
+    decoder = decoder_of("prob", {"r": 1e-3}, target, draft)
+    request: dict[str, Any] = {"max_new_tokens": 40, "sampling": sampling}
+    together = seen(decoder.generate(BATCH, seeds=SEEDS, **request))
+    for row in range(len(BATCH)):
+        assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [together[row]]
+
+
+def test_seeds_make_the_difference_and_nothing_else():
+    decoder = decoder_of("exact", {}, "llama", "llama")
+    request: dict[str, Any] = {"max_new_tokens": 14, "sampling": Sampling(1.0)}
+    same = decoder.generate([BATCH[0]] * 3, seeds=[7, 7, 8], **request)
+    assert same[0].ids == same[1].ids != same[2].ids
+    assert (
+        decoder.generate([BATCH[0]] * 2, **request)[1].ids == decoder.generate([BATCH[0]], seeds=[1], **request)[0].ids
+    )
+
+
+def test_the_device_s_own_random_state_plays_no_part():
+    decoder = decoder_of("random", {"rate": 0.3}, "llama", "llama")
+    torch.manual_seed(1)
+    first = decoder.generate(BATCH, max_new_tokens=14)
+    torch.manual_seed(2)
+    assert seen(decoder.generate(BATCH, max_new_tokens=14)) == seen(first)
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 99])
+def test_many_prompts_keep_their_order_and_their_seeds(batch_size: int):
+    decoder = decoder_of("random", {"rate": 0.4}, "llama", "llama")
+    steps: list[int] = []
+    request: dict[str, Any] = {"max_new_tokens": 10, "sampling": Sampling(1.0)}
+    answers = decode_all(decoder, BATCH, batch_size=batch_size, seeds=SEEDS, progress=steps.append, **request)
+    assert seen(answers) == seen(decoder.generate(BATCH, seeds=SEEDS, **request))
+    assert sum(steps) == len(BATCH) and max(steps) <= batch_size
+    unnamed = decode_all(decoder, BATCH, batch_size=batch_size, **request)
+    assert seen(unnamed) == seen(decoder.generate(BATCH, **request))

@@ -1,0 +1,32 @@
+"""A gate and an observer for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Acceptance, Block
+
+
+class HalfGate:
+    """Finds every second token id harmless, judging by the id alone."""
+
+    layers: frozenset[str] = frozenset({"post"})
+
+    def __call__(self, block: Block) -> Tensor:
+        assert block.hidden["post"].shape[:2] == block.logits.shape[:2]
+        return torch.where(block.draft_ids % 2 == 0, 0.99, 0.01)
+
+
+class Watch:
+    """Keeps every block with its verdict and the texts before it."""
+
+    def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
+        self.layers, self.wants_q = layers, wants_q
+        self.seen: list[tuple[Block, Acceptance, list[list[int]]]] = []
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: Any) -> None:
+        self.seen.append((block, acceptance, [list(row.text) for row in rows]))
