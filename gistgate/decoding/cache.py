@@ -18,6 +18,10 @@ class GrowingLayer(DynamicLayer):
 
     spare = 96
     """Slots that are added beyond what is needed whenever the room runs out."""
+    keys: Tensor
+    values: Tensor
+    _room_k: Tensor
+    _room_v: Tensor
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:

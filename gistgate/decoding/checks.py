@@ -17,17 +17,18 @@ def check_parts(
     if block < 0:
         raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
     if "gate" in rule.needs and gate is None:
-        raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose a rule without one.")
+        raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
     if "q" in rule.needs and drafter is not None and not drafter.gives_q:
         raise UserError(
-            f"The rule '{rule.id}' needs draft probabilities, which this drafter does not have. Use the drafter 'model'."
+            f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model'."
         )
     for model in models_of(target, drafter):
         if getattr(model, "_is_stateful", False):
             raise UserError(
-                f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. Use an attention-only model."
+                f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. "
+                "Use a model with attention alone."
             )
-    shared = min(model.config.get_text_config().vocab_size for model in models_of(target, drafter))
+    shared: int = min(model.config.get_text_config().vocab_size for model in models_of(target, drafter))
     return min(vocabulary, shared) if vocabulary else shared
 
 

@@ -22,6 +22,7 @@ from gistgate.decoding.rows import Generation, Memory, Row, finished, texts_of
 from gistgate.decoding.states import tap
 from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Draft, Drafter
+from gistgate.errors import UserError
 from gistgate.rules.base import Rule, State, settle
 
 
@@ -169,7 +170,10 @@ class Decoder:
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
 
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
-        return Stop(max_new_tokens, frozenset(eos_ids), tuple(stops), self.tokenizer)
+        strings = tuple(string for string in stops if string)
+        if strings and self.tokenizer is None:
+            raise UserError("Stop strings are looked for in decoded text. Pass tokenizer=... to the decoder.")
+        return Stop(max_new_tokens, frozenset(eos_ids), strings, self.tokenizer)
 
 
 class Session:
@@ -293,9 +297,7 @@ class Session:
         lengths: list[int] = acceptance.length.tolist()
         ids = [[]] * len(self.rows) if draft is None else draft.ids.tolist()
         reasons = acceptance.reasons.tolist()
-        for row, length, own, x, why in zip(
-            self.rows, lengths, acceptance.own_ids.tolist(), ids, reasons, strict=True
-        ):
+        for row, length, own, x, why in zip(self.rows, lengths, acceptance.own_ids.tolist(), ids, reasons, strict=True):
             commit(row, x[:length], why[:length], own, self.stop, 0 if draft is None else draft.forwards)
             if row.finish is None and self.is_decided is not None:
                 row.finish = self.is_decided(row)
@@ -336,7 +338,7 @@ class Session:
     def _memories(self, places: list[int]) -> list[Any]:
         drafter = self.decoder.drafter
         targets = self.reader.snapshot(places)
-        drafts = drafter.snapshot(places) if drafter is not None else [None] * len(places)
+        drafts = drafter.snapshot(places) if drafter is not None else [RowCache([])] * len(places)
         return [
             Memory(list(self.rows[place].text), target, draft)
             for place, target, draft in zip(places, targets, drafts, strict=True)

@@ -32,7 +32,8 @@ def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
         return layers[len(layers) - 1]
     name, _, number = layer.partition(":")
     if name != "layer" or not number.isdigit() or int(number) >= len(layers):
-        raise UserError(f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to 'layer:{len(layers) - 1}'.")
+        last = f"layer:{len(layers) - 1}"
+        raise UserError(f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{last}'.")
     return layers[int(number)]
 
 

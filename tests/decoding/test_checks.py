@@ -1,0 +1,100 @@
+"""What cannot work is refused with one sentence before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from gistgate.rules.exact import Exact
+from tests.architectures import CONTEXT, pair, prompts
+from tests.decoding.watching import Watch
+
+
+@dataclass(frozen=True)
+class Ratio(Exact):
+    """Needs to know how sure the draft was."""
+
+    id = "ratio"
+    needs = frozenset({"q"})
+
+    def accept(self, block: Any, state: Any) -> torch.Tensor:
+        assert block.q is not None and torch.allclose(block.q.sum(-1), torch.ones(1))
+        return super().accept(block, state)
+
+
+def decoder(**more: Any) -> Decoder:
+    target, draft = pair("llama")
+    parts = {"drafter": ModelDrafter(draft), "rule": make_rule("exact"), "block": 4, **more}
+    return Decoder(target, **parts)
+
+
+def test_a_negative_block():
+    with pytest.raises(UserError, match=r"block is -1.*Use 0 for plain decoding"):
+        decoder(block=-1)
+
+
+def test_a_rule_without_its_gate():
+    with pytest.raises(UserError, match=r"'autojudge' needs a gate. Pass gate="):
+        decoder(rule=make_rule("autojudge"))
+
+
+def test_a_rule_that_needs_probabilities_of_a_drafter_without():
+    with pytest.raises(UserError, match=r"'ratio' needs draft probabilities.*Use the drafter 'model'"):
+        decoder(rule=Ratio(), drafter=PromptLookup())
+    answer = decoder(rule=Ratio()).generate(prompts(5), max_new_tokens=9)[0]
+    assert answer.ids == decoder().generate(prompts(5), max_new_tokens=9)[0].ids
+
+
+@pytest.mark.parametrize("wants_q", [True, False])
+def test_probabilities_are_there_when_somebody_asks(wants_q: bool):
+    watch = Watch(wants_q=wants_q)
+    decoder(observer=watch).generate(prompts(5, 9), max_new_tokens=9)
+    assert all((block.q is not None) == wants_q for block, _, _ in watch.seen if block.draft_ids.shape[1])
+
+
+def test_a_recurrent_model():
+    target = SimpleNamespace(_is_stateful=True, config=pair("llama")[0].config)
+    with pytest.raises(UserError, match="recurrent state that cannot be rolled back"):
+        Decoder(target, None, make_rule("exact"))
+
+
+def test_an_empty_prompt():
+    with pytest.raises(UserError, match="Prompt 1 is empty"):
+        decoder().generate([[1], []], max_new_tokens=4)
+
+
+@pytest.mark.parametrize("length, num, fits", [(CONTEXT - 4, 4, True), (CONTEXT - 3, 4, False), (1, CONTEXT, False)])
+def test_a_prompt_that_leaves_no_room(length: int, num: int, fits: bool):
+    batch = prompts(3, length)
+    if fits:
+        assert decoder().generate(batch, max_new_tokens=num)
+    else:
+        with pytest.raises(
+            UserError, match=rf"{max(3, length)} tokens .* up to {num} exceed the context .*, {CONTEXT}"
+        ):
+            decoder().generate(batch, max_new_tokens=num)
+
+
+def test_stop_strings_without_a_tokenizer():
+    with pytest.raises(UserError, match="tokenizer"):
+        decoder().generate(prompts(5), max_new_tokens=4, stops=["\n"])
+
+
+@pytest.mark.parametrize("layer", ["last", "layer:9", "layer:", "layer:-1"])
+def test_a_hidden_state_that_does_not_exist(layer: str):
+    with pytest.raises(UserError, match=rf"no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to 'layer:1'"):
+        decoder(observer=Watch([layer])).generate(prompts(5), max_new_tokens=4)
+
+
+def test_a_shared_vocabulary_counts_the_smaller():
+    assert decoder().vocabulary == 259 and decoder(vocabulary=200).vocabulary == 200
+    small = replace(make_rule("exact"))
+    assert Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), small).vocabulary == 3

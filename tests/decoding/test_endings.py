@@ -1,0 +1,157 @@
+"""Where answers end inside accepted blocks, what is counted, and rules that keep everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.block import Reason, Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Generation
+from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.rules import RULES, make_rule
+from tests.architectures import greedy, pair, prompts
+from tests.decoding.watching import HalfGate, Watch
+from tests.rules.test_contract import OPEN
+from tests.tiny import byte_tokenizer
+
+BATCH = prompts(5, 17, 2)
+NUM = 24
+TEXTS = {row: greedy("llama", tuple(prompt), NUM) for row, prompt in enumerate(BATCH)}
+
+
+def check_counters(answer: Generation, block: int) -> None:
+    """Every counter can be read off the text and the reasons of its tokens."""
+    counts = answer.statistics
+    assert counts.tokens == len(answer.ids) == len(answer.reasons)
+    found = [answer.reasons.count(why) for why in Reason]
+    assert found == [counts.strict, counts.loose, counts.carried, counts.own]
+    assert sum(counts.histogram.values()) == counts.forwards
+    assert sum(length * number for length, number in counts.histogram.items()) == counts.tokens - counts.own
+    assert set(counts.histogram) <= set(range(block + 1)) and counts.own >= counts.forwards - 1
+    assert counts.mean_accepted_length <= block + 1
+
+
+def decoder_of(block: int, rule_id: str = "exact", draft: Any = None, **more: Any) -> Decoder:
+    drafter = ModelDrafter(pair("llama")[0] if draft is None else draft)
+    return Decoder(pair("llama")[0], drafter, make_rule(rule_id), block, **more)
+
+
+@pytest.mark.parametrize("block", [1, 4, 7])
+@pytest.mark.parametrize("perfect", [True, False])
+def test_eos_anywhere_in_a_block_ends_the_text_there(perfect: bool, block: int):
+    decoder = decoder_of(block, draft=None if perfect else pair("llama")[1])
+    for place in range(0, NUM, 3):
+        eos = TEXTS[0][place]
+        for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, eos_ids={eos})):
+            text = TEXTS[row]
+            end = text.index(eos) + 1 if eos in text else NUM
+            assert answer.ids == text[:end] and answer.finish == ("eos" if eos in text else "length")
+            check_counters(answer, block)
+
+
+@pytest.mark.parametrize("block", [1, 4, 7])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_stop_string_anywhere_in_a_block_ends_the_text_there(size: int, block: int):
+    tokenizer = byte_tokenizer(bos=False)
+    decoder = decoder_of(block, tokenizer=tokenizer)
+    for place in range(0, NUM - size, 3):
+        stop = tokenizer.decode(TEXTS[0][place : place + size]).strip("\ufffd") or "@"
+        for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, stops=["never", stop])):
+            text = TEXTS[row]
+            ends = [num for num in range(1, NUM + 1) if stop in tokenizer.decode(text[:num])]
+            assert answer.ids == text[: ends[0] if ends else NUM]
+            assert answer.finish == ("stop" if ends else "length")
+            check_counters(answer, block)
+
+
+def test_an_empty_stop_string_stops_nothing():
+    decoder = decoder_of(4, tokenizer=byte_tokenizer(bos=False))
+    assert decoder.generate(BATCH[:1], max_new_tokens=NUM, stops=["", "never"])[0].ids == TEXTS[0]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+@pytest.mark.parametrize("rule_id", RULES)
+@pytest.mark.parametrize("lookup", [False, True])
+def test_counters_agree_with_the_text(lookup: bool, rule_id: str, sampling: Sampling):
+    rule = RULES[rule_id](**({"window": 1} if rule_id == "fly" else {}))
+    drafter = PromptLookup() if lookup else ModelDrafter(pair("llama", noise=0.1)[1])
+    decoder = Decoder(pair("llama")[0], drafter, rule, 5, gate=HalfGate())
+    answers = decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling, eos_ids={3, 4, 5, 6, 7})
+    for answer in answers:
+        check_counters(answer, 5)
+    if rule_id == "exact":
+        assert all({Reason.LOOSE, Reason.CARRIED}.isdisjoint(answer.reasons) for answer in answers)
+
+
+def test_seconds_and_forwards_are_those_that_were_spent():
+    target, draft = pair("llama")
+    calls = {"target": 0, "draft": 0}
+
+    def count(name: str) -> Any:
+        def hook(*_: Any) -> None:
+            calls[name] += 1
+
+        return hook
+
+    hooks = [model.register_forward_hook(count(name)) for name, model in (("target", target), ("draft", draft))]
+    try:
+        answers = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).generate(BATCH, max_new_tokens=NUM)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert calls["target"] == max(answer.statistics.forwards for answer in answers)
+    assert calls["draft"] == max(answer.statistics.draft_forwards for answer in answers)
+    for answer in answers:
+        seconds = answer.statistics.seconds
+        assert set(seconds) == {"draft", "verify", "accept", "total"}
+        assert seconds["total"] >= seconds["draft"] + seconds["verify"] + seconds["accept"] > 0
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+@pytest.mark.parametrize("rule_id", OPEN)
+def test_an_open_rule_keeps_every_draft_token(rule_id: str, sampling: Sampling):
+    """The target only adds bonus tokens, and the draft's text is its own."""
+
+    class Always(HalfGate):
+        def __call__(self, block: Any) -> torch.Tensor:
+            return torch.full(block.draft_ids.shape, 0.5)
+
+    target, draft = pair("llama", noise=0.3)
+    rule = make_rule(rule_id, **OPEN[rule_id])
+    decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=Always())
+    for answer in decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling):
+        assert answer.statistics.histogram == {4: 4, 3: 1}  # 4 * (4 + 1) + (3 + 1) = 24
+        assert answer.statistics.own == 5 and answer.statistics.loose > 0
+        check_counters(answer, 4)
+
+
+def test_eos_and_markers_are_never_loose():
+    """The draft ends its text where the target goes on; the free rule must not follow."""
+    target, draft = pair("llama", noise=0.3)
+    watch = Watch()
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 6, protocol_ids=[7], observer=watch)
+    eos = set(range(100, 259))
+    answers = decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=eos)
+    assert all(block.protocol.tolist() == [*sorted(eos), 7] for block, _, _ in watch.seen)
+    refused = 0
+    for block, outcome, _ in watch.seen:
+        kept = torch.arange(block.draft_ids.shape[1]) < outcome.length[:, None]
+        steering = (block.draft_ids >= 100) | (block.draft_ids == 7)
+        assert not (kept & steering & ~block.strict).any()
+        refused += int((~kept & steering & block.valid).sum())
+    assert refused > 0 and all(answer.statistics.tokens == len(answer.ids) for answer in answers)
+
+
+def test_a_gate_is_asked_only_by_a_rule_that_needs_it():
+    class Broken:
+        layers = frozenset({"post"})
+
+        def __call__(self, block: Any) -> torch.Tensor:
+            raise AssertionError("not to be called")
+
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, gate=Broken())
+    assert decoder.layers == frozenset()
+    assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == TEXTS[0]
