@@ -58,6 +58,8 @@ class GateConfig:
     """Few-shot examples, chat template and system text the gate was trained under."""
     operating_points: tuple[OperatingPoint, ...] = ()
     """Calibrated settings, strict to loose."""
+    certificate: dict[str, Any] = field(default_factory=dict)
+    """What the operating points hold for: rule, drafter, fixed settings, and hashes of everything else."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Parameters, library versions and hashes of the data."""
     format_version: int = FORMAT_VERSION
