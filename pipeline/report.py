@@ -17,6 +17,7 @@ from markupsafe import Markup
 from gistgate.files import read_json, write_json, write_text
 from pipeline import table, tracking
 from pipeline.figures import draw_all, save
+from pipeline.operating import calibration_file
 from pipeline.params import Params, read_params
 from pipeline.results import Results, read_results
 from pipeline.stage import run
@@ -64,7 +65,7 @@ def track(params: Params, summary: Summary, results: Results) -> None:
             record.log_metrics({key: value for key, value in method.items() if key not in ("block", "budget", "knob")})
             record.log_artifacts(REPORTS / "evaluation" / name)
             if name in results.calibration:
-                record.log_artifacts(REPORTS / "calibration" / f"{name}.json")
+                record.log_artifacts(calibration_file(params, name))
             record.log_artifacts(FIGURES)
 
 

@@ -66,7 +66,7 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
         UserError: a file is missing or damaged, or the lossless reference is not among the methods.
     """
     if STRICT not in params.methods:
-        raise UserError("params.yaml: 'methods.free' lacks 'exact', the reference of every difference. Add it.")
+        raise UserError("params.yaml: 'methods.lossless' lacks 'exact', the reference of every difference. Add it.")
     evaluated = {name: reports / "evaluation" / name for name in [PLAIN, *params.methods]}
     calibrated = {name: calibration_file(params, name, reports) for name in params.methods}
     return Results(

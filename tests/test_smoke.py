@@ -35,4 +35,4 @@ def test_a_head_repeats_only_what_depends_on_it(project):
     dirty = json.loads(smoke.dvc(project, "status", "--json", quiet=True))
     (project / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
     assert "heads" in dirty
-    assert not dirty.keys() & {"pair", "prompts", "label@gated", "pilot", "calibrate_free@fly", "calibrate_free@prob"}
+    assert not dirty.keys() & {"pair", "prompts", "label@gated", "pilot", "calibrate_free", "label@strict"}

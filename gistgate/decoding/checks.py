@@ -10,9 +10,7 @@ from transformers import PreTrainedModel
 from gistgate.errors import UserError
 
 
-def check_parts(
-    target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None
-) -> int:
+def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None) -> int:
     """Refuse parts that cannot work together; return the number of ids that count."""
     if block < 0:
         raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
@@ -38,9 +36,7 @@ def models_of(target: PreTrainedModel, drafter: Any) -> list[PreTrainedModel]:
     return [target] if draft is None else [target, draft]
 
 
-def check_prompts(
-    target: PreTrainedModel, drafter: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int
-) -> None:
+def check_prompts(target: PreTrainedModel, drafter: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     """Refuse empty prompts and those that leave no room for the answer."""
     for index, prompt in enumerate(prompts):
         if not len(prompt):

@@ -261,7 +261,7 @@ class Session:
             uniforms=uniforms,
             want_q=self.decoder.wants_q,
         )
-        fits = torch.arange(num_draft) < room[:, None]
+        fits = torch.arange(draft.ids.shape[1]) < room[:, None]
         device = self.decoder.target.device
         q = None if draft.q is None else draft.q.to(device)
         return Draft(draft.ids.to(device), draft.valid.to(device) & fits.to(device), q, draft.forwards)

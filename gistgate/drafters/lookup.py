@@ -40,11 +40,12 @@ class PromptLookup:
         want_q: bool,
     ) -> Draft:
         found = [self.continuation(text, num_draft) for text in texts]
-        ids = torch.zeros(len(texts), num_draft, dtype=torch.long)
         lengths = torch.tensor([len(copy) for copy in found])
+        widest = int(lengths.max())  # the target need not read what nobody proposes
+        ids = torch.zeros(len(texts), widest, dtype=torch.long)
         for row, copy in enumerate(found):
             ids[row, : len(copy)] = torch.tensor(copy, dtype=torch.long)
-        return Draft(ids, torch.arange(num_draft) < lengths[:, None])
+        return Draft(ids, torch.arange(widest) < lengths[:, None])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""

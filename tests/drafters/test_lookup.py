@@ -50,6 +50,12 @@ def test_every_row_has_its_own_length():
     assert draft.q is None and draft.forwards == 0 and not PromptLookup.gives_q
 
 
+def test_the_target_reads_no_more_than_was_found():
+    sampling: Any = {"vocabulary": 10, "sampling": Sampling(), "uniforms": None, "want_q": False}
+    assert PromptLookup().propose([[1, 2, 1], [1, 2, 3]], 8, **sampling).ids.tolist() == [[2, 1], [0, 0]]
+    assert PromptLookup().propose([[1, 2], [3]], 8, **sampling).ids.shape == (2, 0)
+
+
 @pytest.mark.parametrize("wrong", [{"n_max": 0}, {"pick": "best"}])
 def test_impossible_settings_are_refused(wrong: dict[str, Any]):
     with pytest.raises(UserError, match="lookup: n_max"):
