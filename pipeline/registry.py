@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
         record.log_metrics(metrics or {})
         import mlflow
 
+        warnings.filterwarnings("ignore", message=".*input example", category=UserWarning)
         info = mlflow.pyfunc.log_model(
             name="gate",
             python_model=str(Path(__file__).with_name("gate_pyfunc.py")),
