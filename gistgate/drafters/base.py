@@ -46,7 +46,7 @@ class Drafter(Protocol):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        """Up to `num_draft` tokens behind each text, K as many as the longest; `uniforms [B, num_draft]` if sampling."""
+        """Up to `num_draft` tokens behind each text, K as many as the longest; `uniforms [B, num_draft]` to draw."""
         ...
 
     def settle(self, accepted: Sequence[int]) -> None:
