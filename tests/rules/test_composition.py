@@ -147,6 +147,11 @@ def test_a_sampled_block_needs_numbers():
         _ = block(SPLIT, SPLIT, draft=[0], greedy=False).strict
 
 
+def test_what_is_impossible_for_both_is_refused():
+    z = [0.0, 0.0, -torch.inf]
+    assert not block(z, z, draft=[2], q=[[0.5, 0.5, 0.0]], uniforms=[0.1, 0.1], greedy=False).strict.any()
+
+
 def test_block_statistics():
     judged = block([0.0, 0.0, -torch.inf, -torch.inf], SPLIT, draft=[1])
     assert judged.entropy[0, 0].item() == pytest.approx(0.6931, abs=1e-4)
