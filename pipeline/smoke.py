@@ -43,12 +43,12 @@ TINY: dict[str, Any] = {
     },
     "prompts": {"train": 32, "development": 16, "calibration": 32, "test": 16},
     "decoding": {"max_new_tokens": 64},
-    "collect": {"shard_prompts": 16},
+    "collect": {"shard_prompts": 16, "strict_share": 1.0, "solved_only": False},
     "label": {"rollouts": 2, "audit": 8},
     "train": {"epochs": 2, "c": [0.01, 0.1], "folds": 2, "hidden": 8},
-    "methods": {"free": {"prob-ratio": None, "random": None}},
+    "methods": {"free": {"prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
-    "benchmark": {"prompts": 2, "repeats": 1},
+    "benchmark": {"prompts": 1, "repeats": 1},
 }
 """What differs from params.yaml; None takes a key away."""
 
