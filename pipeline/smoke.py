@@ -40,6 +40,7 @@ TINY: dict[str, Any] = {
         "target": {"hidden_size": 128, "layers": 2, "intermediate_size": 256, "documents": 3000, "steps": 120},
         "draft": {"hidden_size": 64, "layers": 1, "intermediate_size": 128, "documents": 1500, "steps": 60},
         "check_problems": 20,
+        "min_target_accuracy": 0.0,
     },
     "prompts": {"train": 32, "development": 16, "calibration": 32, "test": 16},
     "decoding": {"max_new_tokens": 64},
