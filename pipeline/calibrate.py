@@ -4,14 +4,14 @@
     python -m pipeline.calibrate learned    all methods that ask a trained gate
     python -m pipeline.calibrate fly        one method
 
-Reads data/prompts and data/reference, writes reports/calibration/<group>/<method>.json. Development prompts choose a few
-settings; these are decoded on the calibration prompts from strict to loose until one fails the largest budget.
+Reads data/prompts and data/reference, writes reports/calibration/<group>/<method>.json. Development prompts choose a
+few settings; these are decoded on the calibration prompts from strict to loose until one fails the largest budget.
 Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an interruption loses one at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.stage import item, run  # first: it sets the environment that the libraries read at import
@@ -25,6 +25,7 @@ from pipeline.certify import Verdict, fixed_sequence
 from pipeline.operating import calibration_file
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.settings import Aims, Choice, Setting, choose_settings
+from pipeline.workers import side_by_side
 
 GROUPS = {"free": False, "learned": True}
 """Names of the groups, and whether their methods are learned."""
@@ -32,14 +33,19 @@ GROUPS = {"free": False, "learned": True}
 
 def main() -> None:
     params = read_params()
-    names = methods_of(params, item())
-    if not names:
-        return
+    side_by_side(calibrator, params, methods_of(params, item()), params.decoding.workers, "calibrate", "method")
+
+
+def calibrator(params: Params) -> Callable[[str], None]:
+    """Calibrates one method after another on the same pair and prompts."""
     bench = Bench(params)
-    for name in names:
+
+    def work(name: str) -> None:
         report = calibrate(Arm(bench, name))
         write_json(calibration_file(params, name), report)
         print(f"{name}: {summary(report)}")
+
+    return work
 
 
 def methods_of(params: Params, group: str) -> list[str]:

@@ -3,31 +3,33 @@
     python -m pipeline.collect strict     the target's own text and the sequential walk along it
     python -m pipeline.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
 
-Reads data/prompts/train.jsonl (and models/pilot), writes data/mismatches/<policy>/rows-*.safetensors. An interruption
-costs one shard: finished ones wait in .scratch.
+Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<policy>/rows-*.safetensors. An
+interruption costs one shard: finished ones wait in .scratch.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from gistgate.errors import UserError
+from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.mining import by_row, mine, stamped
-from pipeline.pairs import Pair, load_pair
+from pipeline.pairs import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.scratch import Shards, sources
 from pipeline.stage import item, run
 from pipeline.tasks import Task, load_task
 from pipeline.trunks import GATED, Trunk, pack
 from pipeline.watch import Table, Watcher, concatenated, num_rows
+from pipeline.workers import side_by_side
 
 SOURCES = (
     "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.gates.features",
@@ -35,7 +37,9 @@ SOURCES = (
 )  # fmt: skip
 """Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
+REFERENCE = Path("data/reference/train.jsonl")
 PILOT = Path("models/pilot")
+MISMATCHES = Path("data/mismatches")
 POLICIES = ("strict", "gated")
 
 Collect = Callable[[Sequence[int]], tuple[Table, list[Trunk]]]
@@ -45,16 +49,48 @@ def main() -> None:
     policy, params = item(), read_params()
     if policy not in POLICIES:
         raise UserError(f"There is no policy '{policy}'. Use one of: {', '.join(POLICIES)}.")
-    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    upstream = [PROMPTS, *pair.files, *([PILOT] if policy == "gated" else [])]
+    count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
+    side_by_side(collecting, (params, policy), range(count), params.decoding.workers, f"collect, {policy}", "shard")
+    shards_of(params, policy).publish(count, MISMATCHES / policy)
+
+
+def shards_of(params: Params, policy: str) -> Shards:
+    """Where finished shards wait."""
+    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *([PILOT] if policy == "gated" else []), *sources(*SOURCES)]
     settings = [policy, params.pair, params.seed, params.decoding, params.collect, params.train.features]
-    shards = Shards(f"collect-{policy}", *settings, *upstream, *sources(*SOURCES))
-    starts = range(0, len(prompts), params.collect.shard_prompts)
+    return Shards(f"collect-{policy}", *settings, *files)
+
+
+def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
+    """Collects one shard after another."""
+    params, policy = settings
+    torch.set_grad_enabled(False)
+    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
     collect = (strict_collector if policy == "strict" else gated_collector)(params, pair, task, prompts)
-    for index, start in enumerate(tqdm(starts, desc=f"collect, {policy}", unit="shard")):
-        problems = range(start, min(start + params.collect.shard_prompts, len(prompts)))
-        shards.make(index, lambda problems=problems: checked(*collect(problems), index=index), {"policy": policy})
-    shards.publish(len(starts), Path("data/mismatches") / policy)
+    shards, problems, size = shards_of(params, policy), minable(params), params.collect.shard_prompts
+
+    def work(index: int) -> None:
+        part = problems[index * size : (index + 1) * size]
+        shards.make(index, lambda: checked(*collect(part), index=index), {"policy": policy})
+
+    return work
+
+
+def minable(params: Params) -> list[int]:
+    """Indices of the problems to mine.
+
+    Raises:
+        UserError: the target solves none of them.
+    """
+    problems = [
+        i for i, row in enumerate(read_json_lines(REFERENCE)) if row["score"] > 0 or not params.collect.solved_only
+    ]
+    if not problems:
+        raise UserError(
+            "The target solves no training prompt, so there is no answer that could be lost. "
+            "Choose a stronger target or an easier task, or set collect.solved_only to false."
+        )
+    return problems
 
 
 def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
@@ -105,10 +141,11 @@ def checked(table: Table, trunks: list[Trunk], index: int) -> dict[str, Tensor]:
     for name, column in table.items():
         if name != "kl" and column.is_floating_point() and not bool(column.isfinite().all()):
             row = int((~column.isfinite().flatten(1).all(-1)).nonzero()[0])
-            raise UserError(f"Shard {index}: '{name}' is not finite in row {row}. Load the target in bfloat16 or float32.")
+            raise UserError(
+                f"Shard {index}: '{name}' is not finite in row {row}. Load the target in bfloat16 or float32."
+            )
     return {**table, **pack(trunks)}
 
 
 if __name__ == "__main__":
-    torch.set_grad_enabled(False)
     run(main)

@@ -83,9 +83,7 @@ def ours(decoder: Decoder, request: dict[str, Any]) -> Callable[[list[int]], tup
     return decode
 
 
-def theirs(
-    pair: Pair, request: dict[str, Any], block: int | None
-) -> Callable[[list[int]], tuple[int, int | None]]:
+def theirs(pair: Pair, request: dict[str, Any], block: int | None) -> Callable[[list[int]], tuple[int, int | None]]:
     """transformers' `generate`, with assisted decoding at K = `block` where one is given."""
     extra: dict[str, Any] = {}
     if request["stops"]:  # as a criterion: the argument `stop_strings` would reach the draft without its tokenizer

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.served import gate_folder, load_gate
 from pipeline.stage import item, run
 from pipeline.tasks import Task, load_task
+from pipeline.workers import side_by_side
 
 REPORTS = Path("reports/evaluation")
 PLAIN = "plain"
@@ -43,14 +45,22 @@ def main() -> None:
     chosen = [PLAIN, *params.methods] if (name := item()) == "all" else [name]
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
-    logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
     missing = [name for name in chosen if not folders[name].is_dir()]
-    if missing:
-        bench = Bench(params)
-        for name in missing:
-            write_atomic(folders[name], lambda part, name=name: bench.evaluate(points[name], part))  # type: ignore[misc]
+    pieces = [(points[name], folders[name]) for name in missing]
+    side_by_side(evaluator, params, pieces, params.decoding.workers, "evaluate", "method")
     for name in chosen:
         write_atomic(REPORTS / name, lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
+
+
+def evaluator(params: Params) -> Callable[[tuple[Operating, Path]], None]:
+    """Judges one method after another, each into its folder."""
+    bench = Bench(params)
+
+    def work(piece: tuple[Operating, Path]) -> None:
+        point, folder = piece
+        write_atomic(folder, lambda part: bench.evaluate(point, part))
+
+    return work
 
 
 def dependencies(params: Params, point: Operating) -> str:
@@ -67,6 +77,7 @@ class Bench:
     """What all methods share: the pair, the task and the prompts."""
 
     def __init__(self, params: Params) -> None:
+        logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
         self.params = params
         self.pair: Pair = load_pair(params)
         self.context_length = context_length(read_pair(params.pair))

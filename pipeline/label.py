@@ -9,43 +9,57 @@ own tell how sure that is. An interruption costs one shard: finished ones wait i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
 from gistgate.files import read_json_lines, write_json
+from pipeline.collect import MISMATCHES, REFERENCE, SOURCES
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.labelling import Labeller, outcome_rates, references_of
-from pipeline.pairs import load_pair
-from pipeline.params import MethodParams, read_params
-from pipeline.scratch import Shards, read_shards, sources
+from pipeline.pairs import load_pair, pair_files
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.scratch import Shards, num_shards, read_shards, sources
 from pipeline.stage import item, run
 from pipeline.tasks import load_task
-from pipeline.collect import SOURCES
 from pipeline.trunks import unpack
 from pipeline.watch import concatenated
+from pipeline.workers import side_by_side
 
-REFERENCE = Path("data/reference/train.jsonl")
 MODULES = (*SOURCES, "pipeline.label", "pipeline.labelling", "pipeline.rollouts")
 
 
 def main() -> None:
     policy, params = item(), read_params()
-    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    source, output = Path("data/mismatches") / policy, Path("data/labels") / policy
-    settings = [policy, params.pair, params.seed, params.decoding, params.label]
-    shards = Shards(f"label-{policy}", *settings, source, REFERENCE, *pair.files, *sources(*MODULES))
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    references = references_of(read_json_lines(REFERENCE))
-    labeller = Labeller(decoder, task, pair.tokenizer, prompts, params, request_of(prompts, pair), references)
-    tables = read_shards(source)
-    for index, table in enumerate(tqdm(tables, desc=f"label, {policy}", unit="shard")):
-        shards.make(index, lambda table=table: labeller.label(*unpack(table)), {"policy": policy})
-    shards.publish(len(tables), output)
+    output, shards = Path("data/labels") / policy, shards_of(params, policy)
+    count = num_shards(MISMATCHES / policy)
+    side_by_side(labelling, (params, policy), range(count), params.decoding.workers, f"label, {policy}", "shard")
+    shards.publish(count, output)
     write_json(output / "summary.json", outcome_rates(concatenated(read_shards(output))))
 
 
-if __name__ == "__main__":
+def shards_of(params: Params, policy: str) -> Shards:
+    """Where finished shards wait."""
+    files = [MISMATCHES / policy, REFERENCE, *pair_files(params.pair), *sources(*MODULES)]
+    return Shards(f"label-{policy}", policy, params.pair, params.seed, params.decoding, params.label, *files)
+
+
+def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
+    """Labels one shard after another."""
+    params, policy = settings
     torch.set_grad_enabled(False)
+    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    references = references_of(read_json_lines(REFERENCE))
+    labeller = Labeller(decoder, task, pair.tokenizer, prompts, params, request_of(prompts, pair), references)
+    shards, tables = shards_of(params, policy), read_shards(MISMATCHES / policy)
+
+    def work(index: int) -> None:
+        shards.make(index, lambda: labeller.label(*unpack(tables[index])), {"policy": policy})
+
+    return work
+
+
+if __name__ == "__main__":
     run(main)

@@ -119,9 +119,7 @@ class Labeller:
         return bool(self.task.same_meaning(self.prompts[problem]["doc"], text, expected))
 
 
-def trustworthy(
-    rollouts: Sequence[Rollout], answers: Sequence[list[int]], kept: Sequence[bool], num: int
-) -> bool:
+def trustworthy(rollouts: Sequence[Rollout], answers: Sequence[list[int]], kept: Sequence[bool], num: int) -> bool:
     """True when of the whole rollouts that ever rejoin their reference at least 99 % keep the meaning."""
     said = [
         fine

@@ -43,8 +43,14 @@ def load_pair(params: NamesPair, folder: Path = FOLDER) -> Pair:
     target, draft = load_model(source.target), load_model(source.draft)
     sizes = {"target": num_embeddings(target), "draft": num_embeddings(draft)}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
+    return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder))
+
+
+def pair_files(name: str, folder: Path = FOLDER) -> tuple[Path, ...]:
+    """The local files and folders that a pair is read from."""
+    source = read_pair(name, folder)
     local = [Path(one.model) for one in (source.target, source.draft) if one.is_folder]
-    return Pair(target, draft, tokenizer, params.pair, (folder / f"{params.pair}.yaml", *local))
+    return (folder / f"{name}.yaml", *local)
 
 
 def num_embeddings(model: PreTrainedModel) -> int:

@@ -1,6 +1,6 @@
 """Decode every split strictly, once for all methods that are compared with it.
 
-    python -m pipeline.reference      reads data/prompts, writes data/reference/<split>.jsonl
+python -m pipeline.reference      reads data/prompts, writes data/reference/<split>.jsonl
 """
 
 from __future__ import annotations

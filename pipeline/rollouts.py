@@ -44,9 +44,7 @@ class Roller:
         """For each rollout its answer, and whether it stopped early because it rejoined the reference."""
         # Rollouts come ordered by problem, so a batch shares few texts, and each of those is read once.
         starts = range(0, len(rollouts), self.batch_size)
-        return [
-            answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)
-        ]
+        return [answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)]
 
     def _batch(self, rollouts: Sequence[Rollout], sampling: Sampling | None) -> list[tuple[list[int], bool]]:
         memories = self._memories(rollouts)
@@ -64,10 +62,10 @@ class Roller:
 
     def _memories(self, rollouts: Sequence[Rollout]) -> list[Memory]:
         """What both models remember of each rollout's prefix; a text several share is read once."""
-        texts = {tuple([*r.prompt, *r.trunk]): len(r.prompt) for r in rollouts}
+        texts = {(*r.prompt, *r.trunk): len(r.prompt) for r in rollouts}
         read = self.decoder.remember([list(text) for text in texts])
         by_text = dict(zip(texts, read, strict=True))
-        return [by_text[tuple([*r.prompt, *r.trunk])] for r in rollouts]
+        return [by_text[(*r.prompt, *r.trunk)] for r in rollouts]
 
 
 def rejoins(rollouts: Sequence[Rollout], num: int) -> Callable[[Row], str | None]:

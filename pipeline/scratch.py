@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gistgate.errors import UserError
 from gistgate.files import load_tensors, save_tensors, write_atomic
 
 SCRATCH = Path(".scratch")
@@ -77,6 +78,18 @@ def copy_all(files: Sequence[Path], folder: Path) -> None:
     folder.mkdir(parents=True)
     for file in files:
         shutil.copy2(file, folder / file.name)
+
+
+def num_shards(folder: Path) -> int:
+    """Shards of a published folder.
+
+    Raises:
+        UserError: there are none.
+    """
+    count = len(list(folder.glob("rows-*.safetensors")))
+    if not count:
+        raise UserError(f"{folder} holds no shards. Run the stage that writes it (`dvc repro`).")
+    return count
 
 
 def read_shards(folder: Path) -> list[dict[str, Tensor]]:

@@ -28,7 +28,7 @@ class PromptsParams:
 
     train: Count = 320
     """Prompts whose mismatches are labelled, in prompts."""
-    development: Count = 400
+    development: Count = 300
     """Prompts on which settings and heads are chosen, in prompts."""
     calibration: Count = 1000
     """Prompts that certify the chosen settings, in prompts."""

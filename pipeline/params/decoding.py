@@ -23,6 +23,8 @@ class DecodingParams:
     """Longest answer where the task sets no limit of its own, in tokens."""
     batch_size: Count = 64
     """Rows decoded together where only ids matter, in prompts; speed is always measured with one."""
+    workers: Count = 1
+    """Processes that share the methods or shards of a stage, each with one thread; more than one pays on a CPU."""
     prompt_memory_mb: Annotated[int, Between(0)] = 1500
     """Keys and values of prompts that calibration keeps between settings, in megabytes; 0 reads prompts anew."""
 
@@ -33,6 +35,9 @@ class CollectParams:
 
     shard_prompts: Count = 160
     """Prompts per shard, in prompts; an interruption loses at most one shard."""
+    solved_only: bool = True
+    """Mine only problems that the target itself solves: what it gets wrong, any rewording may change, and nothing can
+    be lost there."""
     strict_share: Share = 0.25
     """Share of the problems whose strict text is labelled whole as well, to report that policy apart."""
     pilot_risk: Share = 0.2

@@ -15,7 +15,7 @@ Share = Annotated[float, Between(0, 1)]
 class TrainParams:
     """Gate heads."""
 
-    features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars")
+    features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
     """What a head sees of each position, as feature ids."""
     heads: tuple[str, ...] = ("logistic", "linear", "mlp")
     """Kinds of head to train, as head ids."""
