@@ -4,7 +4,7 @@
 
 Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine
 that slows down slows all of them. One row at a time; times include prefill. Loose methods run at their certified
-setting and K; strict decoding at its own best K as well.
+setting and K; strict decoding at its own best K as well, whose times all methods share that run strictly.
 """
 
 from __future__ import annotations
@@ -51,11 +51,9 @@ def measure(field: list[Contender], prompts: list[list[int]], params: Params) ->
             results[name]["seconds"].append([run.seconds for run in timed])
             results[name]["tokens"].append(timed[0].tokens)
             results[name]["target_forwards"].append(timed[0].forwards)
-    baselines = {c.name for c in field if c.is_baseline}
-    return {
-        "baselines": {name: result for name, result in results.items() if name in baselines},
-        "methods": {name: result for name, result in results.items() if name not in baselines},
-    }
+    baselines = {c.name: results[c.name] for c in field if c.is_baseline}
+    methods = {name: results[c.name] for c in field for name in ([] if c.is_baseline else [c.name]) + list(c.also)}
+    return {"baselines": baselines, "methods": methods}
 
 
 def machine() -> dict[str, Any]:

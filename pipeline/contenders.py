@@ -41,6 +41,8 @@ class Contender:
     block: int
     """K; 0 without a draft."""
     is_baseline: bool = False
+    also: tuple[str, ...] = ()
+    """Methods that decode exactly like this and share its times."""
 
     def timed(self, ids: list[int]) -> Timed:
         """Decode with a clock on both sides, the device idle at either end."""
@@ -55,21 +57,22 @@ def contenders(params: Params, pair: Pair, task: Task, prompts: list[dict[str, A
     """The baselines, then every method at its operating point for the headline budget."""
     request, common, own = request_of(prompts, pair), params.decoding.block, params.decoding.strict_block
     exact = MethodParams("exact")
+    points = {name: operating_point(params, name) for name in params.methods}
+    strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == "model")
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0)
     field = [
         Contender("plain", ours(plain, request), 0, True),
-        Contender("strict", ours(make_decoder(pair, exact, {}, own), request), own, True),
+        Contender("strict", ours(make_decoder(pair, exact, {}, own), request), own, True, strictly),
         Contender(f"strict_{common}", ours(make_decoder(pair, exact, {}, common), request), common, True),
         Contender("transformers_generate", theirs(pair, request, None), 0, True),
         Contender("transformers_assisted", theirs(pair, request, own), own, True),
         Contender(f"transformers_assisted_{common}", theirs(pair, request, common), common, True),
     ]
-    for name in params.methods:
-        point = operating_point(params, name)
-        block = own if point.rule == "exact" else point.block
-        gate = load_gate(point.head, pair) if point.head else None
-        decoder = make_decoder(pair, point.as_method(), point.settings, block, gate=gate)
-        field.append(Contender(name, ours(decoder, request), block))
+    for name, point in points.items():
+        if name not in strictly:
+            gate = load_gate(point.head, pair) if point.head else None
+            decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate)
+            field.append(Contender(name, ours(decoder, request), point.block))
     return field
 
 

@@ -46,19 +46,26 @@ def main() -> None:
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
     missing = [name for name in chosen if not folders[name].is_dir()]
-    pieces = [(points[name], folders[name]) for name in missing]
-    side_by_side(evaluator, params, pieces, params.decoding.workers, "evaluate", "method")
+    alike: dict[str, list[tuple[Operating, Path]]] = {}
+    for name in missing:
+        alike.setdefault(decoding_of(points[name]), []).append((points[name], folders[name]))
+    side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
     for name in chosen:
         write_atomic(REPORTS / name, lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
 
 
-def evaluator(params: Params) -> Callable[[tuple[Operating, Path]], None]:
-    """Judges one method after another, each into its folder."""
+def decoding_of(point: Operating) -> str:
+    """A name for what a method's decoder does; all that run strictly share it."""
+    return repr((point.rule, point.drafter, point.block, point.settings, point.head))
+
+
+def evaluator(params: Params) -> Callable[[list[tuple[Operating, Path]]], None]:
+    """Judges methods that decode alike, each into its folder."""
     bench = Bench(params)
 
-    def work(piece: tuple[Operating, Path]) -> None:
-        point, folder = piece
-        write_atomic(folder, lambda part: bench.evaluate(point, part))
+    def work(alike: list[tuple[Operating, Path]]) -> None:
+        for point, folder in alike:
+            write_atomic(folder, lambda part, point=point: bench.evaluate(point, part))  # type: ignore[misc]
 
     return work
 
@@ -90,9 +97,8 @@ class Bench:
 
     def evaluate(self, point: Operating, folder: Path) -> None:
         """Judge one method and describe it in `folder`."""
-        decoder = self.decoder(point)
-        same = repr((point.rule, point.drafter, point.block, point.settings, point.head))
-        if same not in self.judged:  # all that run strictly decode the same
+        decoder, same = self.decoder(point), decoding_of(point)
+        if same not in self.judged:
             self.judged[same] = self.judge(decoder)
         judged = self.judged[same]
         write_json_lines(folder / "samples.jsonl", judged.samples)
