@@ -1,4 +1,4 @@
-"""Independent pieces of a stage side by side: on a CPU two processes of one thread decode faster than one of two.
+"""Independent pieces of a stage side by side: small matrices occupy one processor core, so a CPU takes several pieces.
 
 Every worker prepares once (loads the pair, the task) and then takes piece after piece. With one worker, or one piece,
 everything happens in this process with all its threads.
