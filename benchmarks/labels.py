@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from gistgate.decoding.stopping import eos_ids
 from gistgate.files import write_json
 from pipeline.benchmark import machine
 from pipeline.collect import strict_collector
-from pipeline.decode import eos_ids, read_prompts
+from pipeline.decode import read_prompts
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.tasks import Task, load_task
@@ -68,7 +69,7 @@ def first_mismatch(pair: Pair, prompt: list[int], answer: list[int], left: int) 
     """The first place from `left` on where the draft would write something else, and what."""
     text = torch.tensor([[*prompt, *answer]], device=pair.draft.device)
     drafted = pair.draft(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
-    ends = set(eos_ids(pair))
+    ends = set(eos_ids(pair.target, pair.tokenizer))
     for position in range(left, len(answer)):
         if drafted[position] != answer[position] and not {drafted[position], answer[position]} & ends:
             return position, drafted[position]
@@ -85,7 +86,7 @@ def generated(pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
         attention_mask=torch.ones_like(text),
         do_sample=False,
         max_new_tokens=max_new_tokens,
-        eos_token_id=eos_ids(pair),
+        eos_token_id=eos_ids(pair.target, pair.tokenizer),
         pad_token_id=pair.tokenizer.pad_token_id,
     )
     return list(out[0, len(ids) :].tolist())

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -24,9 +25,7 @@ class Target:
     @property
     def eos_ids(self) -> list[int]:
         """Every id that ends an answer."""
-        listed = self.model.generation_config.eos_token_id if self.model.generation_config else None
-        ids = listed if isinstance(listed, list) else [listed]
-        return sorted({int(i) for i in [*ids, self.tokenizer.eos_token_id] if i is not None})
+        return eos_ids(self.model, self.tokenizer)
 
     def encode(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
         """Token ids of a prompt, in the chat template if wanted.

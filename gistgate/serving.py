@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gistgate.building import build_decoder
 from gistgate.decoding.decoder import Decoder
-from gistgate.integrations.lm_eval.build import build_decoder
 from gistgate.loading import Target, load_target, parse_settings
 
 

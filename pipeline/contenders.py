@@ -11,7 +11,8 @@ import torch
 from transformers import StoppingCriteriaList, StopStringCriteria
 
 from gistgate.decoding.decoder import Decoder
-from pipeline.decode import eos_ids, make_decoder, request_of
+from gistgate.decoding.stopping import eos_ids
+from pipeline.decode import make_decoder, request_of
 from pipeline.operating import operating_point
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
@@ -107,7 +108,7 @@ def theirs(pair: Pair, request: dict[str, Any], block: int | None) -> Callable[[
                 attention_mask=torch.ones_like(prompt),
                 do_sample=False,
                 max_new_tokens=request["max_new_tokens"],
-                eos_token_id=eos_ids(pair),
+                eos_token_id=eos_ids(pair.target, pair.tokenizer),
                 pad_token_id=pair.tokenizer.pad_token_id,
                 **assistant,
                 **extra,

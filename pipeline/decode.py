@@ -12,6 +12,7 @@ from tqdm import tqdm
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import Statistics
+from gistgate.decoding.stopping import eos_ids
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
@@ -72,19 +73,12 @@ def make_decoder(
     )
 
 
-def eos_ids(pair: Pair) -> list[int]:
-    """Every id that ends an answer of this target."""
-    listed = pair.target.generation_config.eos_token_id if pair.target.generation_config else None
-    ids = listed if isinstance(listed, list) else [listed]
-    return sorted({int(i) for i in [*ids, pair.tokenizer.eos_token_id] if i is not None})
-
-
 def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
     """What all prompts of a split have in common, as arguments of `Decoder.generate`."""
     return {
         "max_new_tokens": prompts[0]["max_new_tokens"],
         "stops": prompts[0]["stops"],
-        "eos_ids": eos_ids(pair),
+        "eos_ids": eos_ids(pair.target, pair.tokenizer),
     }
 
 

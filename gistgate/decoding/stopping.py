@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -46,3 +46,10 @@ class Stop:
         assert self.tokenizer is not None
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         return any(string in text for string in self.strings)
+
+
+def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Every id that ends an answer: the tokenizer's eos and those of the model's generation settings."""
+    listed = model.generation_config.eos_token_id if model.generation_config else None
+    ids = listed if isinstance(listed, list) else [listed]
+    return sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None})

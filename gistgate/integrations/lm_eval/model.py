@@ -17,10 +17,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
+from gistgate.building import BUDGET, build_decoder, default_rule, take_settings
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.rows import Generation
+from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.build import BUDGET, build_decoder, default_rule, take_settings
 from gistgate.integrations.lm_eval.served import Served
 
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
@@ -132,13 +133,6 @@ class GatedLM(HFLM):
             "statistics": counted.as_dict(),
         }
         return {**super().get_model_info(), "gistgate": ours}
-
-
-def eos_ids(model: PreTrainedModel, tokenizer: Any) -> list[int]:
-    """Ids that end an answer: the tokenizer's eos and those of the model's generation settings, as in `generate`."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    listed = configured if isinstance(configured, list) else [configured]
-    return sorted({token for token in [*listed, tokenizer.eos_token_id] if token is not None})
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:
