@@ -5,24 +5,32 @@ python -m pipeline.reference      reads data/prompts, writes data/reference/<spl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from gistgate.files import write_json_lines
 from pipeline.decode import make_decoder, read_prompts, run_split
 from pipeline.pairs import load_pair
-from pipeline.params import MethodParams, read_params
+from pipeline.params import MethodParams, Params, read_params
 from pipeline.stage import run
 from pipeline.tasks import load_task
+from pipeline.workers import side_by_side
 
-SPLITS = ("train", "development", "calibration")
-"""The splits that later stages compare with; test is evaluated by lm-eval."""
+SPLITS = ("calibration", "train", "development")
+"""The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
 
 
 def main() -> None:
     params = read_params()
+    side_by_side(referring, params, SPLITS, params.decoding.workers, "reference", "split")
+
+
+def referring(params: Params) -> Callable[[str], None]:
+    """Decodes one split after another."""
     pair, task = load_pair(params), load_task(params)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    for split in SPLITS:
+
+    def work(split: str) -> None:
         outcomes = run_split(decoder, task, pair, read_prompts(split), params, f"strict, {split}")
         rows = [
             {
@@ -35,6 +43,8 @@ def main() -> None:
             for outcome in outcomes
         ]
         write_json_lines(Path("data/reference") / f"{split}.jsonl", rows)
+
+    return work
 
 
 if __name__ == "__main__":
