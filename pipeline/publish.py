@@ -1,15 +1,17 @@
 """Copy the last run's results into Git and renew the README's table.
 
-python -m pipeline.publish      reports/ -> docs/results/, README.md
+python -m pipeline.publish             reports/ -> docs/results/, README.md
+python -m pipeline.publish seed-2      reports/summary.json -> docs/results/beside/seed-2.json, README.md
 """
 
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, read_text, write_atomic, write_text
+from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
 from pipeline import table
 from pipeline.stage import run
 
@@ -19,7 +21,26 @@ FILES = ("summary.json", "frontier.csv")
 
 
 def main() -> None:
-    publish(Path("reports"), Path("docs/results"), Path("README.md"))
+    reports, results, readme = Path("reports"), Path("docs/results"), Path("README.md")
+    if len(sys.argv) > 1:
+        publish_beside(reports, results, readme, sys.argv[1])
+    else:
+        publish(reports, results, readme)
+
+
+def publish_beside(reports: Path, results: Path, readme: Path, name: str) -> None:
+    """Keep the summary of another run (another seed, another world) beside the published one."""
+    write_json(results / "beside" / f"{name}.json", read_json(reports / "summary.json"))
+    write_text(readme, with_table(read_text(readme), content_of(results)))
+
+
+def content_of(results: Path) -> str:
+    """What the README shows of the published results: the table, and one line for each run beside it."""
+    summary = read_json(results / "summary.json")
+    runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
+    if not runs:
+        return table.markdown(summary)
+    return f"{table.markdown(summary)}\n\nBeside it:\n\n{table.beside({'published': summary, **runs})}"
 
 
 def publish(reports: Path, results: Path, readme: Path) -> None:
@@ -28,12 +49,12 @@ def publish(reports: Path, results: Path, readme: Path) -> None:
     Raises:
         UserError: there are no results yet, or the README lost its markers.
     """
-    summary = read_json(reports / "summary.json")
-    text = with_table(read_text(readme), table.markdown(summary))
+    read_json(reports / "summary.json")
+    split(read_text(readme))
     for name in FILES:
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
-    write_text(readme, text)
+    write_text(readme, with_table(read_text(readme), content_of(results)))
 
 
 def with_table(readme: str, content: str) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from gistgate.rules import RULES
+
 HEADER = (
     "method", "K", "knob", "bound", "accuracy", "difference", "tau", "loose/100",
     "vs plain", "vs strict", "vs assisted",
@@ -58,6 +60,43 @@ def caption(summary: dict[str, Any]) -> str:
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
         f"{percent(summary['plain']['accuracy'])} %."
     )
+
+
+BESIDE = (
+    "run",
+    "plain",
+    "strict tau",
+    "best without training",
+    "its tau",
+    "learned",
+    "its tau",
+    "its difference",
+    "bound",
+)
+
+
+def beside(summaries: dict[str, dict[str, Any]]) -> str:
+    """One line per run: the learned gate against the best training-free rule and against strict."""
+    lines = [BESIDE, ("---", *["---:"] * (len(BESIDE) - 1))]
+    lines += [beside_line(name, summary) for name, summary in summaries.items()]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def beside_line(name: str, summary: dict[str, Any]) -> tuple[str, ...]:
+    """The cells of one run; the best of a group is the one with the largest tau at its certified setting."""
+    methods = summary["methods"]
+    asks_gate = {key: "gate" in RULES[method["rule"]].needs for key, method in methods.items()}
+    free, learned = (best(methods, [key for key in methods if asks_gate[key] is kind]) for kind in (False, True))
+    gate = dict(zip(HEADER, cells(learned, methods[learned]), strict=True))
+    return (
+        name, percent(summary["plain"]["accuracy"]), cells("exact", methods["exact"])[HEADER.index("tau")],
+        free, cells(free, methods[free])[HEADER.index("tau")], learned, gate["tau"], gate["difference"], gate["bound"],
+    )  # fmt: skip
+
+
+def best(methods: dict[str, Any], names: list[str]) -> str:
+    """The name of the largest tau."""
+    return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
 
 
 def html(summary: dict[str, Any]) -> str:

@@ -1,19 +1,17 @@
 """The README shows what docs/results holds, and nothing before the first `make publish`."""
 
-import json
 import re
 from pathlib import Path
 
-from pipeline.publish import table_of
-from pipeline.table import markdown
+from pipeline.publish import content_of, table_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
 def test_the_table_is_the_published_summary():
-    summary = ROOT / "docs" / "results" / "summary.json"
-    expected = markdown(json.loads(summary.read_text())) if summary.exists() else ""
+    results = ROOT / "docs" / "results"
+    expected = content_of(results) if (results / "summary.json").exists() else ""
     assert table_of(README) == expected
 
 

@@ -156,22 +156,40 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
     assert lines[2]["metrics"]["speed.vs_plain.mean"] == 2.0
 
 
+PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
+
+
 def test_publish_renews_the_table_and_nothing_else(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
     write_json("reports/summary.json", summary)
     Path("reports/frontier.csv").write_text("method\n")
     Path("reports/figures").mkdir()
     Path("README.md").write_text(f"# Top\n{publish.BEGIN}\nold\n{publish.END}\nbottom\n")
-    publish.main()
+    publish.publish(*PLACES)
     text = Path("README.md").read_text()
     assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
     assert publish.table_of(text) == table.markdown(json.loads(Path("docs/results/summary.json").read_text()))
     assert "| judge | 8 | 0.2 | 4.0 | 50.0 | -25.0" in text
 
 
+def test_another_run_gets_one_line_beside_the_published_one(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    write_json("reports/summary.json", summary)
+    Path("reports/frontier.csv").write_text("method\n")
+    Path("reports/figures").mkdir()
+    Path("README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
+    publish.publish(*PLACES)
+    summary["plain"]["accuracy"] = 0.125
+    write_json("reports/summary.json", summary)
+    publish.publish_beside(*PLACES, "seed-2")
+    lines = publish.table_of(Path("README.md").read_text()).splitlines()[-2:]
+    assert lines[0].startswith("| published | 50.0 |") or lines[0].startswith("| published | 75.0 |")
+    assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
+
+
 def test_publish_without_markers_changes_nothing(folder):
     write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
     Path("README.md").write_text("# Top\n")
     with pytest.raises(UserError, match="README.md lacks the lines"):
-        publish.main()
+        publish.publish(*PLACES)
     assert not Path("docs").exists()
