@@ -1,0 +1,41 @@
+"""Judge Decoding: tolerate a mismatch that a gate trained on error spans finds correct (arXiv 2501.19309)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from gistgate.block import Block
+from gistgate.errors import UserError
+from gistgate.rules.base import State, Superset
+
+
+@dataclass(frozen=True)
+class Judge(Superset):
+    """Accept where P(token is fine) > delta. High is good here, the reverse of `autojudge`.
+
+    The published gate is linear, sees the target's state behind the token before the final normalisation, and is
+    trained on spans: tokens before an error are fine, those of the mistaken span are not.
+    """
+
+    delta: float = 0.5
+    """Probability that a tolerated token has to exceed; 1 is strict."""
+    id: ClassVar[str] = "judge"
+    knob: ClassVar[str | None] = "delta"
+    looser: ClassVar[Literal["up", "down"]] = "down"
+    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+    grid: ClassVar[tuple[float, ...]] = (0.99, 0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    def __post_init__(self) -> None:
+        if not self.delta >= 0:
+            raise UserError(f"judge: delta is {self.delta}, but a probability is at least 0. 1 is strict.")
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if block.gate_probs is None:
+            raise UserError("judge judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+        if self.delta >= 1:  # so that a rounded probability cannot pass
+            return block.strict
+        return block.gate_probs > self.delta
