@@ -90,6 +90,12 @@ class Block:
     """True when the request takes the most probable token."""
     protocol: Tensor | None = None
     """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
+    second: Tensor | None = None
+    """Processed target logits [B, K, V] of a second reading of the draft, for the rules that ask for one."""
+    thinking: Tensor | None = None
+    """Positions between the think markers [B, K], bool; only for the rules that ask."""
+    cost: Tensor | None = None
+    """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
 
     def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
         """This block with `gate_probs` filled by `gate`; statistics that are already known are carried over."""
@@ -121,8 +127,14 @@ class Block:
         if self.uniforms is None:
             raise ValueError("A sampled block needs its uniforms.")
         p_x = self.draft_logprob.exp()
-        q_x = 1.0 if self.q is None else self.q.gather(-1, self.draft_ids[..., None]).squeeze(-1)
-        return (self.uniforms[:, :-1] * q_x <= p_x) & (p_x > 0) & self.valid
+        return (self.uniforms[:, :-1] * self.draft_q <= p_x) & (p_x > 0) & self.valid
+
+    @cached_property
+    def draft_q(self) -> Tensor:
+        """q(x_j) [B, K]; 1 without draft probabilities."""
+        if self.q is None:
+            return torch.ones_like(self.draft_logprob)
+        return self.q.gather(-1, self.draft_ids[..., None]).squeeze(-1)
 
     @cached_property
     def draft_logprob(self) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from gistgate.block import Acceptance, Block, Reason
@@ -49,12 +49,12 @@ class Watch:
 
 def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
     """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
-    watch, before = Watch(), decoder.observer
-    decoder.observer = watch
+    watch, before = Watch(), decoder.parts
+    decoder.parts = replace(before, observer=watch)
     try:
         answer = decoder.generate([ids], **request)[0]
     finally:
-        decoder.observer = before
+        decoder.parts = before
     texts = pieces(tokenizer, answer.ids)
     tokens = [
         TracedToken(text, Reason(reason).name.lower(), kept, probability)

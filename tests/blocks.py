@@ -54,12 +54,15 @@ def random_block(
         uniforms=torch.rand(batch, num + 1, generator=generator, dtype=torch.float64).clamp(1e-9, 1 - 1e-9),
         greedy=temperature == 0.0,
         protocol=torch.tensor([5]),
+        second=Sampling(temperature).logits(2 * noise(batch, num, vocabulary)),
+        thinking=torch.rand(batch, num, generator=generator) < 0.5,
+        cost=torch.rand(batch, generator=generator),
     )
 
 
 def rows_of(whole: Block, index: Tensor) -> Block:
     """Some rows of a block, in the order of `index`."""
-    per_row = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms")
+    per_row = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "second", "thinking", "cost")
     parts = {name: value[index] for name in per_row if (value := getattr(whole, name)) is not None}
     return replace(whole, **parts, hidden={name: state[index] for name, state in whole.hidden.items()})
 

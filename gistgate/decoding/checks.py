@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from gistgate.block import Sampling
 from gistgate.errors import UserError
 
 
@@ -18,7 +19,8 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
         raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
     if "q" in rule.needs and drafter is not None and not drafter.gives_q:
         raise UserError(
-            f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model'."
+            f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model', or "
+            "a rule that reads the target alone, such as 'prob-ratio'."
         )
     for model in models_of(target, drafter):
         if getattr(model, "_is_stateful", False):
@@ -28,6 +30,13 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
             )
     shared: int = min(model.config.get_text_config().vocab_size for model in models_of(target, drafter))
     return min(vocabulary, shared) if vocabulary else shared
+
+
+def check_temperature(rule: Any, sampling: Sampling) -> None:
+    """Refuse a temperature that the rule does not define."""
+    if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
+        asked = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
+        raise UserError(f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there.")
 
 
 def models_of(target: PreTrainedModel, drafter: Any) -> list[PreTrainedModel]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gistgate.decoding.cache import RowCache
+from gistgate.decoding.markers import between_markers
 from gistgate.decoding.statistics import Statistics
 
 
@@ -30,10 +31,21 @@ class Row:
     """Why the answer ended; None while it goes on."""
     statistics: Statistics = field(default_factory=Statistics)
     generator: torch.Generator | None = None
+    cost: float | None = None
+    """What a round costs this request right now, 0 to 1; None where nobody said."""
+    thinking: bool = False
+    """Whether the first `seen` tokens end between the think markers."""
+    seen: int = 0
 
     @property
     def answer(self) -> list[int]:
         return self.text[self.prompt_length :]
+
+    def is_thinking(self, markers: tuple[int, int]) -> bool:
+        """Whether the text ends between the think markers."""
+        self.thinking = between_markers(self.text[self.seen :], self.thinking, markers)
+        self.seen = len(self.text)
+        return self.thinking
 
     def uniforms(self, num: int) -> Tensor:
         """`num` fresh numbers in (0, 1), the same for the same seed whatever the neighbours do."""

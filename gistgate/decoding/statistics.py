@@ -29,6 +29,8 @@ class Statistics:
     """Rounds by accepted draft tokens."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall-clock seconds by part (draft, verify, accept, total), shared evenly by the rows of a batch."""
+    extra: dict[str, float] = field(default_factory=dict)
+    """What a rule counts besides, by name."""
 
     @property
     def tokens(self) -> int:
@@ -59,6 +61,7 @@ class Statistics:
             self.own + other.own,
             summed(self.histogram, other.histogram),
             summed(self.seconds, other.seconds),
+            summed(self.extra, other.extra),
         )
 
     def as_dict(self, timed: bool = True) -> dict[str, Any]:

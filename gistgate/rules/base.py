@@ -13,7 +13,8 @@ from torch import Tensor
 from gistgate.block import Acceptance, Block, Reason
 
 State = dict[str, Tensor]
-"""What a rule remembers about each row, every tensor with leading axis B; the decoder drops the rows that leave."""
+"""What a rule remembers about each row, every tensor with leading axis B; empty when an answer begins. The decoder
+drops the rows that leave."""
 
 
 class Rule(Protocol):
@@ -29,19 +30,47 @@ class Rule(Protocol):
     looser: ClassVar[Literal["up", "down"]]
     """Which way the knob accepts more."""
     needs: ClassVar[frozenset[str]]
-    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
-    superset: ClassVar[bool]
+    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy), "second" (a
+    second reading of the draft), "thinking" (which positions lie between the think markers)."""
+    temperatures: ClassVar[str]
+    """Requests that the rule is defined for: "all", "greedy" or "sampled"."""
+    alternative: ClassVar[str]
+    """Which rule to take at the other temperatures; said when a request is refused."""
+    counters: ClassVar[tuple[str, ...]]
+    """Names in the state that belong into the statistics of an answer."""
+
+    @property
+    def superset(self) -> bool:
+        """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
+        ...
 
     def accept(self, block: Block, state: State) -> Tensor:
         """The positions that may stay [B, K], bool."""
         ...
 
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        """The target's token behind the accepted prefix [B]."""
+        ...
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        """What to remember after a block."""
+        ...
+
 
 class Superset:
-    """The common case: composed as `strict OR rule`, nothing needed but the target's rows."""
+    """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
-    superset: ClassVar[bool] = True
+    temperatures: ClassVar[str] = "all"
+    alternative: ClassVar[str] = ""
+    counters: ClassVar[tuple[str, ...]] = ()
+    superset: bool = True
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        return own_token(block, length_B)
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        return state
 
 
 def allowed(block: Block) -> Tensor:
@@ -65,7 +94,7 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
     else:
         stays_BK = opinion_BK & (block.strict | allowed(block))
     length_B = stays_BK.long().cumprod(-1).sum(-1)
-    return Acceptance(length_B, own_token(block, length_B), reasons(block.strict))
+    return Acceptance(length_B, rule.own(block, length_B), reasons(block.strict))
 
 
 def reasons(strict_BK: Tensor) -> Tensor:

@@ -153,5 +153,5 @@ def test_a_gate_is_asked_only_by_a_rule_that_needs_it():
             raise AssertionError("not to be called")
 
     decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, gate=Broken())
-    assert decoder.layers == frozenset()
+    assert decoder.parts.layers == frozenset()
     assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == TEXTS[0]
