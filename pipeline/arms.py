@@ -120,9 +120,16 @@ class Arm:
             return Path("data/reference") / f"{split}.jsonl"
         name = fingerprint(
             self.bench.dependencies, method.rule, method.drafter, self.params.block_of(self.name),
-            self.settings(setting), gate and gate_hash(gate), Path("data/prompts") / f"{split}.jsonl",
+            self.settings(setting), *files_of(self.settings(setting)), gate and gate_hash(gate),
+            Path("data/prompts") / f"{split}.jsonl",
         )  # fmt: skip
         return SCRATCH / "calibrate" / f"{self.name}-{split}-{name}.jsonl"
+
+
+def files_of(settings: dict[str, Any]) -> list[Path]:
+    """The files that settings of a rule name: their content decides, not their place."""
+    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
+    return [path for path in paths if path.is_file()]
 
 
 def strict_scores(split: str, prompts: list[dict[str, Any]]) -> Array:

@@ -1,6 +1,7 @@
 """Time every method against every baseline, prompt by prompt in one process.
 
-    python -m pipeline.benchmark      writes reports/benchmark.json
+    python -m pipeline.benchmark          writes reports/benchmark.json
+    python -m pipeline.benchmark table    the methods of the large table as well, into reports/table/benchmark.json
 
 Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine
 that slows down slows all of them. One row at a time; times include prefill. Loose methods run at their certified
@@ -10,7 +11,6 @@ setting and K; strict decoding at its own best K as well, whose times all method
 from __future__ import annotations
 
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,19 +21,20 @@ from gistgate.files import write_json
 from pipeline.contenders import Contender, contenders
 from pipeline.decode import read_prompts
 from pipeline.pairs import load_pair
-from pipeline.params import Params, read_params
+from pipeline.params import Params
 from pipeline.stage import run
 from pipeline.tasks import load_task
+from pipeline.views import params_of_view
 
 
 def main() -> None:
-    params = read_params()
+    params = params_of_view()
     torch.set_num_threads(params.benchmark.threads)
     pair, task = load_pair(params), load_task(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
     field = contenders(params, pair, task, prompts)
     times = measure(field, [prompt["ids"] for prompt in prompts], params)
-    write_json(Path("reports/benchmark.json"), {**times, "machine": machine()})
+    write_json(params.reports / "benchmark.json", {**times, "machine": machine()})
 
 
 def measure(field: list[Contender], prompts: list[list[int]], params: Params) -> dict[str, Any]:

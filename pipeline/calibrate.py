@@ -3,10 +3,12 @@
     python -m pipeline.calibrate free       all methods that need no gate
     python -m pipeline.calibrate learned    all methods that ask a trained gate
     python -m pipeline.calibrate fly        one method
+    python -m pipeline.calibrate table-free, table-learned      what only the large table compares
 
-Reads data/prompts and data/reference, writes reports/calibration/<group>/<method>.json. Development prompts choose a
-few settings; these are decoded on the calibration prompts from strict to loose until one fails the largest budget.
-Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an interruption loses one at most.
+Reads data/prompts and data/reference, writes <method>.json below reports/calibration or reports/table/calibration.
+Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
+fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an
+interruption loses one at most.
 """
 
 from __future__ import annotations
@@ -27,13 +29,15 @@ from pipeline.params import MethodParams, Params, read_params
 from pipeline.settings import Aims, Choice, Setting, choose_settings
 from pipeline.workers import side_by_side
 
-GROUPS = {"free": False, "learned": True}
-"""Names of the groups, and whether their methods are learned."""
+GROUPS = {"free": (False, False), "learned": (False, True), "table-free": (True, False), "table-learned": (True, True)}
+"""Names of the groups: whether only the large table has their methods, and whether these are learned."""
 
 
 def main() -> None:
-    params = read_params()
-    side_by_side(calibrator, params, methods_of(params, item()), params.decoding.workers, "calibrate", "method")
+    params, group = read_params(), item()
+    if group not in params.methods:
+        params = params.with_table()
+    side_by_side(calibrator, params, methods_of(params, group), params.decoding.workers, "calibrate", "method")
 
 
 def calibrator(params: Params) -> Callable[[str], None]:
@@ -53,7 +57,7 @@ def methods_of(params: Params, group: str) -> list[str]:
     if group not in GROUPS:
         params.method(group)
         return [group]
-    return [name for name, method in params.methods.items() if method.learned is GROUPS[group]]
+    return [name for name, method in params.methods.items() if (method.extra, method.learned) == GROUPS[group]]
 
 
 def calibrate(arm: Arm) -> dict[str, Any]:

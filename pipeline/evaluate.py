@@ -2,6 +2,7 @@
 
     python -m pipeline.evaluate fly     writes reports/evaluation/fly/{summary.json,samples.jsonl}
     python -m pipeline.evaluate all     every method of params.yaml and plain decoding, with one set of imports
+    python -m pipeline.evaluate table   what only the large table compares, into reports/table/evaluation
 
 "plain" decodes without a drafter. A method that has no certified setting at the headline budget runs strictly, and its
 summary says so. Finished methods wait in a scratch folder under a fingerprint of all they depend on, so that an
@@ -24,7 +25,7 @@ from gistgate.integrations.lm_eval.model import GatedLM
 from pipeline.binding import binding_of, check_binding
 from pipeline.decode import make_decoder, read_prompts
 from pipeline.evaluation import Judged, judge
-from pipeline.operating import Operating, calibration_file, operating_point
+from pipeline.operating import Operating, calibration_file, evaluation_folder, operating_point
 from pipeline.pair_source import read_pair
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import Params, read_params
@@ -35,14 +36,15 @@ from pipeline.stage import item, run
 from pipeline.tasks import Task, load_task
 from pipeline.workers import side_by_side
 
-REPORTS = Path("reports/evaluation")
 PLAIN = "plain"
 SOURCES = ("gistgate", "pipeline.evaluate", "pipeline.evaluation", "pipeline.decode", "pipeline.tasks")
 
 
 def main() -> None:
-    params = read_params()
-    chosen = [PLAIN, *params.methods] if (name := item()) == "all" else [name]
+    params, name = read_params(), item()
+    if name not in (PLAIN, "all", *params.methods):
+        params = params.with_table()
+    chosen = chosen_by(name, params)
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
     missing = [name for name in chosen if not folders[name].is_dir()]
@@ -51,7 +53,16 @@ def main() -> None:
         alike.setdefault(decoding_of(points[name]), []).append((points[name], folders[name]))
     side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
     for name in chosen:
-        write_atomic(REPORTS / name, lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
+        write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
+
+
+def chosen_by(name: str, params: Params) -> list[str]:
+    """The methods that a name stands for."""
+    groups = {
+        "all": [PLAIN, *params.methods],
+        "table": [method for method, how in params.methods.items() if how.extra],
+    }
+    return groups.get(name, [name])
 
 
 def decoding_of(point: Operating) -> str:

@@ -40,12 +40,15 @@ def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> 
     """Every figure under its file name."""
     look = looks(summary["methods"])
     with plt.rc_context(STYLE):
-        return {
+        figures = {
             "frontier.png": frontier_figure(rows, summary, look),
             "speed.png": speed_figure(summary, look),
             "reliability.png": reliability_figure(results.curves),
             "accepted_length.png": length_figure(results.evaluation, look),
         }
+        if results.judgements:
+            figures["judgements.png"] = judgements_figure(results.judgements["methods"], look)
+        return figures
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -136,6 +139,22 @@ def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     axes.set_xlabel("draft tokens accepted in a round")
     axes.set_ylabel("share of rounds, per cent")
     axes.legend()
+    return figure
+
+
+def judgements_figure(methods: dict[str, dict[str, Any]], look: Looks) -> Figure:
+    """Which harmless mismatches a rule finds, against how many harmful ones it takes along."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, found in methods.items():
+        colour, marker = look[name]
+        if found["precision"] is not None:
+            axes.plot(
+                100 * found["recall"], 100 * found["precision"], marker, color=colour, ms=7, label=name, ls="none"
+            )
+    axes.set_xlabel("harmless mismatches accepted (recall), per cent")
+    axes.set_ylabel("harmless among the accepted (precision), per cent")
+    axes.set_title("at each rule's certified setting, problems that no head has seen", fontsize=8)
+    axes.legend(ncols=2, fontsize=7)
     return figure
 
 

@@ -45,9 +45,20 @@ class Operating:
         return asdict(self)
 
 
+def folder_of(params: Params, name: str, reports: Path = REPORTS) -> Path:
+    """Where the results of one method lie: those of the large table apart from the core ones."""
+    return reports / "table" if name in params.methods and params.methods[name].extra else reports
+
+
 def calibration_file(params: Params, name: str, reports: Path = REPORTS) -> Path:
     """Where the calibration of a method is written; what a changed gate makes worthless lies in a folder apart."""
-    return reports / "calibration" / ("learned" if params.method(name).learned else "free") / f"{name}.json"
+    group = "learned" if params.method(name).learned else "free"
+    return folder_of(params, name, reports) / "calibration" / group / f"{name}.json"
+
+
+def evaluation_folder(params: Params, name: str, reports: Path = REPORTS) -> Path:
+    """Where lm-eval's verdict on a method lies."""
+    return folder_of(params, name, reports) / "evaluation" / name
 
 
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:

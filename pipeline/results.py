@@ -8,7 +8,7 @@ from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines
-from pipeline.operating import calibration_file
+from pipeline.operating import calibration_file, evaluation_folder
 from pipeline.params import Params
 
 PLAIN, STRICT = "plain", "exact"
@@ -31,6 +31,8 @@ class Results:
     """models/heads/<head>/metrics.json."""
     curves: dict[str, dict[str, Any]]
     """models/heads/<head>/curves.json."""
+    judgements: dict[str, Any] | None = None
+    """reports/table/judgements.json, where the large table is reported."""
 
     def scores(self, method: str) -> list[float]:
         """Scores of a method in the order of the strict run's prompts.
@@ -67,8 +69,9 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
     """
     if STRICT not in params.methods:
         raise UserError("params.yaml: 'methods.lossless' lacks 'exact', the reference of every difference. Add it.")
-    evaluated = {name: reports / "evaluation" / name for name in [PLAIN, *params.methods]}
+    evaluated = {name: evaluation_folder(params, name, reports) for name in [PLAIN, *params.methods]}
     calibrated = {name: calibration_file(params, name, reports) for name in params.methods}
+    own = reports / params.reports.relative_to("reports")
     return Results(
         calibration={
             name: read_json(path)
@@ -80,7 +83,8 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
             name: {row["id"]: float(row["correct"]) for row in read_json_lines(folder / "samples.jsonl")}
             for name, folder in evaluated.items()
         },
-        benchmark=read_json(reports / "benchmark.json"),
+        benchmark=read_json(own / "benchmark.json"),
         heads={name: read_json(heads / name / "metrics.json") for name in params.train.heads},
+        judgements=read_json(judged) if (judged := own / "judgements.json").exists() else None,
         curves={name: read_json(heads / name / "curves.json") for name in params.train.heads},
     )

@@ -2,6 +2,7 @@
 
     python -m pipeline.train pilot    data/labels/strict -> models/pilot, the gate whose texts are collected next
     python -m pipeline.train heads    data/labels/{strict,gated} -> models/heads/<head>, every head of train.heads
+    python -m pipeline.train judge    data/spans -> models/table/judge, the head on span labels
 
 A head's folder is a gate folder with metrics.json and curves.json beside it. All heads are trained in one process;
 finished ones and checkpoints of unfinished ones wait in .scratch, so an interruption costs one epoch and an unchanged
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -26,11 +28,13 @@ from pipeline.fitting.rows import Rows, read_rows
 from pipeline.pairs import load_pair
 from pipeline.params import Params, read_params
 from pipeline.scratch import SCRATCH, fingerprint, sources
+from pipeline.spans import SPANS
 from pipeline.stage import item, run
 
 LABELS = Path("data/labels")
 PILOT = Path("models/pilot")
 HEADS = Path("models/heads")
+JUDGE = Path("models/table/judge")
 SOURCES = ("gistgate.gates", "pipeline.fitting", "pipeline.metrics", "pipeline.train")
 """Modules whose change makes finished heads worthless."""
 
@@ -42,8 +46,11 @@ def main() -> None:
     elif goal == "heads":
         outputs = {head: HEADS / head for head in params.train.heads}
         train(params.train.heads, [LABELS / "strict", LABELS / "gated"], outputs, "head", params)
+    elif goal == "judge":
+        own = replace(params, train=replace(params.train, features=params.table.span_features))
+        train(["logistic"], [SPANS], {"logistic": JUDGE}, "judge", own)
     else:
-        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot` or `heads`.")
+        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot`, `heads` or `judge`.")
 
 
 def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path], stage: str, params: Params) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gistgate.block import Acceptance, Block, Sampling
 from gistgate.rules.base import settle
@@ -44,8 +45,9 @@ def random_block(
     matches = torch.rand(batch, num, generator=generator) < 0.6
     lengths = torch.randint(num + 1, (batch, 1), generator=generator)
     lengths[: batch // 2] = num
+    x = torch.where(matches, z[:, :-1].argmax(-1), guess)
     return Block(
-        torch.where(matches, z[:, :-1].argmax(-1), guess),
+        x,
         torch.arange(num) < lengths,
         Sampling(temperature).logits(z),
         q=q if with_q else None,
@@ -54,7 +56,8 @@ def random_block(
         uniforms=torch.rand(batch, num + 1, generator=generator, dtype=torch.float64).clamp(1e-9, 1 - 1e-9),
         greedy=temperature == 0.0,
         protocol=torch.tensor([5]),
-        second=Sampling(temperature).logits(2 * noise(batch, num, vocabulary)),
+        # whoever reads a draft a second time tends to copy it
+        second=Sampling(temperature).logits(z[:, :-1] + 40 * F.one_hot(x, vocabulary)),
         thinking=torch.rand(batch, num, generator=generator) < 0.5,
         cost=torch.rand(batch, generator=generator),
     )

@@ -110,11 +110,11 @@ class Decoder:
                 does not define.
         """
         rows = [
-            Row(
-                index, list(prompt), len(prompt), seeds[index] if seeds else index, cost=costs[index] if costs else None
-            )
+            Row(index, list(prompt), len(prompt), seeds[index] if seeds else index)
             for index, prompt in enumerate(prompts)
         ]
+        for row, cost in zip(rows, costs if costs is not None else [None] * len(rows), strict=True):
+            row.cost = cost
         sampling = sampling or Sampling()
         check_temperature(self.rule, sampling)
         check_prompts(self.target, self.drafter, prompts, max_new_tokens + self.parts.rereading)

@@ -95,6 +95,11 @@ class Reader:
         if self._windowed and self.mask is not None:
             self.restore(self.snapshot(range(len(self.known))), self.known)
 
+    def forget(self, num: int, valid: Sequence[int]) -> None:
+        """Take back the last `num` slots, of which `valid[b]` were in use, as if they had never been read."""
+        self.known = [k - v for k, v in zip(self.known, valid, strict=True)]
+        self._drop_last(num)
+
     def _drop_last(self, num: int) -> None:
         for layer in self.cache.layers:
             layer.drop_last(num)

@@ -32,4 +32,4 @@ def rows_of_copy(z: Tensor, num: int) -> Tensor:
 
 def forget(reader: Reader, valid: Tensor) -> None:
     """Take the appendix `valid [B, R + K]` out of the cache again."""
-    reader.settle(valid.shape[1], [0] * valid.shape[0], valid.sum(-1).tolist())
+    reader.forget(valid.shape[1], valid.sum(-1).tolist())

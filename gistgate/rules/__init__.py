@@ -9,10 +9,24 @@ from typing import Any
 from gistgate.errors import UserError
 from gistgate.rules.autojudge import AutoJudge
 from gistgate.rules.base import Rule
+from gistgate.rules.csd import Csd
+from gistgate.rules.ensemble import Ensemble
 from gistgate.rules.exact import Exact
 from gistgate.rules.fly import Fly
+from gistgate.rules.fsd import FSD
+from gistgate.rules.judge import Judge
+from gistgate.rules.kl_judge import KLJudge
+from gistgate.rules.lenience import Lenience
+from gistgate.rules.mars import Mars, MarsMargin
 from gistgate.rules.random import Random
+from gistgate.rules.reflective import Reflective
+from gistgate.rules.regret_budget import RegretBudget
+from gistgate.rules.sense import Sense
+from gistgate.rules.sgl_threshold import SglThreshold
 from gistgate.rules.thresholds import Prob, ProbRatio, TopK
+from gistgate.rules.trt_relaxed import TrtRelaxed
+from gistgate.rules.typical import Typical
+from gistgate.rules.wisv import Wisv
 
 RULES: dict[str, Any] = {
     "exact": Exact,
@@ -21,7 +35,22 @@ RULES: dict[str, Any] = {
     "top-k": TopK,
     "random": Random,
     "fly": Fly,
+    "sense": Sense,
+    "csd": Csd,
+    "reflective": Reflective,
+    "kl-judge": KLJudge,
+    "typical": Typical,
+    "ensemble": Ensemble,
+    "sgl-threshold": SglThreshold,
+    "trt-relaxed": TrtRelaxed,
+    "mars": Mars,
+    "mars-margin": MarsMargin,
+    "fsd": FSD,
+    "lenience": Lenience,
+    "regret-budget": RegretBudget,
+    "judge": Judge,
     "autojudge": AutoJudge,
+    "wisv": Wisv,
 }
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -5,7 +5,7 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -36,6 +36,10 @@ class Rule(Protocol):
     """Requests that the rule is defined for: "all", "greedy" or "sampled"."""
     alternative: ClassVar[str]
     """Which rule to take at the other temperatures; said when a request is refused."""
+    grid: ClassVar[tuple[float, ...]]
+    """Values of the knob from strict to loose, for those who have none of their own."""
+    variants: ClassVar[tuple[dict[str, Any], ...]]
+    """Alternatives of the other settings that compete on development prompts; at most four."""
     counters: ClassVar[tuple[str, ...]]
     """Names in the state that belong into the statistics of an answer."""
 
@@ -63,6 +67,8 @@ class Superset:
     needs: ClassVar[frozenset[str]] = frozenset()
     temperatures: ClassVar[str] = "all"
     alternative: ClassVar[str] = ""
+    grid: ClassVar[tuple[float, ...]] = ()
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     counters: ClassVar[tuple[str, ...]] = ()
     superset: bool = True
 

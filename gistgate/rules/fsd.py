@@ -41,15 +41,20 @@ class FSD(Superset):
     tokens and the rest as one."""
     reduced: bool = True
     """True: strict OR fuzzy. False: fuzzy alone, as published."""
-    replacement: Literal["p", "residual"] = "p"
-    """What a sampled request draws in place of a refused token: from p, as published, or from the residual, with which
-    the reduced variant leaves p as it is wherever it tolerates nothing."""
+    replacement: Literal["p", "residual"] = "residual"
+    """What a sampled request draws in place of a refused token: from the residual, with which the reduced variant
+    leaves p as it is wherever it tolerates nothing, or from p, as published for the full one."""
     id: ClassVar[str] = "fsd"
     knob: ClassVar[str | None] = "threshold"
     looser: ClassVar[Literal["up", "down"]] = "up"
     needs: ClassVar[frozenset[str]] = frozenset({"q"})
     grid: ClassVar[tuple[float, ...]] = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"div": "ag"}, {"div": "tv"}, {"reduced": False})
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"div": "ag"},
+        {"div": "tv"},
+        {"reduced": False, "replacement": "p"},
+    )
 
     def __post_init__(self) -> None:
         if self.div not in DIVERGENCES or self.replacement not in ("p", "residual"):

@@ -16,13 +16,14 @@ from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.reading import Between, build, nearest
 from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
+from pipeline.params.table import TableParams, table_methods
 from pipeline.params.training import TrainParams
 from pipeline.world.params import PairTrainingParams, WorldParams
 
 __all__ = [
     "BenchmarkParams", "CalibrateParams", "CollectParams", "DecodingParams", "LabelParams", "MethodParams",
-    "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TrackingParams", "TrainParams", "WorldParams",
-    "read_params",
+    "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TableParams", "TrackingParams", "TrainParams",
+    "WorldParams", "read_params",
 ]  # fmt: skip
 
 
@@ -66,6 +67,18 @@ class Params:
     """Measurement of speed."""
     tracking: TrackingParams = field(default_factory=TrackingParams)
     """Record of runs."""
+    table: TableParams = field(default_factory=TableParams)
+    """The large table."""
+
+    @property
+    def reports(self) -> Path:
+        """Where the results of these methods are put together."""
+        return Path("reports/table" if any(method.extra for method in self.methods.values()) else "reports")
+
+    def with_table(self) -> Params:
+        """The same parameters with the methods of the large table behind the core ones."""
+        extra = table_methods(self.table, self.methods, self.train.headline_head)
+        return replace(self, methods={**self.methods, **extra})
 
     def method(self, name: str) -> MethodParams:
         """The method of that name.

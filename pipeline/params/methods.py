@@ -31,6 +31,8 @@ class MethodParams:
     """The scalar setting that calibration moves; None for a rule without one."""
     grid: tuple[float, ...] = ()
     """Values of the knob, from strict to loose, in the knob's own unit."""
+    extra: bool = False
+    """Whether only the large table has it."""
 
     def __post_init__(self) -> None:
         steps = [later - earlier for earlier, later in zip(self.grid, self.grid[1:], strict=False)]

@@ -13,8 +13,8 @@ from gistgate.decoding.rows import Generation
 from gistgate.drafters import ModelDrafter, PromptLookup
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts
-from tests.decoding.watching import HalfGate, Watch
-from tests.rules.test_contract import OPEN
+from tests.decoding.watching import HalfGate, Markers, Watch
+from tests.rules.extremes import DEFAULT, OPEN, combinations
 from tests.tiny import byte_tokenizer
 
 BATCH = prompts(5, 17, 2)
@@ -72,13 +72,12 @@ def test_an_empty_stop_string_stops_nothing():
     assert decoder.generate(BATCH[:1], max_new_tokens=NUM, stops=["", "never"])[0].ids == TEXTS[0]
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
-@pytest.mark.parametrize("rule_id", RULES)
-@pytest.mark.parametrize("lookup", [False, True])
-def test_counters_agree_with_the_text(lookup: bool, rule_id: str, sampling: Sampling):
-    rule = RULES[rule_id](**({"window": 1} if rule_id == "fly" else {}))
-    drafter = PromptLookup() if lookup else ModelDrafter(pair("llama", noise=0.1)[1])
-    decoder = Decoder(pair("llama")[0], drafter, rule, 5, gate=HalfGate())
+@pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
+def test_counters_agree_with_the_text(rule_id: str, greedy: bool, with_q: bool):
+    rule = RULES[rule_id](**({"window": 1} if rule_id == "fly" else DEFAULT.get(rule_id, {})))
+    drafter = ModelDrafter(pair("llama", noise=0.1)[1]) if with_q else PromptLookup()
+    decoder = Decoder(pair("llama")[0], drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
+    sampling = Sampling() if greedy else Sampling(1.0)
     answers = decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling, eos_ids={3, 4, 5, 6, 7})
     for answer in answers:
         check_counters(answer, 5)
@@ -110,9 +109,12 @@ def test_seconds_and_forwards_are_those_that_were_spent():
         assert seconds["total"] >= seconds["draft"] + seconds["verify"] + seconds["accept"] > 0
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
-@pytest.mark.parametrize("rule_id", OPEN)
-def test_an_open_rule_keeps_every_draft_token(rule_id: str, sampling: Sampling):
+@pytest.mark.parametrize(
+    "rule_id, greedy",
+    # whether a second reading likes the draft is up to the model
+    [(name, greedy) for name, greedy, with_q in combinations() if with_q and name in OPEN.keys() - {"reflective"}],
+)
+def test_an_open_rule_keeps_every_draft_token(rule_id: str, greedy: bool):
     """The target only adds bonus tokens, and the draft's text is its own."""
 
     class Always(HalfGate):
@@ -122,7 +124,7 @@ def test_an_open_rule_keeps_every_draft_token(rule_id: str, sampling: Sampling):
     target, draft = pair("llama", noise=0.3)
     rule = make_rule(rule_id, **OPEN[rule_id])
     decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=Always())
-    for answer in decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling):
+    for answer in decoder.generate(BATCH, max_new_tokens=NUM, sampling=Sampling(0.0 if greedy else 1.0)):
         assert answer.statistics.histogram == {4: 4, 3: 1}  # 4 * (4 + 1) + (3 + 1) = 24
         assert answer.statistics.own == 5 and answer.statistics.loose > 0
         check_counters(answer, 4)

@@ -10,8 +10,10 @@ import torch
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter, PromptLookup
-from gistgate.rules import make_rule
+from gistgate.rules import RULES, make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
+from tests.decoding.watching import HalfGate, Markers
+from tests.rules.extremes import CLOSED
 
 BATCH = prompts(5, 17, 2, 10)
 """A ragged batch; the second prompt is longer than the windows."""
@@ -43,11 +45,16 @@ def test_a_single_row_writes_the_greedy_text(kind: str, name: str):
         assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == expected(kind)[0], block
 
 
-@pytest.mark.parametrize(
-    "rule_id, settings", [("fly", {"theta": 9.9}), ("prob-ratio", {"r": 1.0}), ("top-k", {"k": 1})]
-)
-def test_closed_loose_rules_write_it_too(rule_id: str, settings: dict[str, float]):
-    decoder = Decoder(pair("llama")[0], drafter("model", "llama"), make_rule(rule_id, **settings), 8)
+@pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"])
+def test_every_closed_rule_writes_it_too(rule_id: str):
+    decoder = Decoder(
+        pair("llama")[0],
+        drafter("model", "llama"),
+        make_rule(rule_id, **CLOSED[rule_id]),
+        8,
+        gate=HalfGate(),
+        tokenizer=Markers(),
+    )
     assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected("llama")
 
 

@@ -14,7 +14,8 @@ from gistgate.decoding.rows import Generation
 from gistgate.drafters import ModelDrafter, PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
-from tests.decoding.watching import HalfGate
+from tests.decoding.watching import HalfGate, Markers
+from tests.rules.extremes import DEFAULT, combinations
 
 BATCH = prompts(5, 17, 2, 10, 5)
 SEEDS = [11, 12, 13, 14, 15]
@@ -56,6 +57,20 @@ def test_alone_permuted_and_in_company(
     assert seen(permuted) == [together[row] for row in order]
     for row in (1, 2):
         assert seen(decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)) == [together[row]]
+
+
+@pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
+def test_every_rule_judges_its_rows_apart(rule_id: str, greedy: bool, with_q: bool):
+    rule = make_rule(rule_id, **DEFAULT.get(rule_id, {}))
+    drafter = ModelDrafter(pair("llama", noise=0.1)[1]) if with_q else PromptLookup()
+    decoder = Decoder(pair("llama")[0], drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
+    request: dict[str, Any] = {"max_new_tokens": 14, "sampling": SAMPLINGS[0 if greedy else 2]}
+    together = decoder.generate(BATCH, seeds=SEEDS, **request)
+    for row in (1, 2):
+        alone = decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)[0]
+        assert (alone.ids, alone.reasons) == (together[row].ids, together[row].reasons)
+        assert alone.statistics.forwards == together[row].statistics.forwards
+        assert alone.statistics.extra == pytest.approx(together[row].statistics.extra, abs=1e-3)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS[:2])

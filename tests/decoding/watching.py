@@ -21,6 +21,16 @@ class HalfGate:
         return torch.where(block.draft_ids % 2 == 0, 0.99, 0.01)
 
 
+class Markers:
+    """What a decoder asks of a tokenizer: think markers, and a prompt in front of a second reading."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<think>": 1, "</think>": 2}
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return [3, 4, 5]
+
+
 class Watch:
     """Keeps every block with its verdict and the texts before it."""
 

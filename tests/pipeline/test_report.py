@@ -120,7 +120,7 @@ TRACE = {
 
 def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     """Page and figures carry no date, load nothing from elsewhere, and show the trace escaped."""
-    monkeypatch.setattr(report, "read_params", lambda: PARAMS)
+    monkeypatch.setattr(report, "params_of_view", lambda: PARAMS)
     monkeypatch.setattr(report, "track", lambda *_: None)
     write_json("reports/trace.json", TRACE)
     report.main()
@@ -142,7 +142,7 @@ def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
 
 def test_the_page_says_when_there_is_no_trace(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
-    assert "No loose method was certified" in report.page(summary, None, None)
+    assert "No loose method was certified" in report.page(summary, None, Path("nowhere"), trace=None)
 
 
 def test_every_method_becomes_a_run(folder, monkeypatch):

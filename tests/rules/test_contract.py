@@ -1,4 +1,4 @@
-"""What every rule promises. A new rule enters by itself; it only has to name its closed and its open setting here."""
+"""What every rule promises. A new rule enters by itself; it only has to name its extreme settings in extremes.py."""
 
 from __future__ import annotations
 
@@ -12,41 +12,31 @@ from gistgate.block import Block, Reason
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.base import allowed
 from tests.blocks import accepted, random_block, rows_of
+from tests.rules.extremes import CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 
-CLOSED: dict[str, dict[str, Any]] = {
-    "exact": {},
-    "prob": {"r": 1.0},
-    "prob-ratio": {"r": 1.0},
-    "top-k": {"k": 1},
-    "random": {"rate": 0.0},
-    "fly": {"theta": 9.9},
-    "autojudge": {"risk": -1.0},
-}
-"""Settings that must be lossless."""
-OPEN: dict[str, dict[str, Any]] = {
-    "prob": {"r": 1e-30},
-    "prob-ratio": {"r": 1e-30},
-    "top-k": {"k": 10**6},
-    "random": {"rate": 1.0},
-    "fly": {"theta": 0.0, "window": 0},
-    "autojudge": {"risk": 1.0},
-}
-"""Settings that keep whatever may be kept at all."""
-
-SETTINGS = [(rule_id, {}) for rule_id in RULES]
+SETTINGS = [(rule_id, DEFAULT.get(rule_id, {})) for rule_id in RULES]
 SETTINGS += [(rule_id, settings) for table in (CLOSED, OPEN) for rule_id, settings in table.items() if settings]
 KINDS = [(0.0, True), (0.0, False), (1.0, True), (1.0, False), (0.5, True)]
 """Temperature, and whether the drafter has probabilities."""
 
 
-def blocks(**more: Any) -> list[Block]:
-    return [random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(KINDS)]
+def blocks(rule_id: str, **more: Any) -> list[Block]:
+    """Blocks of every kind that the rule is defined for."""
+    rule = RULES[rule_id]
+    kinds = [
+        (t, q)
+        for t, q in KINDS
+        if rule.temperatures == "all" or (rule.temperatures == "greedy") == (t == 0.0)
+        if q or "q" not in make_rule(rule_id, **CLOSED[rule_id]).needs
+        if not (q and t and rule_id in TARGET_ONLY)
+    ]
+    return [random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(kinds)]
 
 
 def test_every_rule_names_its_extreme_settings():
     knobs = {rule_id for rule_id, rule in RULES.items() if rule.knob is not None}
     assert set(RULES) == set(CLOSED), "a new rule needs its lossless setting in CLOSED"
-    assert knobs == set(OPEN), "a new rule with a knob needs its freest setting in OPEN"
+    assert knobs == set(OPEN) | NEVER_OPEN, "a new rule with a knob needs its freest setting in OPEN"
 
 
 @pytest.mark.parametrize("rule_id", RULES)
@@ -54,13 +44,19 @@ def test_a_rule_is_a_frozen_dataclass_that_names_its_knob(rule_id: str):
     rule = RULES[rule_id]
     assert rule.id == rule_id and is_dataclass(rule) and rule.__dataclass_params__.frozen
     assert rule.knob is None or rule.knob in {field.name for field in fields(rule)}
-    assert rule.looser in ("up", "down") and rule.needs <= {"gate", "q", "uniforms"}
+    assert rule.looser in ("up", "down") and make_rule(rule_id, **CLOSED[rule_id]).needs <= {
+        "gate",
+        "q",
+        "uniforms",
+        "second",
+        "thinking",
+    }
 
 
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, Any]):
     for num in (0, 1, 8):
-        for block in blocks(num=num):
+        for block in blocks(rule_id, num=num):
             opinion = make_rule(rule_id, **settings).accept(block, {})
             assert opinion.shape == (16, num) and opinion.dtype == torch.bool
             outcome = accepted(make_rule(rule_id, **settings), block)
@@ -71,7 +67,7 @@ def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, A
 @pytest.mark.parametrize("rule_id", CLOSED)
 def test_closed_is_strict(rule_id: str):
     closed, exact = make_rule(rule_id, **CLOSED[rule_id]), make_rule("exact")
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         assert torch.equal(accepted(closed, block).length, accepted(exact, block).length)
         assert torch.equal(accepted(closed, block).own_ids, accepted(exact, block).own_ids)
 
@@ -81,28 +77,28 @@ def test_closed_is_strict_where_two_tokens_tie(rule_id: str):
     """Half-precision logits tie often; only the first of equals is the target's greedy token."""
     z = torch.tensor([1.0, 1.0, 0.0, 1.0]).expand(1, 3, 4)
     block = replace(random_block(batch=1, num=2), draft_ids=torch.tensor([[1, 0]]), logits=z, protocol=None)
-    block = replace(block, valid=torch.ones(1, 2, dtype=torch.bool))
+    block = replace(block, valid=torch.ones(1, 2, dtype=torch.bool), q=torch.full((1, 2, 4), 0.25), second=z[:, :-1])
     assert accepted(make_rule(rule_id, **CLOSED[rule_id]), block).length.tolist() == [0]
 
 
 @pytest.mark.parametrize("rule_id", OPEN)
 def test_open_keeps_all_that_may_be_kept(rule_id: str):
     rule = make_rule(rule_id, **OPEN[rule_id])
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         may = block.strict | allowed(block)
         assert torch.equal(accepted(rule, block).length, may.long().cumprod(-1).sum(-1))
 
 
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_never_less_than_strict(rule_id: str, settings: dict[str, Any]):
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         loose, strict = accepted(make_rule(rule_id, **settings), block), accepted(make_rule("exact"), block)
         assert (loose.length >= strict.length).all()
 
 
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_never_a_forbidden_token_nor_one_behind_the_draft(rule_id: str, settings: dict[str, Any]):
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         outcome = accepted(make_rule(rule_id, **settings), block)
         kept = torch.arange(8) < outcome.length[:, None]
         assert not (kept & (block.draft_logprob == -torch.inf)).any()
@@ -114,7 +110,7 @@ def test_never_a_forbidden_token_nor_one_behind_the_draft(rule_id: str, settings
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_protocol_tokens_are_strict(rule_id: str, settings: dict[str, Any]):
     """Neither may the draft end what the target goes on with, nor the reverse."""
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         outcome = accepted(make_rule(rule_id, **settings), block)
         kept = torch.arange(8) < outcome.length[:, None]
         steering = (block.draft_ids == 5) | (block.top_ids[:, :-1] == 5)
@@ -128,7 +124,7 @@ def test_the_knob_is_monotone_from_closed_to_open(rule_id: str):
     middle = (low + high) // 2 if isinstance(low, int) else (low + high) / 2
     fixed = {name: value for name, value in OPEN[rule_id].items() if name != rule.knob}
     order = [low, middle, high] if rule.looser == "up" else [high, middle, low]
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         lengths = [accepted(make_rule(rule_id, **fixed, **{rule.knob: value}), block).length for value in order]
         assert (lengths[0] <= lengths[1]).all() and (lengths[1] <= lengths[2]).all()
         assert (lengths[0] < lengths[2]).any()
@@ -137,7 +133,7 @@ def test_the_knob_is_monotone_from_closed_to_open(rule_id: str):
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_rows_do_not_influence_each_other(rule_id: str, settings: dict[str, Any]):
     order = torch.randperm(16, generator=torch.Generator().manual_seed(3))
-    for block in blocks():
+    for block in blocks(rule_id):
         rule = make_rule(rule_id, **settings)
         whole, permuted = accepted(rule, block), accepted(rule, rows_of(block, order))
         alone = [accepted(rule, rows_of(block, torch.tensor([row]))) for row in range(16)]
@@ -149,10 +145,11 @@ def test_rows_do_not_influence_each_other(rule_id: str, settings: dict[str, Any]
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_padding_behind_a_draft_changes_nothing(rule_id: str, settings: dict[str, Any]):
     """A neighbour with a longer draft widens the block; a row's own verdict stays."""
-    for block in blocks():
+    for block in blocks(rule_id):
         short = replace(block, valid=block.valid & (torch.arange(8) < 5))
         cut = {"draft_ids": block.draft_ids[:, :5], "valid": short.valid[:, :5], "logits": block.logits[:, :6]}
         cut["gate_probs"], cut["q"] = block.gate_probs[:, :5], None if block.q is None else block.q[:, :5]
+        cut["second"], cut["thinking"] = block.second[:, :5], block.thinking[:, :5]
         cut["uniforms"] = torch.cat([block.uniforms[:, :5], block.uniforms[:, -1:]], dim=1)
         rule = make_rule(rule_id, **settings)
         wide, narrow = accepted(rule, short), accepted(rule, replace(block, **cut, hidden={}))
@@ -161,7 +158,7 @@ def test_padding_behind_a_draft_changes_nothing(rule_id: str, settings: dict[str
 
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_reasons_follow_the_strict_mask(rule_id: str, settings: dict[str, Any]):
-    for block in blocks(batch=200):
+    for block in blocks(rule_id, batch=200):
         outcome = accepted(make_rule(rule_id, **settings), block)
         for row, length in enumerate(outcome.length.tolist()):
             seen_loose = False

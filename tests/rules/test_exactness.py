@@ -16,12 +16,14 @@ from torch import Tensor
 from gistgate.block import Block, Sampling
 from gistgate.rules import RULES, make_rule
 from tests.blocks import accepted
-from tests.rules.test_contract import CLOSED
+from tests.rules.extremes import CLOSED, TARGET_ONLY
 
 EIGHTHS = torch.tensor([[3, 3, 2], [1, 6, 1], [2, 2, 4], [0, 5, 3]]) / 8
 """p of the first token, and of the second behind each first one."""
 QUARTERS = torch.tensor([[1, 1, 2], [1, 2, 1], [2, 1, 1], [2, 0, 2]]) / 4
 """q likewise."""
+SAMPLED = [name for name, rule in RULES.items() if rule.temperatures != "greedy"]
+"""Rules that are defined for sampling."""
 WANTED = EIGHTHS[0, :, None] * EIGHTHS[1:]
 """Probability of every pair of tokens [3, 3]."""
 
@@ -46,6 +48,8 @@ def drafted(draft: tuple[int, ...], uniforms: Tensor, certain: bool) -> Block:
         gate_probs=torch.full(ids.shape, 0.5),
         uniforms=uniforms,
         greedy=False,
+        second=torch.zeros(batch, len(draft), 3),
+        thinking=torch.ones_like(ids, dtype=torch.bool),
     )
 
 
@@ -62,17 +66,18 @@ def pairs(rule: Any, draft: tuple[int, ...], certain: bool, num: int) -> Tensor:
     return torch.zeros(3, 3, dtype=torch.float64).index_add(0, first, after) / len(first)
 
 
-@pytest.mark.parametrize("rule_id", RULES)
+@pytest.mark.parametrize("rule_id", SAMPLED)
 def test_with_draft_probabilities(rule_id: str):
     rule, total = make_rule(rule_id, **CLOSED[rule_id]), torch.zeros(3, 3, dtype=torch.float64)
     for first, second in product(range(3), range(3)):
         weight = QUARTERS[0, first] * QUARTERS[1 + first, second]
         if weight > 0:
             total += weight * pairs(rule, (first, second), certain=False, num=24)
-    assert torch.allclose(total, WANTED.double(), atol=1e-6)
+    # a rule that ignores q needs fifths and sevenths, which this grid misses
+    assert torch.allclose(total, WANTED.double(), atol=0.02 if rule_id in TARGET_ONLY else 1e-6)
 
 
-@pytest.mark.parametrize("rule_id", RULES)
+@pytest.mark.parametrize("rule_id", [name for name in SAMPLED if "q" not in make_rule(name, **CLOSED[name]).needs])
 @pytest.mark.parametrize("draft", [(), *product(range(3), repeat=1), *product(range(3), repeat=2)])
 def test_with_a_draft_that_counts_as_certain(rule_id: str, draft: tuple[int, ...]):
     """Without probabilities any draft at all must leave the distribution alone."""

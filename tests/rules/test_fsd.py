@@ -83,22 +83,22 @@ def test_the_reversed_kl_is_the_kl_judge_without_its_guard():
 
 
 def test_full_and_sampled_the_texts_are_the_draft_s_where_trusted_and_the_target_s_elsewhere():
-    assert torch.allclose(first_token(FSD(0.26, "tv", reduced=False)), Q, atol=1e-6)
-    assert torch.allclose(first_token(FSD(0.24, "tv", reduced=False)), P, atol=1e-6)
+    assert torch.allclose(first_token(FSD(0.26, "tv", reduced=False, replacement="p")), Q, atol=1e-6)
+    assert torch.allclose(first_token(FSD(0.24, "tv", reduced=False, replacement="p")), P, atol=1e-6)
 
 
 def test_reduced_and_sampled_the_residual_leaves_p_alone_where_nothing_is_trusted():
     assert torch.allclose(first_token(FSD(0.26, "tv")), Q, atol=1e-6)
-    assert torch.allclose(first_token(FSD(0.24, "tv", replacement="residual")), P, atol=1e-6)
+    assert torch.allclose(first_token(FSD(0.24, "tv")), P, atol=1e-6)
     # as published: half of x = 2 is refused, and drawn from p
     wanted = torch.tensor([0.25, 0.25, 0.25]) + 0.25 * P
-    assert torch.allclose(first_token(FSD(0.24, "tv")), wanted, atol=1e-6)
+    assert torch.allclose(first_token(FSD(0.24, "tv", replacement="p")), wanted, atol=1e-6)
 
 
 def test_with_the_residual_a_closed_threshold_is_lossless():
     for seed in range(3):
         judged = random_block(seed, batch=200, temperature=1.0)
-        closed, exact = accepted(FSD(-1.0, replacement="residual"), judged), accepted(make_rule("exact"), judged)
+        closed, exact = accepted(FSD(-1.0), judged), accepted(make_rule("exact"), judged)
         assert torch.equal(closed.length, exact.length) and torch.equal(closed.own_ids, exact.own_ids)
 
 

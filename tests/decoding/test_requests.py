@@ -1,0 +1,145 @@
+"""What a request brings along for some rules: think markers, costs, counters; and temperatures that are refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.markers import between_markers
+from gistgate.decoding.rows import Row
+from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from tests.architectures import pair, prompts
+from tests.decoding.watching import HalfGate, Watch
+
+BATCH = prompts(5, 9, 2)
+BEGIN, END = 1, 2
+
+
+class Marked:
+    """A tokenizer with think markers."""
+
+    def get_vocab(self) -> dict[str, int]:
+        return {"<think>": BEGIN, "</think>": END}
+
+
+def decoder(rule_id: str = "trt-relaxed", **settings: object) -> Decoder:
+    target, draft = pair("llama")
+    watch, tokenizer = settings.pop("observer", None), settings.pop("tokenizer", Marked())
+    rule = make_rule(rule_id, **settings)
+    return Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=tokenizer, observer=watch)
+
+
+@pytest.mark.parametrize(
+    "ids, before, after",
+    [([], False, False), ([], True, True), ([5, BEGIN, 6], False, True), ([END, 7], True, False),
+     ([BEGIN, 5, END, 6], False, False), ([END, BEGIN], True, True), ([BEGIN, BEGIN, END], False, False)],
+)  # fmt: skip
+def test_between_markers(ids: list[int], before: bool, after: bool):
+    assert between_markers(ids, before, (BEGIN, END)) is after
+
+
+def test_a_row_reads_only_what_is_new():
+    row = Row(0, [5, BEGIN, 6], 3)
+    assert row.is_thinking((BEGIN, END))
+    row.text += [7, END]
+    assert not row.is_thinking((BEGIN, END)) and row.seen == 5
+
+
+def test_blocks_know_where_thinking_ends():
+    """The texts before every block, and the end markers inside it, say what is thinking."""
+    watch = Watch()
+    thoughtful = [[BEGIN, *prompt] for prompt in BATCH[:2]] + [[BEGIN, 9, END, *BATCH[2]]]
+    decoder(observer=watch).generate(thoughtful, max_new_tokens=20)
+    for block, _, texts in watch.seen:
+        for row, text in enumerate(texts):
+            for place in range(block.draft_ids.shape[1]):
+                # a begin marker inside the block counts from the next one on
+                ended = END in block.draft_ids[row, :place].tolist()
+                assert block.thinking[row, place] == (between_markers(text, False, (BEGIN, END)) and not ended)
+    assert {bool(flag) for block, _, _ in watch.seen for flag in block.thinking.flatten()} == {True, False}
+
+
+def test_outside_the_markers_the_rule_is_strict():
+    strict = decoder("exact").generate(BATCH, max_new_tokens=20)
+    outside = decoder(delta=1.0, k=1000).generate(BATCH, max_new_tokens=20)
+    inside = decoder(delta=1.0, k=1000).generate([[BEGIN, *prompt] for prompt in BATCH], max_new_tokens=20)
+    assert [answer.ids for answer in outside] == [answer.ids for answer in strict]
+    assert sum(answer.statistics.loose for answer in inside) > 0
+
+
+def test_think_markers_are_never_accepted_loosely():
+    assert {BEGIN, END} <= set(decoder().parts.protocol_ids)
+
+
+def test_unknown_think_markers_are_refused():
+    class Plain:
+        def get_vocab(self) -> dict[str, int]:
+            return {"<think>": 1}
+
+    with pytest.raises(UserError, match="does not know the think marker '</think>'.*scope: all"):
+        decoder(tokenizer=Plain())
+    with pytest.raises(UserError, match="Pass tokenizer="):
+        decoder(tokenizer=None)
+    assert decoder(tokenizer=None, scope="all").parts.think_ids is None
+
+
+def test_costs_reach_the_rows_they_belong_to():
+    watch = Watch()
+    costs = [0.25, 0.5, 1.0]
+    decoder("wisv", observer=watch).generate(BATCH, max_new_tokens=12, costs=costs)
+    for block, _, texts in watch.seen:
+        expected = [
+            cost for text in texts for cost, prompt in zip(costs, BATCH, strict=True) if text[: len(prompt)] == prompt
+        ]
+        assert block.cost.tolist() == expected
+    decoder("wisv", observer=(silent := Watch())).generate(BATCH, max_new_tokens=12)
+    assert all(block.cost is None for block, _, _ in silent.seen)
+
+
+def test_a_cost_for_every_row_or_for_none():
+    with pytest.raises(ValueError):
+        decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5])
+
+
+def test_counters_of_a_rule_reach_the_statistics_of_each_row():
+    """Rows leave at different times; each takes its own count along, whatever the company."""
+    together = decoder("regret-budget", budget=3.0).generate(BATCH, max_new_tokens=12)
+    for prompt, answer in zip(BATCH, together, strict=True):
+        alone = decoder("regret-budget", budget=3.0).generate([prompt], max_new_tokens=12)[0]
+        assert answer.ids == alone.ids
+        assert answer.statistics.extra["spent"] == pytest.approx(alone.statistics.extra["spent"], abs=1e-3)
+        assert answer.statistics.extra["spent"] <= 3.0
+    assert any(answer.statistics.extra["spent"] > 0 for answer in together)
+
+
+@pytest.mark.parametrize(
+    "rule_id, temperature, sentence",
+    [("sense", 0.7, "'sense' is not defined for temperature 0.7. Use 'fly' there."),
+     ("lenience", 0.0, "'lenience' is not defined for greedy decoding. Use 'prob-ratio' there.")],
+)  # fmt: skip
+def test_undefined_temperatures_are_refused_before_anything_runs(rule_id: str, temperature: float, sentence: str):
+    with pytest.raises(UserError, match=sentence):
+        decoder(rule_id).generate(BATCH, max_new_tokens=4, sampling=Sampling(temperature))
+
+
+@pytest.mark.parametrize("rule_id", ["kl-judge", "fsd", "ensemble"])
+def test_a_rule_that_needs_probabilities_refuses_retrieval(rule_id: str):
+    with pytest.raises(UserError, match="needs draft probabilities.*'prob-ratio'"):
+        Decoder(pair("llama")[0], PromptLookup(), make_rule(rule_id), 4)
+
+
+def test_logits_of_the_second_reading_are_processed_like_the_first():
+    class Writes(Marked):
+        def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+            return [3]
+
+    watch = Watch()
+    reflective = decoder("reflective", tokenizer=Writes(), observer=watch)
+    reflective.generate(BATCH[:1], max_new_tokens=6, sampling=Sampling(0.7, top_k=5))
+    for block, _, _ in watch.seen:
+        if block.draft_ids.shape[1]:
+            assert ((block.second > -torch.inf).sum(-1) == 5).all()

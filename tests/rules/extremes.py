@@ -1,0 +1,74 @@
+"""The strictest and the freest setting of every rule. A new rule names its own here and enters all contract tests."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import Any
+
+from gistgate.rules import RULES
+from gistgate.rules.pair_counts import PairCounts
+
+DEFAULT: dict[str, dict[str, Any]] = {"csd": {"counts": PairCounts()}}
+"""What a rule cannot do without; all others work as they come."""
+
+
+def combinations() -> list[tuple[str, bool, bool]]:
+    """(rule id, greedy, with draft probabilities) of everything that rules can be asked for."""
+    return [
+        (name, greedy, with_q)
+        for name, rule in RULES.items()
+        for greedy, with_q in product((True, False), (True, False))
+        if rule.temperatures == "all" or greedy == (rule.temperatures == "greedy")
+        if with_q or "q" not in rule.needs
+    ]
+
+
+CLOSED: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "prob": {"r": 1.0},
+    "prob-ratio": {"r": 1.0},
+    "top-k": {"k": 1},
+    "random": {"rate": 0.0},
+    "fly": {"theta": 9.9},
+    "sense": {"gamma": 1.0},
+    "csd": {"tau_c": 2.0, "table": "online"},
+    "reflective": {"alpha": 0.0},
+    "kl-judge": {"tau": -1.0},
+    "typical": {"scale": 1e9, "greedy": "raw"},
+    "ensemble": {"w": 1.0},
+    "sgl-threshold": {"single": 1.0},
+    "trt-relaxed": {"delta": 0.0},
+    "mars": {"theta": 1e9},
+    "mars-margin": {"margin": -1.0},
+    "fsd": {"threshold": -1.0},
+    "lenience": {"lenience": 1.0},
+    "regret-budget": {"budget": 0.0},
+    "judge": {"delta": 1.0},
+    "autojudge": {"risk": -1.0},
+    "wisv": {"risk": -1.0},
+}
+"""Settings that must be lossless."""
+OPEN: dict[str, dict[str, Any]] = {
+    "prob": {"r": 1e-30},
+    "prob-ratio": {"r": 1e-30},
+    "top-k": {"k": 10**6},
+    "random": {"rate": 1.0},
+    "fly": {"theta": 0.0, "window": 0},
+    "sense": {"gamma": -1.0, "k": 10**6},
+    "csd": {"tau_c": 1e-30, "min_count": 0, "table": "online"},
+    "reflective": {"alpha": 1.0},
+    "kl-judge": {"tau": 99.0, "max_p": 1.0},
+    "typical": {"scale": 0.0, "greedy": "raw"},
+    "sgl-threshold": {"single": 1e-30},
+    "trt-relaxed": {"delta": 1.0, "k": 10**6, "scope": "all"},
+    "fsd": {"threshold": 99.0},
+    "regret-budget": {"budget": 1e30},
+    "judge": {"delta": 0.0},
+    "autojudge": {"risk": 1.0},
+    "wisv": {"risk": 1.0},
+}
+"""Settings that keep whatever may be kept at all."""
+NEVER_OPEN = {"ensemble", "mars", "mars-margin", "lenience"}
+"""Rules with a knob that has no such setting: the draft model's favourite, two candidates at most, a ratio above 0."""
+TARGET_ONLY = {"sgl-threshold"}
+"""Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn than by `exact`."""
