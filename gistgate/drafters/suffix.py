@@ -1,0 +1,215 @@
+"""Suffix decoding: propose what most often followed the latest tokens, as far as counts make it likely.
+
+After SuffixDecoding (arXiv 2411.04975); by default over the request's own text alone, like the dynamic part of
+SAM-Decoding (arXiv 2411.10666).
+
+Axis letters: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Sampling
+from gistgate.drafters.base import Draft
+from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.drafters.suffix_shared import SharedSuffixes
+from gistgate.drafters.suffix_tree import Pick, Place, SuffixTree, Text
+from gistgate.errors import UserError
+from gistgate.rules.base import draw
+
+
+class Match(NamedTuple):
+    """The best of all match lengths."""
+
+    score: float
+    """Sum of the path probabilities."""
+    length: int
+    """Matched tokens; of equal scores the longer match wins."""
+    tree: SuffixTree
+    place: Place
+    """Where the matched tokens end."""
+    ids: list[int]
+
+
+@dataclass
+class RowTexts:
+    """What is known of one row."""
+
+    tree: SuffixTree
+    own: Text = field(default_factory=Text)
+    """The whole text, in the row's own tree."""
+    answer: Text = field(default_factory=Text)
+    """What came behind the prompt, in the shared tree."""
+    prompt: int = -1
+    """Tokens of the text when it was first seen: the prompt, which is never shared; -1 before that."""
+    given: int = 0
+    """Tokens of the text that the shared tree has or shall not have."""
+
+
+@dataclass
+class SuffixDrafter(TextDrafter):
+    """For every match length walk the most frequent continuation; the path with the best score wins.
+
+    Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.
+    """
+
+    factor: float = 1.0
+    """Tokens proposed for every matched one."""
+    offset: float = 0.0
+    """Tokens proposed besides."""
+    min_probability: float = 0.1
+    """Where the path probability (product of child count / node count) falls below this, a proposal ends."""
+    depth: int = 32
+    """Longest run of tokens that is counted, match and proposal together."""
+    scope: Literal["request", "tenant", "global"] = "request"
+    """Whose texts are used: the request's own; those of one tenant as well; everybody's as well."""
+    shared: SharedSuffixes | None = None
+    """The answers of earlier requests; needed by the scopes "tenant" and "global" and refused by "request"."""
+    tenant: str | None = None
+    """Whose requests these are, for the scope "tenant"; has to be the shared object's tenant."""
+    q_from_counts: bool = False
+    """Give the counts as draft probabilities q. A request that samples then has its tokens drawn from them (child count
+    / sum of the likely children's, with the request's temperature, top-k and top-p), which is what keeps ratio tests
+    lossless. A greedy one has q = child count / node count, and what is left over (node ends, unlikely children) spread
+    evenly over the vocabulary: a smoothed one-hot, the surer the more often the continuation was seen."""
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1):
+            raise UserError(
+                f"suffix: factor {self.factor:g} and offset {self.offset:g} propose nothing behind a single token. "
+                "Both are 0 or more and their sum is at least 1."
+            )
+        if not 0 <= self.min_probability <= 1 or self.depth < 2:
+            raise UserError(
+                f"suffix: min_probability {self.min_probability:g} must lie in [0, 1] and depth {self.depth} be 2 or "
+                "more. Change the one that does not."
+            )
+        self._check_scope()
+        self.rows: list[RowTexts] = []
+
+    def _check_scope(self) -> None:
+        if self.scope not in ("request", "tenant", "global"):
+            raise UserError(f"suffix: there is no scope '{self.scope}'. Use 'request', 'tenant' or 'global'.")
+        if (self.scope == "request") != (self.shared is None):
+            raise UserError(
+                f"suffix: the scope '{self.scope}' does not go with shared={'None' if self.shared is None else '...'}. "
+                "Texts of other requests are used only where both scope='tenant' or 'global' and shared= say so."
+            )
+        if (self.scope == "tenant") != (self.tenant is not None):
+            raise UserError("suffix: the scope 'tenant' needs tenant=, and no other scope has one. Change either.")
+        if self.shared is not None and self.shared.tenant != self.tenant:
+            raise UserError(
+                f"suffix: the shared texts are those of {self.shared.tenant or 'everybody'}, not of "
+                f"{self.tenant or 'everybody'}. Give every tenant an object of its own."
+            )
+
+    @property
+    def gives_q(self) -> bool:  # type: ignore[override]
+        """True when the counts serve as draft probabilities."""
+        return self.q_from_counts
+
+    def start(self, batch: int) -> None:
+        self.rows = [RowTexts(SuffixTree(self.depth)) for _ in range(batch)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        if len(self.rows) != len(texts):
+            self.start(len(texts))
+        with_q = self.q_from_counts and (want_q or not sampling.greedy)
+        chains: list[list[int]] = []
+        picked: list[list[tuple[list[int], Tensor]]] = []
+        with nullcontext() if self.shared is None else self.shared.lock:
+            for index, text in enumerate(texts):
+                row = self.rows[index] = self._read(self.rows[index], text)
+                match = self.best(row, text, num_draft, vocabulary)
+                odds: list[tuple[list[int], Tensor]] = []
+                if match is not None and with_q:
+                    pick = picking(sampling, None if uniforms is None else uniforms[index], odds)
+                    most = self.longest(match.length, num_draft)
+                    ids, _ = match.tree.walk(match.place, most, self.min_probability, vocabulary, pick)
+                    match = match._replace(ids=ids)
+                chains.append([] if match is None else match.ids)
+                picked.append(odds)
+        draft = ragged(chains)
+        return Draft(draft.ids, draft.valid, dense(picked, draft.ids.shape[1], vocabulary)) if with_q else draft
+
+    def _read(self, row: RowTexts, text: Sequence[int]) -> RowTexts:
+        """Count the tokens that are new; a text that is not the continuation of the last one is counted anew."""
+        if list(text[: len(row.own.ids)]) != row.own.ids:
+            if self.shared is not None:
+                self.shared.forget(row.answer)
+            row = RowTexts(SuffixTree(self.depth), prompt=row.prompt, given=row.prompt)
+        if row.prompt < 0:
+            row.prompt = row.given = len(text)
+        for token in text[len(row.own.ids) :]:
+            row.tree.append(row.own, token)
+        if self.shared is not None:
+            self.shared.extend(row.answer, text[row.given :])
+            row.given = max(row.given, len(text))
+        return row
+
+    def best(self, row: RowTexts, text: Sequence[int], num_draft: int, vocabulary: int) -> Match | None:
+        """The match whose path scores best, of equals the row's own before others and the longer; None without any."""
+        best: Match | None = None
+        for tree in [row.tree] if self.shared is None else [row.tree, self.shared.tree]:
+            for length in range(min(len(text), tree.depth - 1), 0, -1):
+                most = self.longest(length, num_draft)
+                if most < 1 or (best is not None and best.score >= most):
+                    break  # no path probability exceeds 1, and shorter matches may propose no more
+                place = tree.find(text[-length:])
+                if place is None:
+                    continue
+                ids, score = tree.walk(place, most, self.min_probability, vocabulary)
+                if ids and (best is None or score > best.score):
+                    best = Match(score, length, tree, place, ids)
+        return best
+
+    def longest(self, length: int, num_draft: int) -> int:
+        """Tokens that a match of `length` tokens may propose."""
+        return int(min(num_draft, self.factor * length + self.offset + 1e-6))
+
+
+def picking(sampling: Sampling, uniforms: Tensor | None, odds: list[tuple[list[int], Tensor]]) -> Pick:
+    """A choice for `SuffixTree.walk` that notes what it chose from: (ids, their draft probabilities)."""
+
+    def pick(counts: dict[int, int], total: int) -> int:
+        ids = sorted(counts)
+        n = torch.tensor([counts[token] for token in ids], dtype=torch.float64)
+        if sampling.greedy:
+            odds.append((ids, n / total))
+            return max(counts, key=counts.__getitem__)
+        assert uniforms is not None
+        q = sampling.logits(n.log()).softmax(-1)
+        token = ids[int(draw(q, uniforms[len(odds)]))]
+        odds.append((ids, q))
+        return token
+
+    return pick
+
+
+def dense(picked: list[list[tuple[list[int], Tensor]]], num: int, vocabulary: int) -> Tensor:
+    """Draft probabilities [B, K, V]: those given for some tokens, what is left of 1 spread evenly over all."""
+    q_BKV = torch.full((len(picked), num, vocabulary), 1 / vocabulary)
+    for row, odds in enumerate(picked):
+        for step, (ids, q) in enumerate(odds):
+            q_BKV[row, step] = (1 - q.sum()).clamp_min(0) / vocabulary
+            q_BKV[row, step, ids] += q.float()
+    return q_BKV

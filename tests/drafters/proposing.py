@@ -1,0 +1,58 @@
+"""What the tests of drafters share: a call of `propose`, and decoding beside plain greedy decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gistgate.block import Acceptance, Block, Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Generation
+from gistgate.rules import make_rule
+from tests.architectures import greedy, pair
+
+NUM = 40
+"""New tokens."""
+
+
+def proposed(drafter: Any, texts: Sequence[Sequence[int]], num: int, vocabulary: int = 100) -> list[list[int]]:
+    """The chains that a drafter proposes for a greedy request."""
+    draft = drafter.propose(texts, num, vocabulary=vocabulary, sampling=Sampling(), uniforms=None, want_q=False)
+    lengths = draft.valid.sum(-1)
+    assert torch.equal(draft.valid, torch.arange(draft.ids.shape[1]) < lengths[:, None])
+    assert draft.ids.shape[1] == max(lengths.tolist()) and draft.forwards == 0
+    return [ids[:length] for ids, length in zip(draft.ids.tolist(), lengths.tolist(), strict=True)]
+
+
+class Told:
+    """Passes every block on to a drafter that wants to see it."""
+
+    layers: tuple[str, ...] = ()
+    wants_q = False
+
+    def __init__(self, drafter: Any) -> None:
+        self.drafter = drafter
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: Any) -> None:
+        self.drafter.observe(block, acceptance)
+
+
+def decoded(
+    drafter: Any, kind: str, batch: Sequence[Sequence[int]], block: int = 5, **request: Any
+) -> list[Generation]:
+    """The strict answers with this drafter."""
+    observer = Told(drafter) if hasattr(drafter, "observe") else None
+    decoder = Decoder(pair(kind)[0], drafter, make_rule("exact"), block, observer=observer)
+    return decoder.generate(batch, max_new_tokens=NUM, **request)
+
+
+def wanted(kind: str, batch: Sequence[Sequence[int]]) -> list[list[int]]:
+    """What plain greedy decoding writes."""
+    return [greedy(kind, tuple(prompt), NUM) for prompt in batch]
+
+
+def num_accepted(answers: Sequence[Generation]) -> int:
+    """Draft tokens that stayed."""
+    return sum(length * rounds for one in answers for length, rounds in one.statistics.histogram.items())

@@ -1,0 +1,296 @@
+"""Suffix decoding proposes what followed most often, as far as counts make it likely."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.suffix_shared import SharedSuffixes
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from tests.architectures import SIZES, pair, prompts
+from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
+
+
+def count(texts: list[list[int]], run: list[int]) -> int:
+    return sum(ids[start : start + len(run)] == run for ids in texts for start in range(len(ids)))
+
+
+def by_search(texts: list[list[int]], text: list[int], num: int, drafter: SuffixDrafter) -> set[tuple[float, tuple]]:
+    """(score, ids) of every best path by counting in plain lists; several where counts are equal."""
+    best, kept = 0.0, set()
+    for length in range(1, min(len(text), drafter.depth - 1) + 1):
+        most = min(num, int(drafter.factor * length + drafter.offset), drafter.depth - length)
+        todo: list[tuple[list[int], list[int], float, float]] = [(text[-length:], [], 1.0, 0.0)]
+        while todo:
+            run, ids, path, score = todo.pop()
+            after = {token: count(texts, [*run, token]) for token in range(5)}
+            top = max(after.values())
+            odds = path * top / count(texts, run) if count(texts, run) else 0.0
+            if len(ids) < most and top and odds >= drafter.min_probability - 1e-9:
+                todo += [([*run, t], [*ids, t], odds, score + odds) for t, n in after.items() if n == top]
+            elif ids and score >= best - 1e-9:
+                kept = {one for one in kept if one[0] >= score - 1e-9} | {(score, tuple(ids))}
+                best = max(best, score)
+    return {(round(score, 6), ids) for score, ids in kept}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"factor": 2.0, "offset": 1.0}, {"min_probability": 0.4}, {"depth": 4}, {"factor": 0.5, "offset": 0.6}],
+)
+def test_the_best_path_by_definition(settings: dict[str, Any]):
+    drafter, dice, non_empty = SuffixDrafter(**settings), random.Random(0), 0
+    for _ in range(60):
+        text = [dice.choice([0, 0, 1, 1, 2, 3, 4]) for _ in range(dice.randint(1, 25))]
+        drafter.start(1)
+        [ids] = proposed(drafter, [text], 5)
+        match = drafter.best(drafter.rows[0], text, 5, 100)
+        found = by_search([text], text, 5, drafter)
+        assert (match is None) == (not found) and (match is None or match.ids == ids)
+        if match is not None:
+            assert (round(match.score, 6), tuple(ids)) in found
+            non_empty += 1
+    assert non_empty > 20
+
+
+@pytest.mark.parametrize(
+    "text, num, expected",
+    [
+        ([1, 2, 3, 4, 1, 2, 3], 8, [4, 1, 2]),  # a match of three tokens is followed for three
+        ([1, 2, 3, 4, 1, 2, 3], 2, [4, 1]),
+        ([1, 9, 1, 9, 1, 7, 1], 8, [9]),  # 9 came more often than 7, and later than it only once
+        ([1, 2, 3], 8, []),  # nothing repeats
+        ([7], 8, []),
+        ([7, 7], 8, [7]),  # the match may overlap itself
+    ],
+)
+def test_continuation(text: list[int], num: int, expected: list[int]):
+    assert proposed(SuffixDrafter(), [text], num) == [expected]
+
+
+def test_of_equal_scores_the_longer_match_wins():
+    """`2` occurs four times, twice before 3; `1 2` twice, once before 5: both paths have the score 1/2."""
+    text = [1, 2, 5, 8, 2, 3, 9, 2, 3, 1, 2]
+    assert proposed(SuffixDrafter(), [text], 1) == [[5]]
+    assert proposed(SuffixDrafter(), [[0, *text[1:]]], 1) == [[3]]
+    drafter = SuffixDrafter()
+    proposed(drafter, [text], 1)
+    match = drafter.best(drafter.rows[0], text, 1, 100)
+    assert match is not None and match.length == 2 and match.score == 0.5
+
+
+def test_rows_that_grow_leave_and_are_taken_back():
+    """Whatever happens to the batch, the proposals are those for the texts alone."""
+    dice = random.Random(3)
+    texts = [[dice.randrange(4) for _ in range(n)] for n in (3, 30, 12, 1)]
+    drafter = SuffixDrafter()
+    drafter.start(4)
+
+    def check() -> None:
+        assert proposed(drafter, texts, 6) == [proposed(SuffixDrafter(), [text], 6)[0] for text in texts]
+
+    for _ in range(10):
+        check()
+        texts = [[*text, *(dice.randrange(4) for _ in range(dice.randint(1, 4)))] for text in texts]
+        drafter.settle([0] * len(texts))
+    drafter.select([2, 0, 1])
+    texts = [texts[2], texts[0], texts[1]]
+    check()
+    texts = [texts[0][:5] + [3, 2, 1], texts[1], texts[2][:-1]]  # not a continuation
+    check()
+    texts = [[*text, 1, 2] for text in texts]
+    check()
+    memory = drafter.snapshot([1, 0])
+    assert [cache.length for cache in memory] == [0, 0]
+    drafter.restore(memory, [0, 0])
+    texts = [texts[1][:4], texts[0]]
+    check()
+    assert [cache.length for cache in drafter.read(texts)] == [0, 0]
+    check()
+
+
+def test_ids_outside_the_vocabulary_are_no_choice():
+    text = [1, 50, 1, 50, 1, 7, 1]
+    assert proposed(SuffixDrafter(), [text], 4) == [[50]]
+    assert proposed(SuffixDrafter(), [text], 4, vocabulary=10) == [[7]]
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_strict_answers_are_the_greedy_ones(kind: str):
+    batch = prompts(5, 17, 2, 10)
+    for block in (1, 8):
+        for drafter in (SuffixDrafter(), SuffixDrafter(factor=4.0, min_probability=0.0, q_from_counts=True)):
+            assert [one.ids for one in decoded(drafter, kind, batch, block)] == wanted(kind, batch)
+            assert [one.ids for one in decoded(drafter, kind, batch[1:2], block)] == wanted(kind, batch[1:2])
+
+
+def test_some_of_it_is_accepted():
+    batch = [prompt + prompt[:1] for prompt in wanted("llama", prompts(5, 17, 2, 10))]
+    assert num_accepted(decoded(SuffixDrafter(factor=4.0, min_probability=0.0), "llama", batch)) > 0
+
+
+def shared_pair(**sizes: int) -> tuple[SuffixDrafter, SuffixDrafter, SharedSuffixes]:
+    shared = SharedSuffixes(**sizes)
+    return SuffixDrafter(scope="global", shared=shared), SuffixDrafter(scope="global", shared=shared), shared
+
+
+def test_an_answer_serves_other_requests_only_where_they_opted_in():
+    one, other, shared = shared_pair()
+    for end in (2, 5, 9):
+        proposed(one, [[40, 41, 1, 2, 3, 4, 5, 6, 7][:end]], 4)
+    assert shared.size == 7
+    assert proposed(other, [[30, 2, 3]], 4) == [[4, 5]]
+    assert proposed(SuffixDrafter(), [[30, 2, 3]], 4) == [[]]
+    assert proposed(other, [[30, 40]], 4) == [[]], "the prompt is nobody else's"
+
+
+def test_the_request_s_own_text_comes_first_where_scores_are_equal():
+    """`2 3` goes on with 9 once of twice in the own text, and with 8 twice of four times in all answers."""
+    one, other, _ = shared_pair()
+    proposed(one, [[50], [51]], 4)
+    proposed(one, [[50, 2, 3, 8], [51, 2, 3, 8]], 4)
+    proposed(other, [[60]], 4)
+    assert proposed(other, [[60, 2, 3, 9, 2, 3]], 1) == [[9]]
+    proposed(one, [[50, 2, 3, 8, 2, 3, 8], [51, 2, 3, 8, 2, 3, 8]], 4)
+    assert proposed(other, [[60, 2, 3, 9, 2, 3]], 1) == [[8]], "four times of six"
+
+
+def test_shared_answers_leave_first_in_first_out():
+    one, other, shared = shared_pair(capacity=8)
+    proposed(one, [[50], [51]], 4)
+    proposed(one, [[50, 1, 2, 3, 4], [51]], 4)
+    proposed(one, [[50, 1, 2, 3, 4], [51, 5, 6, 7, 8]], 4)
+    assert proposed(other, [[60, 1, 2]], 4) == [[3, 4]]
+    assert proposed(other, [[60, 5, 6]], 4) == [[7, 8]]
+    one.select([1])
+    proposed(one, [[51, 5, 6, 7, 8, 9]], 4)
+    assert shared.size == 5
+    other.start(1)
+    assert proposed(other, [[60, 1, 2]], 4) == [[]]
+    other.start(1)
+    assert proposed(other, [[60, 5, 6]], 4) == [[7, 8]]
+
+
+def test_an_answer_longer_than_the_capacity_begins_again():
+    """Its first five tokens do not fit and leave together; the next four do."""
+    one, other, shared = shared_pair(capacity=4)
+    for end in range(1, 11):
+        proposed(one, [list(range(50, 50 + end))], 4)
+        assert shared.size == (end - 1) % 5
+    assert proposed(other, [[30, 56, 57]], 4) == [[58, 59]]
+    assert proposed(other, [[30, 51, 52]], 4) == [[]]
+
+
+def test_a_text_that_is_taken_back_is_taken_back_from_the_others_too():
+    one, other, shared = shared_pair()
+    proposed(one, [[50]], 4)
+    proposed(one, [[50, 1, 2, 3, 4]], 4)
+    proposed(one, [[50, 1, 2, 9]], 4)
+    assert shared.size == 3
+    assert proposed(other, [[60, 1, 2]], 4) == [[9]]
+
+
+def test_tenants_are_kept_apart():
+    shared = SharedSuffixes(tenant="a")
+    SuffixDrafter(scope="tenant", tenant="a", shared=shared)
+    for wrong in (
+        {"scope": "tenant", "tenant": "b", "shared": shared},
+        {"scope": "global", "shared": shared},
+        {"scope": "tenant", "tenant": "a", "shared": SharedSuffixes()},
+    ):
+        with pytest.raises(UserError, match="the shared texts are those of"):
+            SuffixDrafter(**wrong)
+
+
+def test_a_shared_memory_never_changes_strict_answers():
+    batch, shared = prompts(5, 17, 2, 10), SharedSuffixes(capacity=60)
+    first = decoded(SuffixDrafter(scope="global", shared=shared), "llama", batch)
+    again = decoded(SuffixDrafter(scope="global", shared=shared), "llama", batch)
+    assert [one.ids for one in first] == [one.ids for one in again] == wanted("llama", batch)
+    whole = SharedSuffixes()
+    for drafter in (SuffixDrafter(scope="global", shared=whole), SuffixDrafter(scope="global", shared=whole)):
+        answers = decoded(drafter, "llama", batch)
+        assert [one.ids for one in answers] == wanted("llama", batch)
+    assert num_accepted(answers) > num_accepted(first) + 40, "the second time most of it is known"
+
+
+def call(drafter: SuffixDrafter, text: list[int], sampling: Sampling, want_q: bool = True, seed: int = 0) -> Any:
+    uniforms = torch.rand(1, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return drafter.propose([text], 4, vocabulary=20, sampling=sampling, uniforms=uniforms, want_q=want_q)
+
+
+def test_greedy_q_is_the_count_ratio_and_the_rest_evenly():
+    drafter, text = SuffixDrafter(q_from_counts=True), [1, 9, 1, 9, 1, 7, 1]
+    draft = call(drafter, text, Sampling())
+    assert draft.ids.tolist() == [[9]] and drafter.gives_q and not SuffixDrafter().gives_q
+    expected = torch.full((20,), 1 / 4 / 20)  # four times 1, the last one without a successor
+    expected[9] += 2 / 4
+    expected[7] += 1 / 4
+    torch.testing.assert_close(draft.q, expected[None, None])
+    assert call(drafter, text, Sampling(), want_q=False).q is None
+    assert call(SuffixDrafter(), text, Sampling(), want_q=True).q is None
+    assert call(SuffixDrafter(), text, Sampling(1.0)).q is None
+
+
+@pytest.mark.parametrize("sampling, expected", [(Sampling(1.0), 2 / 3), (Sampling(0.5), 4 / 5), (Sampling(1.0, 1), 1)])
+def test_sampled_tokens_are_drawn_from_q(sampling: Sampling, expected: float):
+    drafter, text = SuffixDrafter(q_from_counts=True), [1, 9, 1, 9, 1, 7, 1]
+    drafts = [call(drafter, text, sampling, seed=seed) for seed in range(200)]
+    for draft in drafts:
+        assert draft.q[0, 0, 9] == pytest.approx(expected) and draft.q[0, 0].sum() == pytest.approx(1)
+        assert draft.q[0, 0, draft.ids[0, 0]] > 0
+    share = sum(draft.ids[0, 0].item() == 9 for draft in drafts) / 200
+    assert share == pytest.approx(expected, abs=0.1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"q_from_counts": True}, {"q_from_counts": True, "min_probability": 0.3}])
+def test_sampled_answers_are_distributed_as_the_target_s(settings: dict[str, Any]):
+    """27 texts of three tokens over three; chi-square at one in a thousand is 54."""
+    prompt, num = [1, 0, 2, 1, 0, 1, 1, 0], 1500
+    target, texts = pair("llama", 3, 0.5)[0], list(product(range(3), repeat=3))
+    with torch.no_grad():
+        z = target(torch.tensor([[*prompt, *text] for text in texts])).logits[:, len(prompt) - 1 : -1]
+    p = z.softmax(-1).gather(-1, torch.tensor(texts)[..., None]).double().prod(1).squeeze(-1)
+    drafter = SuffixDrafter(factor=3.0, **settings)
+    decoder = Decoder(target, drafter, make_rule("exact"), 2)
+    answers = decoder.generate([prompt] * num, max_new_tokens=3, sampling=Sampling(1.0))
+    counts = torch.zeros(27, dtype=torch.float64)
+    for answer in answers:
+        counts[texts.index(tuple(answer.ids))] += 1
+    assert ((counts - num * p) ** 2 / (num * p)).sum().item() < 54
+    assert {length for answer in answers for length in answer.statistics.histogram} == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        ({"factor": 0.5}, "propose nothing behind a single token"),
+        ({"factor": -1.0, "offset": 3.0}, "propose nothing"),
+        ({"factor": float("nan")}, "propose nothing"),
+        ({"min_probability": 1.5}, "min_probability 1.5"),
+        ({"depth": 1}, "depth 1"),
+        ({"scope": "all"}, "no scope 'all'"),
+        ({"scope": "global"}, "does not go with shared=None"),
+        ({"shared": SharedSuffixes()}, "does not go with shared="),
+        ({"scope": "tenant", "shared": SharedSuffixes(tenant="a")}, "needs tenant="),
+        ({"tenant": "a"}, "needs tenant="),
+    ],
+)
+def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+    with pytest.raises(UserError, match=message):
+        replace(SuffixDrafter(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"depth": 1}, {"tenant": ""}])
+def test_impossible_sharing_is_refused(wrong: dict[str, Any]):
+    with pytest.raises(UserError, match="suffix: "):
+        SharedSuffixes(**wrong)
