@@ -20,6 +20,7 @@ from typing import Any
 import yaml
 
 from gistgate.errors import UserError
+from gistgate.rules import RULES
 from pipeline.stage import run
 
 ROOT = Path(__file__).parents[1]
@@ -31,8 +32,13 @@ OUTPUTS = (
     "reports/frontier.csv",
     "reports/index.html",
     "reports/summary.json",
+    "reports/table/index.html",
+    "reports/table/judgements.json",
+    "reports/table/summary.json",
 )
 """Files that a whole run leaves behind, among others."""
+GRAPHS = ("dvc.yaml", "table/dvc.yaml")
+"""The core, and the large table."""
 TINY: dict[str, Any] = {
     "headline_budget": 0.5,
     "world": {"kind": "neutral", "min_steps": 1, "max_steps": 2, "max_total": 50, "task_train": 300, "task_test": 80},
@@ -50,6 +56,7 @@ TINY: dict[str, Any] = {
     "methods": {"free": {"prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
     "benchmark": {"prompts": 1, "repeats": 1},
+    "table": {"skip": [name for name in RULES if name not in ("csd", "reflective", "kl-judge", "judge")]},
 }
 """What differs from params.yaml; None takes a key away."""
 
@@ -78,7 +85,7 @@ def copy_project(folder: Path, root: Path = ROOT) -> None:
     if listed.returncode:
         raise UserError("The project's files are listed by Git, and this is no Git repository. Clone it instead.")
     for name in filter(None, listed.stdout.split("\0")):
-        if (root / name).is_file() and name != "dvc.lock":
+        if (root / name).is_file() and Path(name).name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name)
     params = merged(yaml.safe_load((root / "params.yaml").read_text()), TINY)
@@ -125,8 +132,8 @@ def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:
 
 def reproduce(folder: Path) -> None:
     """Run every stage, then check that a second run finds nothing to do."""
-    dvc(folder, "repro")
-    again = dvc(folder, "repro", quiet=True)
+    dvc(folder, "repro", *GRAPHS)
+    again = dvc(folder, "repro", *GRAPHS, quiet=True)
     if "Running stage" in again:
         raise UserError(f"The second `dvc repro` ran stages again: {again}. An output or a dependency is not stable.")
 

@@ -189,6 +189,8 @@ class Session:
         self.state = self.parts.rule.advance(block, acceptance, self.state)
         if self.parts.observer is not None:
             self.parts.observer(block, acceptance, self.rows)
+        if (watch := getattr(self.parts.drafter, "observe", None)) is not None:
+            watch(block, acceptance)
         return acceptance
 
     def _to_accept(self, uniforms: Tensor, num: int) -> Tensor:

@@ -6,8 +6,13 @@ from typing import Any
 
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.recycle import TokenRecycling
+from gistgate.drafters.suffix import SuffixDrafter
 
 DRAFTERS: dict[str, Any] = {
     "model": ModelDrafter,
     "lookup": PromptLookup,
+    "suffix": SuffixDrafter,
+    "recycle": TokenRecycling,
 }
+"""The drafters that need nothing but a request, or the draft model; `CorpusDrafter` wants its corpus."""

@@ -27,7 +27,11 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes, and is told afterwards what stayed. One batch at a time: `start` forgets the one before."""
+    """Proposes, and is told afterwards what stayed. One batch at a time: `start` forgets the one before.
+
+    A drafter that learns from the target's rows has `observe(block, acceptance)` as well: it is called after every
+    verification, refused and empty proposals included, before `settle` and `select`.
+    """
 
     gives_q: ClassVar[bool]
     """True when it can name draft probabilities."""

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
-import torch
 from torch import Tensor
 
 from gistgate.block import Sampling
-from gistgate.decoding.cache import RowCache
 from gistgate.drafters.base import Draft
+from gistgate.drafters.chains import TextDrafter, ragged
 from gistgate.errors import UserError
 
 
 @dataclass
-class PromptLookup:
+class PromptLookup(TextDrafter):
     """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
 
     n_max: int = 3
     """Longest n-gram looked for, in tokens."""
     pick: Literal["first", "last"] = "first"
     """Which earlier occurrence is copied."""
-    gives_q: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.n_max < 1 or self.pick not in ("first", "last"):
@@ -39,13 +37,7 @@ class PromptLookup:
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        found = [self.continuation(text, num_draft) for text in texts]
-        lengths = torch.tensor([len(copy) for copy in found])
-        widest = int(lengths.max())  # the target need not read what nobody proposes
-        ids = torch.zeros(len(texts), widest, dtype=torch.long)
-        for row, copy in enumerate(found):
-            ids[row, : len(copy)] = torch.tensor(copy, dtype=torch.long)
-        return Draft(ids, torch.arange(widest) < lengths[:, None])
+        return ragged([self.continuation(text, num_draft) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""
@@ -56,18 +48,3 @@ class PromptLookup:
                 if text[start] == pattern[0] and list(text[start : start + n]) == pattern:
                     return list(text[start + n : start + n + num_draft])
         return []
-
-    # Everything is read off the text, so there is nothing to remember between rounds.
-    def start(self, batch: int) -> None: ...
-
-    def settle(self, accepted: Sequence[int]) -> None: ...
-
-    def select(self, rows: Sequence[int]) -> None: ...
-
-    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
-        return self.snapshot(range(len(texts)))
-
-    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
-        return [RowCache([]) for _ in rows]
-
-    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None: ...

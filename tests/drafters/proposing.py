@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gistgate.block import Acceptance, Block, Sampling
+from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.rows import Generation
 from gistgate.rules import make_rule
@@ -26,25 +26,11 @@ def proposed(drafter: Any, texts: Sequence[Sequence[int]], num: int, vocabulary:
     return [ids[:length] for ids, length in zip(draft.ids.tolist(), lengths.tolist(), strict=True)]
 
 
-class Told:
-    """Passes every block on to a drafter that wants to see it."""
-
-    layers: tuple[str, ...] = ()
-    wants_q = False
-
-    def __init__(self, drafter: Any) -> None:
-        self.drafter = drafter
-
-    def __call__(self, block: Block, acceptance: Acceptance, rows: Any) -> None:
-        self.drafter.observe(block, acceptance)
-
-
 def decoded(
     drafter: Any, kind: str, batch: Sequence[Sequence[int]], block: int = 5, **request: Any
 ) -> list[Generation]:
     """The strict answers with this drafter."""
-    observer = Told(drafter) if hasattr(drafter, "observe") else None
-    decoder = Decoder(pair(kind)[0], drafter, make_rule("exact"), block, observer=observer)
+    decoder = Decoder(pair(kind)[0], drafter, make_rule("exact"), block)
     return decoder.generate(batch, max_new_tokens=NUM, **request)
 
 
