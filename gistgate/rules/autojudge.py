@@ -21,6 +21,7 @@ class AutoJudge(Superset):
     id: ClassVar[str] = "autojudge"
     knob: ClassVar[str | None] = "risk"
     looser: ClassVar[Literal["up", "down"]] = "up"
+    grid: ClassVar[tuple[float, ...]] = (0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.4, 0.5)
     needs: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     def __post_init__(self) -> None:

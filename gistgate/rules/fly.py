@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -35,6 +35,13 @@ class Fly(Superset):
     id: ClassVar[str] = "fly"
     knob: ClassVar[str | None] = "theta"
     looser: ClassVar[Literal["up", "down"]] = "down"
+    grid: ClassVar[tuple[float, ...]] = (1.09, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"window": 0},
+        {"window": 2},
+        {"window": 2, "strict_window": False},
+    )
 
     def __post_init__(self) -> None:
         if self.window < 0 or self.entropy not in ("top3", "normalised") or not 0 <= self.p_min < 1:

@@ -21,6 +21,7 @@ class Random(Superset):
     id: ClassVar[str] = "random"
     knob: ClassVar[str | None] = "rate"
     looser: ClassVar[Literal["up", "down"]] = "up"
+    grid: ClassVar[tuple[float, ...]] = (0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.3, 0.5)
     needs: ClassVar[frozenset[str]] = frozenset({"uniforms"})
 
     def __post_init__(self) -> None:

@@ -29,6 +29,7 @@ class Prob(Superset):
     id: ClassVar[str] = "prob"
     knob: ClassVar[str | None] = "r"
     looser: ClassVar[Literal["up", "down"]] = "down"
+    grid: ClassVar[tuple[float, ...]] = (0.5, 0.3, 0.2, 0.15, 0.1, 0.07, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002, 0.001)
 
     def __post_init__(self) -> None:
         log_of_threshold(self.id, self.r)
@@ -46,6 +47,7 @@ class ProbRatio(Superset):
     id: ClassVar[str] = "prob-ratio"
     knob: ClassVar[str | None] = "r"
     looser: ClassVar[Literal["up", "down"]] = "down"
+    grid: ClassVar[tuple[float, ...]] = (0.7, 0.5, 0.35, 0.25, 0.18, 0.12, 0.08, 0.05, 0.03, 0.02, 0.01, 0.005, 0.002)
 
     def __post_init__(self) -> None:
         log_of_threshold(self.id, self.r)
@@ -65,6 +67,7 @@ class TopK(Superset):
     id: ClassVar[str] = "top-k"
     knob: ClassVar[str | None] = "k"
     looser: ClassVar[Literal["up", "down"]] = "up"
+    grid: ClassVar[tuple[float, ...]] = (2, 3, 4, 5, 6, 8, 10, 15, 20)
 
     def __post_init__(self) -> None:
         if self.k < 1:

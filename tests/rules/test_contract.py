@@ -53,6 +53,17 @@ def test_a_rule_is_a_frozen_dataclass_that_names_its_knob(rule_id: str):
     }
 
 
+@pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.knob])
+def test_the_declared_settings_go_from_strict_to_loose(rule_id: str):
+    rule = RULES[rule_id]
+    assert len(rule.grid) >= 8 and 1 <= len(rule.variants) <= 4
+    assert list(rule.grid) == sorted(set(rule.grid), reverse=rule.looser == "down")
+    for variant in rule.variants:
+        for value in rule.grid:
+            made = make_rule(rule_id, **{**DEFAULT.get(rule_id, {}), **variant, rule.knob: value})
+            assert getattr(made, rule.knob) == value
+
+
 @pytest.mark.parametrize("rule_id, settings", SETTINGS)
 def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, Any]):
     for num in (0, 1, 8):
