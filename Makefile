@@ -50,6 +50,7 @@ bench: $(STAMP)  ## measure speed side by side: labels per second, then every me
 
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
 	python -m pipeline.publish
+	test ! -e reports/table/summary.json || python -m pipeline.publish table
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \

@@ -1,6 +1,7 @@
-"""Copy the last run's results into Git and renew the README's table.
+"""Copy the last run's results into Git and renew the page that shows them.
 
 python -m pipeline.publish             reports/ -> docs/results/, README.md
+python -m pipeline.publish table       reports/table/ -> docs/results/table/, docs/rules.md
 python -m pipeline.publish seed-2      reports/summary.json -> docs/results/beside/seed-2.json, README.md
 """
 
@@ -18,11 +19,15 @@ from pipeline.stage import run
 BEGIN = "<!-- results: begin (written by `make publish`) -->"
 END = "<!-- results: end -->"
 FILES = ("summary.json", "frontier.csv")
+JUDGEMENTS = "judgements.json"
+"""What only the large table has."""
 
 
 def main() -> None:
     reports, results, readme = Path("reports"), Path("docs/results"), Path("README.md")
-    if len(sys.argv) > 1:
+    if sys.argv[1:] == ["table"]:
+        publish(reports / "table", results / "table", Path("docs/rules.md"))
+    elif len(sys.argv) > 1:
         publish_beside(reports, results, readme, sys.argv[1])
     else:
         publish(reports, results, readme)
@@ -35,8 +40,10 @@ def publish_beside(reports: Path, results: Path, readme: Path, name: str) -> Non
 
 
 def content_of(results: Path) -> str:
-    """What the README shows of the published results: the table, and one line for each run beside it."""
+    """What a page shows of published results: the table, who is right, and one line for each run beside it."""
     summary = read_json(results / "summary.json")
+    if (results / JUDGEMENTS).exists():
+        return f"{table.markdown(summary)}\n\n{table.judgements(read_json(results / JUDGEMENTS))}"
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
         return table.markdown(summary)
@@ -44,27 +51,27 @@ def content_of(results: Path) -> str:
 
 
 def publish(reports: Path, results: Path, readme: Path) -> None:
-    """Copy summary, frontier and figures from `reports` to `results`; renew the table in `readme`.
+    """Copy summary, frontier and figures from `reports` to `results`; renew the table in the page `readme`.
 
     Raises:
-        UserError: there are no results yet, or the README lost its markers.
+        UserError: there are no results yet, or the page lost its markers.
     """
     read_json(reports / "summary.json")
     split(read_text(readme))
-    for name in FILES:
+    for name in (*FILES, *([JUDGEMENTS] if (reports / JUDGEMENTS).exists() else [])):
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
     write_text(readme, with_table(read_text(readme), content_of(results)))
 
 
 def with_table(readme: str, content: str) -> str:
-    """The README with `content` between its markers."""
+    """The page with `content` between its markers."""
     before, after = split(readme)
     return f"{before}{BEGIN}\n{content}\n{END}{after}"
 
 
 def table_of(readme: str) -> str:
-    """What stands between the README's markers."""
+    """What stands between a page's markers."""
     before, after = split(readme)
     return readme[len(before) + len(BEGIN) : len(readme) - len(after) - len(END)].strip()
 
@@ -72,7 +79,7 @@ def table_of(readme: str) -> str:
 def split(readme: str) -> tuple[str, str]:
     """The text in front of the first marker and behind the second."""
     if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise UserError(f"README.md lacks the lines '{BEGIN}' and '{END}'. Put them back where the table belongs.")
+        raise UserError(f"The page lacks the lines '{BEGIN}' and '{END}'. Put them back where the table belongs.")
     return readme[: readme.index(BEGIN)], readme[readme.index(END) + len(END) :]
 
 

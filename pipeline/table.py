@@ -99,6 +99,16 @@ def best(methods: dict[str, Any], names: list[str]) -> str:
     return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
 
 
+def judgements(found: dict[str, Any]) -> str:
+    """One line per method: which labelled mismatches it accepts at its certified setting, and how many rightly."""
+    lines = [("rule", "accepted", "of these harmful", "precision, %", "recall, %"), ("---", *["---:"] * 4)]
+    for name, one in found["methods"].items():
+        shares = ["–" if one[key] is None else percent(one[key]) for key in ("precision", "recall")]
+        lines.append((name, str(one["accepted"]), str(one["harmful_accepted"]), *shares))
+    about = f"{found['mismatches']} labelled mismatches of problems that no head has seen, {found['harmless']} harmless:"
+    return f"{about}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
 def html(summary: dict[str, Any]) -> str:
     """The table as HTML."""
 

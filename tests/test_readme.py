@@ -1,4 +1,4 @@
-"""The README shows what docs/results holds, and nothing before the first `make publish`."""
+"""The README and docs/rules.md show what docs/results holds, and nothing before it was published."""
 
 import re
 from pathlib import Path
@@ -13,6 +13,12 @@ def test_the_table_is_the_published_summary():
     results = ROOT / "docs" / "results"
     expected = content_of(results) if (results / "summary.json").exists() else ""
     assert table_of(README) == expected
+
+
+def test_the_large_table_is_the_published_one():
+    results = ROOT / "docs" / "results" / "table"
+    expected = content_of(results) if (results / "summary.json").exists() else ""
+    assert table_of((ROOT / "docs" / "rules.md").read_text()) == expected
 
 
 def test_every_make_target_it_names_exists():

@@ -190,6 +190,6 @@ def test_another_run_gets_one_line_beside_the_published_one(folder):
 def test_publish_without_markers_changes_nothing(folder):
     write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
     Path("README.md").write_text("# Top\n")
-    with pytest.raises(UserError, match="README.md lacks the lines"):
+    with pytest.raises(UserError, match="The page lacks the lines"):
         publish.publish(*PLACES)
     assert not Path("docs").exists()
