@@ -105,7 +105,7 @@ def judgements(found: dict[str, Any]) -> str:
     for name, one in found["methods"].items():
         shares = ["–" if one[key] is None else percent(one[key]) for key in ("precision", "recall")]
         lines.append((name, str(one["accepted"]), str(one["harmful_accepted"]), *shares))
-    about = f"{found['mismatches']} labelled mismatches of problems that no head has seen, {found['harmless']} harmless:"
+    about = f"{found['mismatches']} labelled mismatches of problems that no head saw, {found['harmless']} harmless:"
     return f"{about}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
