@@ -17,6 +17,11 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
         raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
     if "gate" in rule.needs and gate is None:
         raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
+    if "gate" in rule.needs and gate.wants_q and drafter is not None and not drafter.gives_q:
+        raise UserError(
+            "The gate reads draft probabilities, which this drafter has not. Use the drafter 'model', or a gate that "
+            "was trained without the feature 'draft'."
+        )
     if "q" in rule.needs and drafter is not None and not drafter.gives_q:
         raise UserError(
             f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model', or "

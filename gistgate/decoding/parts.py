@@ -22,6 +22,7 @@ class GateLike(Protocol):
     """What the decoder asks of a gate."""
 
     layers: frozenset[str]
+    wants_q: bool
 
     def __call__(self, block: Block) -> Tensor: ...
 
@@ -72,7 +73,8 @@ class Parts:
     @property
     def wants_q(self) -> bool:
         """True when the drafter shall name its probabilities also for greedy requests."""
-        return "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
+        asked = self.gate.wants_q if self.judged and self.gate else False
+        return asked or "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
 
     @property
     def rereads(self) -> bool:

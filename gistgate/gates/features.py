@@ -9,13 +9,14 @@ after reading x_j (j counts from 0).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gistgate.block import Block
+from gistgate.block import Block, entropy_of
 from gistgate.errors import UserError
 from gistgate.gates.lookup import look_up
 
@@ -36,6 +37,13 @@ SCALARS = (
     "next_top_logprob",  # ln p(t*_{j+1})
 )
 """Columns of the feature `scalars`, in this order."""
+
+DRAFT = (
+    "log_q",  # ln q(x_j)
+    "log_q_of_top",  # ln q(t*_j)
+    "q_entropy",  # H(q_j), nats
+)
+"""Columns of the feature `draft`, in this order."""
 
 
 def state_after(block: Block, layer: str) -> Tensor:
@@ -88,11 +96,27 @@ def lookahead(block: Block, _layer: str) -> Tensor:
     return torch.stack(shifted, dim=-1)
 
 
+def draft_confidence(block: Block, _layer: str) -> Tensor:
+    """What the draft model makes of its token [B, K, len(DRAFT)]: in a wording of its own it has no doubts."""
+    if not block.draft_ids.shape[1]:  # nothing was drafted, so nobody named probabilities
+        return block.logits.new_zeros(len(block.draft_ids), 0, len(DRAFT))
+    if block.q is None:
+        raise UserError("The feature 'draft' needs draft probabilities. Use the drafter 'model', or a gate without it.")
+    log_q_BKV = block.q.float().clamp_min(math.exp(FLOOR)).log()
+    columns = {
+        "log_q": log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1),
+        "log_q_of_top": log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1),
+        "q_entropy": entropy_of(log_q_BKV),
+    }
+    return torch.stack([columns[name] for name in DRAFT], dim=-1)
+
+
 FEATURES: dict[str, Callable[[Block, str], Tensor]] = {
     "h_tok": state_after,
     "h_pred": state_before,
     "scalars": scalars,
     "lookahead": lookahead,
+    "draft": draft_confidence,
 }
 """Feature families. An id is `family` or `family:layer`, for example "scalars" or "h_tok:layer:2"."""
 
@@ -121,6 +145,11 @@ def extract(block: Block, ids: Iterable[str]) -> dict[str, Tensor]:
     """The features of every draft token, id -> [B, K, F], in the dtype and on the device of their source."""
     parts = {feature_id: split_id(feature_id) for feature_id in ids}
     return {feature_id: FEATURES[family](block, layer) for feature_id, (family, layer) in parts.items()}
+
+
+def needs_q(ids: Iterable[str]) -> bool:
+    """Whether these features read draft probabilities."""
+    return any(split_id(feature_id)[0] == "draft" for feature_id in ids)
 
 
 def layers_needed(ids: Iterable[str]) -> frozenset[str]:

@@ -16,7 +16,7 @@ from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
 from gistgate.gates.config import GateConfig, OperatingPoint
-from gistgate.gates.features import extract, layers_needed
+from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
 from gistgate.gates.identity import check_model, check_tokenizer
 from gistgate.gates.lookup import look_up
@@ -36,6 +36,8 @@ class Gate(nn.Module):
         self.input_size = sum(config.features.values())
         self.layers = layers_needed(self.features)
         """Hidden layers of the target that the decoder has to keep for this gate."""
+        self.wants_q = needs_q(self.features)
+        """Whether it reads draft probabilities."""
         sizes = {name: value for name, value in config.head.items() if name != "type"}
         head = look_up(HEADS, config.head["type"], "gate head")
         self.head = build_head(head, {"input_size": self.input_size, **sizes})

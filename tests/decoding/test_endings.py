@@ -150,6 +150,7 @@ def test_eos_and_markers_are_never_loose():
 def test_a_gate_is_asked_only_by_a_rule_that_needs_it():
     class Broken:
         layers = frozenset({"post"})
+        wants_q = False
 
         def __call__(self, block: Any) -> torch.Tensor:
             raise AssertionError("not to be called")

@@ -143,3 +143,19 @@ def test_logits_of_the_second_reading_are_processed_like_the_first():
     for block, _, _ in watch.seen:
         if block.draft_ids.shape[1]:
             assert ((block.second > -torch.inf).sum(-1) == 5).all()
+
+
+def test_a_gate_that_reads_draft_probabilities_gets_them_or_refuses():
+    class Reads(HalfGate):
+        wants_q = True
+
+        def __call__(self, block):
+            assert not block.draft_ids.shape[1] or block.q is not None
+            return super().__call__(block)
+
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=Reads())
+    assert decoder.generate(BATCH, max_new_tokens=10)[0].ids
+    with pytest.raises(UserError, match="The gate reads draft probabilities"):
+        Decoder(target, PromptLookup(), make_rule("autojudge"), 4, gate=Reads())
+    assert Decoder(target, PromptLookup(), make_rule("exact"), 4, gate=Reads())

@@ -15,6 +15,7 @@ class HalfGate:
     """Finds every second token id harmless, judging by the id alone."""
 
     layers: frozenset[str] = frozenset({"post"})
+    wants_q = False
 
     def __call__(self, block: Block) -> Tensor:
         assert block.hidden["post"].shape[:2] == block.logits.shape[:2]

@@ -1,11 +1,13 @@
 """Features: which row a number comes from, and that nothing in them can become nan."""
 
+import math
+
 import pytest
 import torch
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.gates.features import LOOK_AHEAD, SCALARS, extract, layers_needed
+from gistgate.gates.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
 
 # One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2, row 2 prefers 3.
 LOGITS = torch.tensor([[[9.0, 1.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [9.0, 0.0, 0.0, 0.0]]])
@@ -63,6 +65,25 @@ def test_lookahead_says_what_follows_and_nothing_behind_the_end():
     assert short[1].tolist() == [0] * 6
 
 
+def test_what_the_draft_model_makes_of_its_token():
+    """x = 1, 2, 0 against t* = argmax of LOGITS; a probability of 0 stays finite."""
+    q = torch.tensor([[[0.5, 0.25, 0.25, 0.0], [0.1, 0.1, 0.7, 0.1], [0.0, 0.0, 0.0, 1.0]]])
+    whole = block(q=q)
+    columns = dict(zip(DRAFT, extract(whole, ["draft"])["draft"][0].T, strict=True))
+    x, top = whole.draft_ids[0], whole.top_ids[0, :-1]
+    for name, ids in (("log_q", x), ("log_q_of_top", top)):
+        expected = q[0].gather(-1, ids[:, None])[:, 0].log().clamp_min(-20)
+        torch.testing.assert_close(columns[name], expected)
+    assert columns["q_entropy"][0].item() == pytest.approx(1.5 * math.log(2), abs=1e-5)
+    assert columns["q_entropy"][2].item() == pytest.approx(0, abs=1e-5)
+
+
+def test_draft_probabilities_have_to_be_there():
+    with pytest.raises(UserError, match="needs draft probabilities"):
+        extract(block(q=None), ["draft"])
+    assert needs_q(["scalars", "draft"]) and not needs_q(["scalars", "h_tok:post"])
+
+
 def test_forbidden_tokens_stay_finite():
     forbidden = LOGITS.clone()
     forbidden[..., 1] = -torch.inf
@@ -72,8 +93,9 @@ def test_forbidden_tokens_stay_finite():
 
 def test_an_empty_draft_has_no_rows():
     empty = Block(torch.zeros(2, 0, dtype=torch.long), torch.zeros(2, 0, dtype=torch.bool), torch.zeros(2, 1, 4))
-    assert {name: tuple(v.shape) for name, v in extract(empty, ["scalars", "lookahead"]).items()} == {
+    assert {name: tuple(v.shape) for name, v in extract(empty, ["scalars", "draft", "lookahead"]).items()} == {
         "scalars": (2, 0, len(SCALARS)),
+        "draft": (2, 0, len(DRAFT)),
         "lookahead": (2, 0, 6),
     }
 
