@@ -75,6 +75,17 @@ def betting_bound(differences: ArrayLike, alpha: float) -> float:
     return round(min(1.0, math.ceil(high / RESOLUTION) * RESOLUTION), 6) if low else 0.0
 
 
+def answer_at(differences: ArrayLike, budget: float, confidence: float) -> tuple[Answer | None, int]:
+    """What a watch over `differences [N]` would answer, and after how many prompts; None and N where it stays open."""
+    d, enough = checked(differences), -math.log(1 - confidence)
+    for_N, against_N = (wealth(bet(d, budget).cumsum(0)) >= enough for bet in (growth, counter_growth))
+    clear_N = for_N | against_N
+    if not clear_N.any():
+        return None, len(d)
+    first = int(clear_N.argmax())
+    return ("within" if for_N[first] else "beyond"), first + 1
+
+
 class Watch:
     """One budget under watch while prompts come in: says when the answer is clear, so that one may stop.
 

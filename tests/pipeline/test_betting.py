@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from gistgate.errors import UserError
-from pipeline.betting import STAKES_S, Watch, betting_bound, counter_growth, growth, refutes, wealth, wealth_of_table
+from pipeline.betting import (
+    STAKES_S,
+    Watch,
+    answer_at,
+    betting_bound,
+    counter_growth,
+    growth,
+    refutes,
+    wealth,
+    wealth_of_table,
+)
 
 ALPHA = 0.05
 VALUES = np.array([1.0, 0.0, -1.0])
@@ -110,12 +120,19 @@ def test_the_watch_gives_up_a_lost_budget_early():
 
 def test_either_answer_is_wrong_rarely():
     """Loss exactly at the budget: each answer comes by luck alone, in at most 5 % of the runs."""
-    answers = []
-    for row in draws(0.06, 0.02, 250, 60, seed=5):
-        watch = Watch(0.04, 0.95)
-        answers.append([watch.see(d) for d in row][-1])
-    assert answers.count("within") <= 5 and answers.count("beyond") <= 5
-    assert answers.count(None) > 50
+    answers = [answer_at(row, 0.04, 0.95)[0] for row in draws(0.06, 0.02, 1000, 200, seed=5)]
+    assert answers.count("within") <= 10 and answers.count("beyond") <= 10
+    assert answers.count(None) > 180
+
+
+@pytest.mark.parametrize("losses, gains", [(0.0, 0.0), (0.02, 0.02), (0.15, 0.02), (0.05, 0.02)])
+def test_watching_prompt_by_prompt_says_what_the_whole_says(losses, gains):
+    """Whether the budget is kept, lost or open at the end."""
+    d = draws(losses, gains, 300, 1, seed=6)[0]
+    watch = Watch(0.03, 0.95)
+    for x in d:
+        watch.see(x)
+    assert (watch.answer, watch.n) == answer_at(d, 0.03, 0.95)
 
 
 @pytest.mark.parametrize("budget, confidence", [(0.0, 0.95), (1.0, 0.95), (0.02, 1.0)])

@@ -1,0 +1,116 @@
+"""The coverage benchmark counts what it says, on outcomes that it finds by what calibration wrote about them."""
+
+import numpy as np
+import pytest
+
+from benchmarks import coverage
+from benchmarks.coverage import World, counted, drawn, examined, loosest, stopped
+from benchmarks.coverage_figure import draw
+from benchmarks.recorded import recorded_methods
+from gistgate.decoding.statistics import Statistics, total
+from gistgate.errors import UserError
+from gistgate.files import write_json, write_json_lines
+from pipeline.bounds import EXACT
+from pipeline.certify import fixed_sequence
+from pipeline.operating import calibration_file
+from pipeline.params import MethodParams, Params
+from pipeline.planning import CERTIFIES, HOEFFDING, spread_out
+
+
+def statistics(own: int) -> dict:
+    """Counters of one prompt."""
+    return Statistics(own=own, forwards=own).as_dict(timed=False)
+
+
+DECODINGS = [("new", 3, [1, 1, 1, 1, 1, 0]), ("old", 2, [0, 1, 1, 0, 1, 1]), ("z", 4, [0, 0, 1, 0, 1, 1])]
+"""Name of the file, forwards per prompt, scores; "old" is of an earlier run."""
+
+
+@pytest.fixture
+def finished(tmp_path, monkeypatch):
+    """A directory in which one method was calibrated at two settings, with an older decoding beside them."""
+    monkeypatch.chdir(tmp_path)
+    params = Params(methods={"fly": MethodParams("fly", drafter="model", knob="theta", grid=(0.1, 0.3))})
+    names = [f"p{index}" for index in range(6)]
+    strict = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+    write_json_lines("data/reference/calibration.jsonl", [{"id": n, "score": s} for n, s in zip(names, strict)])
+    described = []
+    for name, own, scores in DECODINGS:
+        ("new", 3, [1, 1, 1, 1, 1, 0]),
+        ("old", 2, [0, 1, 1, 0, 1, 1]),
+        ("late", 4, [0, 0, 1, 0, 1, 1]),
+    ]:
+        rows = [{"id": n, "score": float(s), "statistics": statistics(own)} for n, s in zip(names, scores)]
+        write_json_lines(f".scratch/calibrate/fly-calibration-{name}.jsonl", rows)
+        d = np.array(strict) - scores
+        counters = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
+        if name != "old":
+            described.append({
+                "knob": 0.1 if name == "new" else 0.3, "losses": int((d > 0).sum()), "gains": int((d < 0).sum()),
+                "statistics": counters.as_dict(timed=False),
+            })  # fmt: skip
+    write_json(calibration_file(params, "fly"), {"settings": described})
+    return params
+
+
+def test_recorded_outcomes_are_found_by_what_calibration_counted(finished):
+    (fly,) = recorded_methods(finished)
+    assert (fly.method, fly.knobs) == ("fly", (0.1, 0.3))
+    assert fly.outcomes.tolist() == [[0, 0, 0, -1, 0, 1], [1, 1, 0, 0, 0, 0]]
+    assert fly.losses == pytest.approx([0, 1 / 3])
+
+
+def test_missing_outcomes_are_named(finished, tmp_path):
+    (tmp_path / ".scratch/calibrate/fly-calibration-z.jsonl").unlink()
+    with pytest.raises(UserError, match=r"'fly' at 0\.3"):
+        recorded_methods(finished)
+
+
+def test_the_sequence_is_the_one_of_calibration():
+    settings = np.array([spread_out(losses, 10, 400) for losses in (10, 14, 40, 9)])
+    for budget in (0.01, 0.03, 0.05, 0.06):
+        assert loosest(EXACT, settings, budget, 0.95) == fixed_sequence(settings, budget, 0.95).passed
+    assert loosest(HOEFFDING, settings, 0.03, 0.95) is None
+
+
+def test_false_certificates_are_counted(monkeypatch):
+    monkeypatch.setattr(coverage, "RESAMPLES", 4)
+    losses, fresh = np.array([0.01, 0.02]), [np.array([0.0, 0.03])] * 4
+    found = counted([None, 0, 1, 1], losses, fresh, 0.02, 0.95)
+    assert (found["share_holding"], found["certified"]) == (0.5, 3)
+    assert found["fresh_loss"] == pytest.approx(0.02)
+    assert found["refuted"] == (found["p_value"] < 0.01)
+    assert found["p_value"] == pytest.approx(1 - 0.95**4 - 4 * 0.05 * 0.95**3)
+    assert counted([None] * 4, losses, fresh, 0.02, 0.95)["share_holding"] == 1.0
+
+
+def test_a_bound_that_always_certifies_is_refuted(monkeypatch):
+    """The benchmark would notice a bound that is wrong."""
+    monkeypatch.setattr(coverage, "RESAMPLES", 20)
+    monkeypatch.setattr(coverage, "CERTIFIES", {EXACT: CERTIFIES[EXACT], "none": lambda d, budget, confidence: True})
+    case = examined(World("boundary", None, 0.05, spread_out(5, 0, 100)[None]), 0.95)
+    assert case["bounds"]["none"] == {**case["bounds"]["none"], "share_holding": 0.0, "refuted": True}
+    assert not case["bounds"][EXACT]["refuted"]
+    assert examined(World("boundary", None, 0.05, spread_out(5, 0, 100)[None]), 0.95) == case
+
+
+def test_watches_answer_by_the_truth(monkeypatch):
+    monkeypatch.setattr(coverage, "RESAMPLES", 10)
+    kept, lost = stopped(0.05, 0.0, 0.05, 0.95), stopped(0.01, 0.05, 0.05, 0.95)
+    assert kept["share"]["within"] == lost["share"]["beyond"] == 1.0
+    assert 0 < kept["prompts"]["low"] <= kept["prompts"]["median"] <= kept["prompts"]["high"] < 2000
+    assert drawn(0.05, 0.05, 1000, 0).min() == 0.0
+
+
+def test_the_figure_shows_every_bound():
+    bounds = {bound: {"share_holding": 0.95} for bound in CERTIFIES}
+    report = {
+        "confidence": 0.95,
+        "resamples": 200,
+        "cases": [{"kind": "boundary", "budget": budget, "bounds": bounds} for budget in (0.01, 0.02)],
+        "needed_prompts": [
+            {"budget": budget, "discordance": 0.05, "prompts": dict.fromkeys(CERTIFIES, 100)} for budget in (0.01, 0.02)
+        ],
+    }
+    figure = draw(report)
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == list(CERTIFIES)
