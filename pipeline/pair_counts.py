@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from gistgate.rules.pair_counts import PairCounts
-
 from pipeline.forks import MISMATCHES
 from pipeline.scratch import read_shards
 from pipeline.stage import run

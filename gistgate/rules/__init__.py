@@ -9,6 +9,7 @@ from typing import Any
 from gistgate.errors import UserError
 from gistgate.rules.autojudge import AutoJudge
 from gistgate.rules.base import Rule
+from gistgate.rules.block_verification import BlockVerification
 from gistgate.rules.csd import Csd
 from gistgate.rules.ensemble import Ensemble
 from gistgate.rules.exact import Exact
@@ -30,6 +31,7 @@ from gistgate.rules.wisv import Wisv
 
 RULES: dict[str, Any] = {
     "exact": Exact,
+    "block": BlockVerification,
     "prob": Prob,
     "prob-ratio": ProbRatio,
     "top-k": TopK,

@@ -42,6 +42,9 @@ class Rule(Protocol):
     """Alternatives of the other settings that compete on development prompts; at most four."""
     counters: ClassVar[tuple[str, ...]]
     """Names in the state that belong into the statistics of an answer."""
+    lossless: ClassVar[bool]
+    """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
+    its opinion counts as it is, and all that it accepts is strict."""
 
     @property
     def superset(self) -> bool:
@@ -70,6 +73,7 @@ class Superset:
     grid: ClassVar[tuple[float, ...]] = ()
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     counters: ClassVar[tuple[str, ...]] = ()
+    lossless: ClassVar[bool] = False
     superset: bool = True
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
@@ -94,13 +98,15 @@ def allowed(block: Block) -> Tensor:
 
 def settle(rule: Rule, block: Block, state: State) -> Acceptance:
     """Longest accepted prefix, the reasons along it, and the target's own token behind it."""
-    opinion_BK = rule.accept(block, state)
-    if rule.superset:
-        stays_BK = block.strict | (opinion_BK & allowed(block))
+    opinion_BK, strict_BK = rule.accept(block, state), block.strict
+    if rule.lossless:
+        stays_BK = strict_BK = opinion_BK & block.valid
+    elif rule.superset:
+        stays_BK = strict_BK | (opinion_BK & allowed(block))
     else:
-        stays_BK = opinion_BK & (block.strict | allowed(block))
+        stays_BK = opinion_BK & (strict_BK | allowed(block))
     length_B = stays_BK.long().cumprod(-1).sum(-1)
-    return Acceptance(length_B, rule.own(block, length_B), reasons(block.strict))
+    return Acceptance(length_B, rule.own(block, length_B), reasons(strict_BK))
 
 
 def reasons(strict_BK: Tensor) -> Tensor:

@@ -36,10 +36,6 @@ def finished(tmp_path, monkeypatch):
     write_json_lines("data/reference/calibration.jsonl", [{"id": n, "score": s} for n, s in zip(names, strict)])
     described = []
     for name, own, scores in DECODINGS:
-        ("new", 3, [1, 1, 1, 1, 1, 0]),
-        ("old", 2, [0, 1, 1, 0, 1, 1]),
-        ("late", 4, [0, 0, 1, 0, 1, 1]),
-    ]:
         rows = [{"id": n, "score": float(s), "statistics": statistics(own)} for n, s in zip(names, scores)]
         write_json_lines(f".scratch/calibrate/fly-calibration-{name}.jsonl", rows)
         d = np.array(strict) - scores

@@ -25,6 +25,7 @@ def combinations() -> list[tuple[str, bool, bool]]:
 
 CLOSED: dict[str, dict[str, Any]] = {
     "exact": {},
+    "block": {},
     "prob": {"r": 1.0},
     "prob-ratio": {"r": 1.0},
     "top-k": {"k": 1},
@@ -72,3 +73,6 @@ NEVER_OPEN = {"ensemble", "mars", "mars-margin", "lenience"}
 """Rules with a knob that has no such setting: the draft model's favourite, two candidates at most, a ratio above 0."""
 TARGET_ONLY = {"sgl-threshold"}
 """Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn than by `exact`."""
+BY_DISTRIBUTION = {name for name, rule in RULES.items() if rule.lossless}
+"""Rules whose sampled texts are the target's along another path than token by token: with the numbers that `exact` is
+given they keep other tokens, and test_exactness.py judges them."""
