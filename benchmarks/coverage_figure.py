@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 from scipy.stats import binomtest
 
 from pipeline.figures import MARKERS, STYLE
+from pipeline.planning import CERTIFIES
 
 SHOWN_DISCORDANCE = 0.05
 """Discordance of the right panel."""
@@ -20,7 +21,7 @@ def draw(report: dict[str, Any]) -> Figure:
     with plt.rc_context(STYLE):
         figure, (left, right) = plt.subplots(1, 2, figsize=(9, 4.2), layout="constrained")
         boundary = [case for case in report["cases"] if case["kind"] == "boundary"]
-        for place, bound in enumerate(boundary[0]["bounds"]):
+        for place, bound in enumerate(CERTIFIES):
             look = {"color": f"C{place}", "marker": MARKERS[place], "label": bound}
             draw_shares(left, boundary, bound, report["resamples"], (place - 2) * 0.12, look)
             rows = [row for row in report["needed_prompts"] if row["discordance"] == SHOWN_DISCORDANCE]

@@ -2,10 +2,12 @@
 
 import numpy as np
 import pytest
+from scipy.stats import multinomial
 
 from benchmarks import coverage
 from benchmarks.coverage import World, counted, drawn, examined, loosest, stopped
 from benchmarks.coverage_figure import draw
+from benchmarks.error_rate import certified_probability
 from benchmarks.recorded import recorded_methods
 from gistgate.decoding.statistics import Statistics, total
 from gistgate.errors import UserError
@@ -15,6 +17,7 @@ from pipeline.certify import fixed_sequence
 from pipeline.operating import calibration_file
 from pipeline.params import MethodParams, Params
 from pipeline.planning import CERTIFIES, HOEFFDING, spread_out
+from pipeline.tango import p_value
 
 
 def statistics(own: int) -> dict:
@@ -88,6 +91,16 @@ def test_a_bound_that_always_certifies_is_refuted(monkeypatch):
     assert case["bounds"]["none"] == {**case["bounds"]["none"], "share_holding": 0.0, "refuted": True}
     assert not case["bounds"][EXACT]["refuted"]
     assert examined(World("boundary", None, 0.05, spread_out(5, 0, 100)[None]), 0.95) == case
+
+
+@pytest.mark.parametrize("losses, gains, budget", [(6, 2, 0.1), (3, 3, 0.2), (0, 0, 0.05)])
+def test_the_chance_of_a_certificate_is_the_sum_over_all_tables(losses, gains, budget):
+    n = 40
+    chances = [
+        multinomial.pmf([b, c, n - b - c], n, [losses / n, gains / n, 1 - (losses + gains) / n])
+        for b in range(n + 1) for c in range(n + 1 - b) if p_value(b, c, n, budget) <= 0.05
+    ]  # fmt: skip
+    assert certified_probability(spread_out(losses, gains, n), budget, 0.95) == pytest.approx(sum(chances), abs=1e-7)
 
 
 def test_watches_answer_by_the_truth(monkeypatch):
