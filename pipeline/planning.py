@@ -1,9 +1,9 @@
 """How many prompts a budget needs, known before the first one is decoded, for every bound that could certify it.
 
-    python -m pipeline.planning 0.02 0.05     budget, share of prompts on which strict and loose will differ
+    python -m pipeline.planning 0.02 0.05 [0.005]     budget, expected discordance, expected loss (default 0)
 
 A plan assumes that calibration will show the expected rates. It shows worse ones about every other time, so a plan is
-the least to decode; doubling it makes a certificate likely (`benchmarks/coverage.py` measures how likely).
+the least to decode; `benchmarks/coverage.py` measures how often it certifies, and how often its double does.
 """
 
 from __future__ import annotations
@@ -138,16 +138,14 @@ def spread_out(losses: int, gains: int, n: int) -> Array:
 
 
 def main() -> None:
-    if len(sys.argv) != 3:
-        raise UserError("A plan needs two numbers: a budget and a discordance, such as `0.02 0.05`.")
     try:
-        budget, discordance = (float(word) for word in sys.argv[1:])
+        budget, discordance, loss = [*map(float, sys.argv[1:]), *([0.0] if len(sys.argv) == 3 else [])]
     except ValueError as error:
         raise UserError(
-            f"'{' '.join(sys.argv[1:])}' are not two numbers. Write shares, such as `0.02 0.05`."
+            "A plan needs a budget and a discordance, and may have a loss. Write shares, such as `0.02 0.05`."
         ) from error
-    for bound, n in needed_prompts(budget, 0.95, discordance).items():
-        print(f"{n if n is not None else f'over {MOST}':>12}  {bound}")
+    for bound, n in needed_prompts(budget, 0.95, discordance, loss).items():
+        print(f"{n if n is not None else 'none':>9}  {bound}")
 
 
 if __name__ == "__main__":

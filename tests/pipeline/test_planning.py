@@ -75,10 +75,19 @@ def test_the_exact_bound_refuses_scores_between_right_and_wrong():
 
 
 def test_the_command_prints_a_line_per_bound(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["planning", "0.05", "0.05"])
-    main()
-    assert len(capsys.readouterr().out.splitlines()) == len(CERTIFIES)
-    for wrong in (["planning"], ["planning", "two", "0.05"]):
-        monkeypatch.setattr("sys.argv", wrong)
-        with pytest.raises(UserError, match=r"0\.02 0\.05"):
-            main()
+    printed = []
+    for words in (["0.05", "0.05"], ["0.05", "0.05", "0"], ["0.05", "0.05", "0.02"], ["0.05", "0.05", "0.05"]):
+        monkeypatch.setattr("sys.argv", ["planning", *words])
+        main()
+        printed.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
+    assert [len(lines) for lines in printed] == [len(CERTIFIES)] * 4
+    assert printed[0] == printed[1]
+    assert all(int(with_loss) > int(without) for without, with_loss in zip(printed[0], printed[2], strict=True))
+    assert set(printed[3]) == {"none"}
+
+
+@pytest.mark.parametrize("words", [[], ["0.05"], ["two", "0.05"], ["0.05", "0.05", "0", "0"]])
+def test_the_command_says_what_it_wants(monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["planning", *words])
+    with pytest.raises(UserError, match=r"0\.02 0\.05"):
+        main()
