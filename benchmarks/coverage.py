@@ -79,6 +79,7 @@ def main() -> None:
         "seed": SEED,
         "level": LEVEL,
         "refuted": [named(case, bound) for case in cases for bound in CERTIFIES if case["bounds"][bound]["refuted"]],
+        "issued": {bound: issued(cases, bound, confidence) for bound in CERTIFIES},
         "cases": cases,
         "needed_prompts": [planned(budget, rate, confidence) for budget in BUDGETS for rate in DISCORDANCES],
         "early_stopping": [
@@ -148,6 +149,19 @@ def counted(
         "certified": len(certified),
         "fresh_loss": float(np.mean(fresh)) if fresh else None,
     }
+
+
+def issued(cases: list[dict[str, Any]], bound: str, confidence: float) -> dict[str, Any]:
+    """Certificates that a bound gave in the recorded worlds at the usual budgets, and how many of these are true.
+
+    Worlds without a permitted setting can only give false ones, so no theorem promises this share to reach the
+    confidence; it is what somebody finds who collects certificates.
+    """
+    found = [case["bounds"][bound] for case in cases if case["kind"] == "recorded"]
+    given = sum(entry["certified"] for entry in found)
+    false = sum(round(RESAMPLES * (1 - entry["share_holding"])) for entry in found)
+    test = binomtest(given - false, given, confidence, alternative="less") if given else None
+    return {"certificates": given, "true": given - false, "p_value": float(test.pvalue) if test else 1.0}
 
 
 def planned(budget: float, discordance: float, confidence: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import multinomial
 
 from benchmarks import coverage
-from benchmarks.coverage import World, counted, drawn, examined, loosest, stopped
+from benchmarks.coverage import World, counted, drawn, examined, issued, loosest, stopped
 from benchmarks.coverage_figure import draw
 from benchmarks.error_rate import certified_probability
 from benchmarks.recorded import recorded_methods
@@ -81,6 +81,13 @@ def test_false_certificates_are_counted(monkeypatch):
     assert found["refuted"] == (found["p_value"] < 0.01)
     assert found["p_value"] == pytest.approx(1 - 0.95**4 - 4 * 0.05 * 0.95**3)
     assert counted([None] * 4, losses, fresh, 0.02, 0.95)["share_holding"] == 1.0
+
+
+def test_certificates_given_in_recorded_worlds_are_added_up():
+    entries = [("recorded", 1.0, 150), ("recorded", 0.99, 50), ("boundary", 0.9, 20)]
+    cases = [{"kind": k, "bounds": {EXACT: {"share_holding": s, "certified": c}}} for k, s, c in entries]
+    assert issued(cases, EXACT, 0.95) == {"certificates": 200, "true": 198, "p_value": pytest.approx(1, abs=0.01)}
+    assert issued(cases[2:], EXACT, 0.95) == {"certificates": 0, "true": 0, "p_value": 1.0}
 
 
 def test_a_bound_that_always_certifies_is_refuted(monkeypatch):
