@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.block import Sampling
 from gistgate.decoding.cache import RowCache
 from gistgate.decoding.checks import check_parts, check_prompts, check_temperature
+from gistgate.decoding.engines.choice import Engine
 from gistgate.decoding.markers import find_markers, reflection
 from gistgate.decoding.parts import GateLike, Observer, Parts
 from gistgate.decoding.reader import Reader, left_padded
@@ -37,6 +38,7 @@ class Decoder:
         vocabulary: int | None = None,
         observer: Observer | None = None,
         think_markers: tuple[str, str] = ("<think>", "</think>"),
+        engine: str = "eager",
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -51,11 +53,14 @@ class Decoder:
             vocabulary: ids that count, when the models' output layers are padded; default: what both have.
             observer: sees every block with its acceptance.
             think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
+            engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
+                takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
 
         Raises:
-            UserError: parts that do not fit together.
+            UserError: an unknown engine, or parts that do not fit together.
         """
         self.target, self.drafter, self.rule, self.tokenizer = target, drafter, rule, tokenizer
+        self.engine = Engine(engine)
         vocabulary = check_parts(target, drafter, rule, block, gate, vocabulary)
         think_ids = find_markers(tokenizer, think_markers) if "thinking" in rule.needs else None
         self.parts = Parts(
@@ -118,7 +123,7 @@ class Decoder:
         sampling = sampling or Sampling()
         check_temperature(self.rule, sampling)
         check_prompts(self.target, self.drafter, prompts, max_new_tokens + self.parts.rereading)
-        session = Session(self.parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
+        session = self.engine.session(self.parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
         session.begin()
         return [generation for generation, _ in session.run()]
 

@@ -1,0 +1,91 @@
+"""Which engine runs a request: the one that was asked for, or the eager one with a sentence that says why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from gistgate.block import Sampling
+from gistgate.decoding.engines.compiled import CompiledSession
+from gistgate.decoding.engines.program import UnsupportedError, missing_compiler
+from gistgate.decoding.parts import Parts
+from gistgate.decoding.reader import has_window
+from gistgate.decoding.rows import Row
+from gistgate.decoding.session import Session
+from gistgate.decoding.stopping import Stop
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+
+ENGINES = ("eager", "compiled")
+
+MOST_ROWS = 32
+"""Largest batch that gets programs of its own; larger ones keep the device busy without."""
+
+
+class Engine:
+    """Opens the sessions of one decoder."""
+
+    def __init__(self, name: str) -> None:
+        if name not in ENGINES:
+            raise UserError(f"There is no engine '{name}'. Known: {', '.join(ENGINES)}.")
+        self.name = name
+        self._said: set[str] = set()
+
+    def session(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> Session | CompiledSession:
+        """A session for these rows; the first of a new shape builds its programs, which takes seconds or minutes."""
+        if self.name == "compiled" and rows:
+            why = reason_against(parts, rows)
+            if why is None:
+                try:
+                    with torch.inference_mode(False), torch.no_grad():
+                        return CompiledSession(parts, rows, stop, sampling)
+                except UnsupportedError as error:
+                    why = str(error)
+            self._explain(why)
+        return Session(parts, rows, stop, sampling)
+
+    def _explain(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            warnings.warn(f"This runs on the eager engine instead of the compiled one: {why}.", stacklevel=5)
+
+
+def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
+    """Why these parts or this batch need the eager engine; None where nothing is known against the compiled one."""
+    drafter = parts.drafter
+    if len(rows) > MOST_ROWS:
+        return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
+    if parts.observer is not None:
+        return "an observer looks at every block"
+    if parts.rereads:
+        return f"the rule '{parts.rule.id}' reads drafts a second time"
+    if parts.think_ids is not None:
+        return f"the rule '{parts.rule.id}' asks where the think markers are"
+    if any(row.cost is not None for row in rows):
+        return "the request names costs"
+    if (
+        drafter is not None
+        and not isinstance(drafter, ModelDrafter)
+        and (drafter.gives_q or hasattr(drafter, "observe"))
+    ):
+        return f"the drafter {type(drafter).__name__} looks at every block"
+    models = [parts.target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
+    return next((why for model in models if (why := reason_against_model(model)) is not None), None)
+
+
+def reason_against_model(model: PreTrainedModel) -> str | None:
+    """Why a model needs the eager engine."""
+    name = type(model).__name__
+    if has_window(model):
+        return f"{name} attends to a sliding window"
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{name} does not let its attention be exchanged"
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return f"{name} is spread over several devices"
+    missing = missing_compiler(model.device)
+    if missing is not None and model.device.type != "cuda":  # a CUDA graph helps without a compiler, too
+        return missing
+    return None

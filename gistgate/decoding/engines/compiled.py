@@ -1,0 +1,213 @@
+"""A session whose rounds are replays: the host says where each row stands, and hears in one message what came of it.
+
+Axis letters: B rows of the memory, K drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from time import perf_counter
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.block import Sampling
+from gistgate.decoding.commit import commit
+from gistgate.decoding.engines.program import Program
+from gistgate.decoding.engines.rounds import DraftSteps, Prefill, VerifyRound
+from gistgate.decoding.engines.slots import attending_to_slots
+from gistgate.decoding.engines.store import rounded, store_of, stretch_of
+from gistgate.decoding.parts import Parts
+from gistgate.decoding.rows import Generation, Row, finished
+from gistgate.decoding.stopping import Stop
+from gistgate.drafters.model import ModelDrafter
+
+
+class CompiledSession:
+    """One batch through programs of fixed shape; rows that end keep their place until all have ended."""
+
+    def __init__(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> None:
+        self.parts, self.rows, self.stop, self.sampling = parts, rows, stop, sampling
+        self.num = parts.block
+        self.device = parts.target.device
+        self.batch = 1 << (len(rows) - 1).bit_length()
+        stretch = stretch_of(self.device)
+        longest = max(len(row.text) for row in rows)
+        # Room for the prompt in whole stretches, the answer, a block that runs over its end, and the last slot.
+        self.slots = rounded(-(-longest // stretch) * stretch + stop.max_new_tokens + self.num + 3)
+        self.draft_model = parts.drafter.model if isinstance(parts.drafter, ModelDrafter) else None
+        self.results: dict[int, Generation] = {}
+        self._read_target, self._memory = self._prefiller(parts.target)
+        if self.draft_model is not None:
+            self._read_draft, self._draft_memory = self._prefiller(self.draft_model)
+            self._steps = self._draft_steps(self.draft_model)
+        self._round_program = self._verify_round()
+
+    @property
+    def _random(self) -> bool:
+        return not self.sampling.greedy or "uniforms" in self.parts.rule.needs
+
+    def _prefiller(self, model: PreTrainedModel) -> tuple[Program, list[Tensor]]:
+        store, width = store_of(model), stretch_of(self.device)
+        memory = store.memory(model, self.batch, self.slots)
+        key, ids = (self.batch, self.slots, "prefill", width), self._ints(width)
+        with attending_to_slots(model):
+            return store.program(key, Prefill(model), memory, [ids, self._ints(1)]), memory
+
+    def _draft_steps(self, model: PreTrainedModel) -> Program:
+        gives_q = self.parts.wants_q or not self.sampling.greedy
+        function = DraftSteps(model, self.num, self.parts.vocabulary, self.sampling, gives_q)
+        key = (self.batch, self.slots, "draft", self.num, self.parts.vocabulary, self.sampling, gives_q)
+        with attending_to_slots(model):
+            return store_of(model).program(key, function, self._draft_memory, [self._ints(4), self._uniforms(self.num)])
+
+    def _verify_round(self) -> Program:
+        parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
+        protocol = torch.tensor(ids, dtype=torch.long, device=self.device)
+        function = VerifyRound(parts, self.num, self.sampling, protocol)
+        gate = parts.gate if parts.judged else None
+        width = parts.vocabulary if self._has_q else 0
+        key = (self.batch, self.slots, "verify", self.num, parts.vocabulary, self.sampling, width)
+        q = torch.zeros(self.batch, self.num, width, device=self.device)
+        valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
+        inputs = [self._ints(4), self._ints(self.num), valid, q, self._uniforms(self.num + 1)]
+        with attending_to_slots(parts.target):
+            return store_of(parts.target).program((*key, repr(parts.rule), gate, ids), function, self._memory, inputs)
+
+    @property
+    def _has_q(self) -> bool:
+        return self.draft_model is not None and (self.parts.wants_q or not self.sampling.greedy)
+
+    def _ints(self, width: int) -> Tensor:
+        return torch.zeros(self.batch, width, dtype=torch.long, device=self.device)
+
+    def _uniforms(self, width: int) -> Tensor:
+        width = width if self._random else 0
+        return torch.zeros(self.batch, width, dtype=torch.float64, device=self.device)
+
+    def begin(self) -> None:
+        """Nothing has been read."""
+
+    def run(self) -> list[tuple[Generation, None]]:
+        """Round after round until every row has ended."""
+        live = [row for row in self.rows if self.stop.max_new_tokens > 0]
+        for row in self.rows:
+            if self.stop.max_new_tokens <= 0:
+                self._end(row)
+        if live:
+            self._prefill()
+            if self.parts.drafter is not None and self.draft_model is None:
+                self.parts.drafter.start(len(live))
+        while live:
+            self._round(live)
+            live = self._retired(live)
+        return [(self.results[row.index], None) for row in self.rows]
+
+    def _prefill(self) -> None:
+        """Read all of every prompt but its last token, which the first round reads."""
+        width = stretch_of(self.device)
+        longest = max(len(row.text) for row in self.rows) - 1
+        # What is read beyond a row's end is overwritten before anything looks at it.
+        padded = [row.text[:-1] + [0] * (-(-longest // width) * width - len(row.text) + 1) for row in self.rows]
+        ids = self._ints(len(padded[0]))
+        if longest:
+            ids[: len(padded)] = torch.tensor(padded)
+        for start in range(0, longest, width):
+            first = torch.full((self.batch, 1), start, device=self.device)
+            self._read_target(*self._memory, ids[:, start : start + width], first)
+            if self.draft_model is not None:
+                self._read_draft(*self._draft_memory, ids[:, start : start + width], first)
+
+    def _round(self, live: list[Row]) -> None:
+        started = perf_counter()
+        feed = self._feed(live)
+        uniforms = self._drawn(live)
+        drafted = self._draft(live, feed, uniforms)  # 1. draft    x_1 .. x_K
+        between = perf_counter()
+        ids, valid, q, forwards = drafted
+        accept = torch.cat([uniforms[:, self.num : 2 * self.num], uniforms[:, -1:]], dim=1)
+        (told,) = self._round_program(*self._memory, feed, ids, valid, q, accept)  # 2. verify, 3. accept
+        answers = told.tolist()  # the one time per round that the host waits for the device
+        verified = perf_counter()
+        lengths = self._commit(live, answers, forwards)  # 4. commit   cut at the stop, count
+        if self.parts.drafter is not None and self.draft_model is None:
+            self.parts.drafter.settle(lengths)
+        parts = {"draft": between - started, "verify": verified - between, "total": perf_counter() - started}
+        for row in live:
+            for part, seconds in parts.items():
+                row.statistics.spend(part, seconds / len(live))
+
+    def _feed(self, live: Sequence[Row]) -> Tensor:
+        """Where every row stands [B, 4]; a row that has ended goes on writing into its own memory's beginning."""
+        feed = [[0, 0, 0, 0] for _ in range(self.batch)]
+        for row in live:
+            text = row.text
+            room = self.stop.max_new_tokens - (len(text) - row.prompt_length) - 1
+            feed[row.index] = [text[-2] if len(text) > 1 else 0, text[-1], len(text) - 1, room]
+        return torch.tensor(feed, device=self.device)
+
+    def _drawn(self, live: Sequence[Row]) -> Tensor:
+        """Fresh numbers [B, 2K + 1]: K for drafting, K for accepting, one for the own token; [B, 0] without need."""
+        if not self._random:
+            return self._uniforms(0)
+        drawn = torch.full((self.batch, 2 * self.num + 1), 0.5, dtype=torch.float64)
+        for row in live:
+            drawn[row.index] = row.uniforms(2 * self.num + 1)
+        return drawn.to(self.device)
+
+    def _draft(self, live: Sequence[Row], feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
+        valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
+        none = torch.zeros(self.batch, self.num, 0, device=self.device)
+        room = max(self.stop.max_new_tokens - len(row.text) + row.prompt_length - 1 for row in live)
+        if self.num and room > 0 and self.draft_model is not None:
+            ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
+            return ids, valid, q, self.num
+        if self._has_q:
+            none = torch.ones(self.batch, self.num, self.parts.vocabulary, device=self.device)
+        if not self.num or room < 1 or self.parts.drafter is None:
+            return self._ints(self.num), valid & False, none, 0
+        return self._proposed(live, min(self.num, room), uniforms, none)
+
+    def _proposed(
+        self, live: Sequence[Row], num: int, uniforms: Tensor, none: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, int]:
+        """What a drafter without a model proposes, in the fixed shape."""
+        assert self.parts.drafter is not None
+        draft = self.parts.drafter.propose(
+            [row.text for row in live],
+            num,
+            vocabulary=self.parts.vocabulary,
+            sampling=self.sampling,
+            uniforms=uniforms[[row.index for row in live]] if self._random else None,
+            want_q=False,
+        )
+        ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
+        for place, row in enumerate(live):
+            ids[row.index, : draft.ids.shape[1]] = draft.ids[place]
+            valid[row.index, : draft.ids.shape[1]] = draft.valid[place]
+        return ids, valid, none, draft.forwards
+
+    def _commit(self, live: Sequence[Row], answers: Sequence[Sequence[int]], forwards: int) -> list[int]:
+        lengths = []
+        for row in live:
+            told = answers[row.index]
+            length, own = told[-2], told[-1]
+            commit(row, told[:length], told[self.num : self.num + length], own, self.stop, forwards)
+            lengths.append(length)
+        return lengths
+
+    def _retired(self, live: list[Row]) -> list[Row]:
+        stay = [place for place, row in enumerate(live) if row.finish is None]
+        if len(stay) == len(live):
+            return live
+        for row in live:
+            if row.finish is not None:
+                self._end(row)
+        if stay and self.parts.drafter is not None and self.draft_model is None:
+            self.parts.drafter.select(stay)
+        return [live[place] for place in stay]
+
+    def _end(self, row: Row) -> None:
+        row.finish = row.finish or "length"
+        self.results[row.index] = finished(row)

@@ -1,0 +1,88 @@
+"""Programs and memory of a target, kept from request to request: building them takes seconds, using them none."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.decoding.engines.program import Captured, Program, build, missing_compiler
+from gistgate.decoding.engines.slots import allocate
+
+MOST_PROGRAMS, MOST_MEMORIES = 64, 6
+"""Kept at a time; the one that was not used for longest goes first."""
+
+STRETCH = {"cpu": 64}
+"""Prompt tokens per prefill program, by device type; elsewhere `LONG_STRETCH`."""
+LONG_STRETCH = 256
+
+
+class Store:
+    """What one model has ready."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.device, self.dtype = model.device, model.dtype
+        self.programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+        self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
+
+    def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
+        """Keys and values of `model` for a batch; what they hold is of no interest."""
+        key = (batch, slots)
+        if key not in self.memories:
+            while len(self.memories) >= MOST_MEMORIES:
+                self.forget(*self.memories.popitem(last=False))
+            self.memories[key] = allocate(model, batch, slots)
+        self.memories.move_to_end(key)
+        return self.memories[key]
+
+    def forget(self, key: tuple[int, int], _memory: list[Tensor]) -> None:
+        """Drop the programs of a memory that goes: on a GPU they know its addresses."""
+        for name in [name for name in self.programs if name[:2] == key]:
+            del self.programs[name]
+
+    def program(
+        self,
+        key: tuple[object, ...],
+        function: Callable[..., Any],
+        fixed: Sequence[Tensor],
+        example: Sequence[Tensor],
+    ) -> Program:
+        """The program of `function` for this memory (`key` begins with batch and slots) and inputs like `example`."""
+        if key not in self.programs:
+            while len(self.programs) >= MOST_PROGRAMS:
+                self.programs.popitem(last=False)
+            program = build(function, [*fixed, *example], compiles=missing_compiler(self.device) is None)
+            if self.device.type == "cuda":
+                program = Captured(program, fixed, example)
+            self.programs[key] = program
+        self.programs.move_to_end(key)
+        return self.programs[key]
+
+
+_stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
+
+
+def store_of(model: PreTrainedModel) -> Store:
+    """The store of a model; a model that moved to another device or dtype begins anew."""
+    known = _stores.get(model)
+    if known is None or (known.device, known.dtype) != (model.device, model.dtype):
+        known = _stores[model] = Store(model)
+    return known
+
+
+def stretch_of(device: torch.device) -> int:
+    """Prompt tokens that one prefill program reads."""
+    return STRETCH.get(device.type, LONG_STRETCH)
+
+
+def rounded(slots: int) -> int:
+    """Slots of a memory with room for that many: few sizes, so that few programs are built."""
+    size = 256
+    while size < slots:
+        size += size // 2 if size & (size - 1) == 0 else size // 3
+    return size

@@ -1,0 +1,183 @@
+"""The compiled engine writes what the eager one writes, says why where it cannot, and never looks at a value."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines import choice, program, store
+from gistgate.drafters import ModelDrafter, PromptLookup, TokenRecycling
+from gistgate.errors import UserError
+from gistgate.rules import RULES, make_rule
+from tests.architectures import greedy, pair, prompts, tiny_model
+from tests.decoding.watching import HalfGate
+from tests.rules.extremes import OPEN
+
+BATCH = prompts(5, 17, 1, 10)
+"""A ragged batch; the third prompt has no token before its last."""
+NUM = 20
+"""New tokens."""
+
+
+@pytest.fixture(scope="module")
+def programs() -> Any:
+    """Traced programs, kept from test to test as a process would."""
+    return type(store._stores)()
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch, programs: Any):
+    """Programs as traced, not compiled: the same operations, built in a fraction of a second."""
+    build = program.build
+    monkeypatch.setattr(store, "build", lambda function, example, compiles: build(function, example, False))
+    monkeypatch.setattr(store, "_stores", programs)
+
+
+def both(
+    kind: str, rule: Any, block: int, batch: list[list[int]] = BATCH, drafter: str = "model", **request: Any
+) -> Any:
+    """Ids and reasons of either engine; a fall-back is an error."""
+    answers = []
+    for engine in ("eager", "compiled"):
+        made = ModelDrafter(pair(kind)[1]) if drafter == "model" else PromptLookup()
+        decoder = Decoder(pair(kind)[0], made, rule, block, gate=HalfGate(), engine=engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            answers.append(decoder.generate(batch, max_new_tokens=NUM, **request))
+    return [[(one.ids, one.reasons, one.finish) for one in answer] for answer in answers]
+
+
+@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_it_writes_the_greedy_texts(traced: None, kind: str, rows: int, block: int):
+    eager, compiled = both(kind, make_rule("exact"), block, BATCH[:rows])
+    assert compiled == eager
+    assert [ids for ids, _, _ in compiled] == [greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:rows]]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_k=20), Sampling(1.0, top_p=0.7)])
+def test_it_draws_the_same_tokens(traced: None, sampling: Sampling):
+    eager, compiled = both("llama", make_rule("exact"), 3, sampling=sampling, seeds=[3, 1, 4, 1])
+    assert compiled == eager
+
+
+@pytest.mark.parametrize("block", [0, 3])
+def test_without_a_draft_model(traced: None, block: int):
+    eager, compiled = both("llama", make_rule("exact"), block, drafter="lookup")
+    assert compiled == eager
+
+
+def test_stops_inside_a_block(traced: None):
+    text = greedy("llama", tuple(BATCH[0]), NUM)
+    eager, compiled = both("llama", make_rule("exact"), 4, eos_ids=[text[6]])
+    assert compiled == eager and compiled[0][0] == text[: text.index(text[6]) + 1]
+
+
+def test_texts_longer_than_a_stretch_and_one_session_after_another(traced: None, monkeypatch: pytest.MonkeyPatch):
+    """Memory is used again, full of the request before."""
+    monkeypatch.setitem(store.STRETCH, "cpu", 8)
+    for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]]):
+        eager, compiled = both("llama", make_rule("exact"), 4, batch)
+        assert compiled == eager
+
+
+@pytest.mark.parametrize("rule_id", RULES)
+def test_every_rule_loosely(traced: None, rule_id: str):
+    """Rules that a program cannot hold fall back, with a sentence; none may write anything else."""
+    rule = make_rule(rule_id, **OPEN.get(rule_id, {}))
+    sampling = Sampling() if rule.temperatures != "sampled" else Sampling(0.9)
+    answers = []
+    if {"second", "thinking"} & rule.needs:
+        pytest.skip("needs a tokenizer; see test_fall_backs")
+    for engine in ("eager", "compiled"):
+        target, draft = pair("llama", noise=0.1)
+        decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), engine=engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            answers.append(decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling))
+    assert [(a.ids, a.reasons) for a in answers[0]] == [(a.ids, a.reasons) for a in answers[1]]
+
+
+def test_one_warning_says_why():
+    decoder = Decoder(pair("mistral")[0], ModelDrafter(pair("mistral")[1]), make_rule("exact"), 4, engine="compiled")
+    with pytest.warns(UserWarning, match="eager engine instead .* sliding window"):
+        decoder.generate(BATCH, max_new_tokens=NUM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        answers = decoder.generate(BATCH, max_new_tokens=NUM)
+    assert [answer.ids for answer in answers] == [greedy("mistral", tuple(prompt), NUM) for prompt in BATCH]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"),
+    [(lambda: TokenRecycling(), "looks at every block"), (lambda: ModelDrafter(pair("gemma2")[1]), "sliding window")],
+)
+def test_fall_backs(drafter: Any, why: str):
+    decoder = Decoder(pair("llama")[0], drafter(), make_rule("exact"), 3, engine="compiled")
+    with pytest.warns(UserWarning, match=why):
+        answers = decoder.generate(BATCH[:1], max_new_tokens=NUM)
+    assert answers[0].ids == greedy("llama", tuple(BATCH[0]), NUM)
+
+
+def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
+    decoder = Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="compiled")
+    with pytest.warns(UserWarning, match="40 rows are more than"):
+        decoder.generate([[5, 6]] * 40, max_new_tokens=1)
+    monkeypatch.setattr(choice, "missing_compiler", lambda _device: "there is no C++ compiler")
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        decoder.generate([[5, 6]], max_new_tokens=1)
+
+
+def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None):
+    class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
+        def accept(self, block: Any, state: Any) -> Any:
+            return block.valid if bool(block.valid.any()) else ~block.valid
+
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled")
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        decoder.generate(BATCH[:1], max_new_tokens=5)
+
+
+def test_the_model_is_left_as_it_was(traced: None):
+    target, draft = pair("llama")
+    before = (target.config._attn_implementation, draft.config._attn_implementation)
+    both("llama", make_rule("exact"), 2)
+    assert before == (target.config._attn_implementation, draft.config._attn_implementation) == ("sdpa", "sdpa")
+
+
+def test_weights_are_read_where_they_lie(traced: None):
+    """A weight that changes in place between two requests changes the second answer."""
+    model = tiny_model("llama", seed=7)
+    decoder = Decoder(model, None, make_rule("exact"), 0, engine="compiled")
+    first = decoder.generate(BATCH[:1], max_new_tokens=8)[0].ids
+    with torch.no_grad():
+        model.get_output_embeddings().weight.neg_()
+    second = decoder.generate(BATCH[:1], max_new_tokens=8)[0].ids
+    plain = Decoder(model, None, make_rule("exact"), 0).generate(BATCH[:1], max_new_tokens=8)[0].ids
+    assert second == plain != first
+
+
+def test_unknown_engine():
+    with pytest.raises(UserError, match="no engine 'fast'"):
+        Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="fast")
+
+
+def test_memory_sizes_are_few():
+    sizes = [store.rounded(num) for num in range(1, 5000)]
+    assert all(size >= num for num, size in enumerate(sizes, 1))
+    assert sorted(set(sizes)) == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
+
+
+@pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_compiled_for_real():
+    """One small program of each kind through the compiler."""
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 2, engine="compiled")
+    answer = decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
+    assert answer.ids == greedy("llama", tuple(BATCH[0]), NUM)
