@@ -53,10 +53,10 @@ TINY: dict[str, Any] = {
     "collect": {"shard_prompts": 16, "strict_share": 1.0, "solved_only": False},
     "label": {"rollouts": 2, "audit": 8},
     "train": {"epochs": 2, "c": [0.01, 0.1], "folds": 2, "hidden": 8},
-    "methods": {"free": {"prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
+    "methods": {"free": {"prob": None, "prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
     "benchmark": {"prompts": 1, "repeats": 1},
-    "table": {"skip": [name for name in RULES if name not in ("csd", "reflective", "kl-judge", "judge")]},
+    "table": {"skip": [name for name in RULES if name not in ("csd", "judge")]},
 }
 """What differs from params.yaml; None takes a key away."""
 

@@ -22,7 +22,7 @@ def test_presets_are_settings_of_a_rule():
     "rule_id, settings, sentence",
     [
         ("flyy", {}, "no rule 'flyy'. Did you mean 'fly'"),
-        ("zzz", {}, "no rule 'zzz'. Known: autojudge, csd"),
+        ("zzz", {}, "no rule 'zzz'. Known: autojudge, block, csd"),
         ("fly", {"teta": 0.3}, "no setting 'teta'. Did you mean 'theta'"),
         ("exact", {"r": 0.3}, "no setting 'r'. Known: none"),
         ("prob", {"r": 0.0}, "prob: r is 0.0"),
