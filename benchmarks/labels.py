@@ -19,12 +19,12 @@ import torch
 
 from gistgate.decoding.stopping import eos_ids
 from gistgate.files import write_json
-from pipeline.benchmark import machine
 from pipeline.collect import strict_collector
 from pipeline.decode import read_prompts
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.tasks import Task, load_task
+from pipeline.timed import machine
 
 OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""

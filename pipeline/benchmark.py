@@ -10,29 +10,27 @@ setting and K; strict decoding at its own best K as well, whose times all method
 
 from __future__ import annotations
 
-import platform
 from typing import Any
 
 import torch
-import transformers
 from tqdm import tqdm
 
 from gistgate.files import write_json
-from pipeline.contenders import Contender, contenders
+from pipeline.contenders import contenders
 from pipeline.decode import read_prompts
 from pipeline.pairs import load_pair
 from pipeline.params import Params
 from pipeline.stage import run
-from pipeline.tasks import load_task
+from pipeline.timed import Contender, machine
 from pipeline.views import params_of_view
 
 
 def main() -> None:
     params = params_of_view()
     torch.set_num_threads(params.benchmark.threads)
-    pair, task = load_pair(params), load_task(params)
+    pair = load_pair(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
-    field = contenders(params, pair, task, prompts)
+    field = contenders(params, pair, prompts)
     times = measure(field, [prompt["ids"] for prompt in prompts], params)
     write_json(params.reports / "benchmark.json", {**times, "machine": machine()})
 
@@ -40,14 +38,14 @@ def main() -> None:
 def measure(field: list[Contender], prompts: list[list[int]], params: Params) -> dict[str, Any]:
     """Seconds, tokens and target forwards of every contender on every prompt."""
     for contender in field:  # warm up: the first call of everything pays for what later ones find done
-        contender.decode(prompts[0])
+        contender.decode([prompts[0]])
     results = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
     for place, ids in enumerate(tqdm(prompts, desc="benchmark", unit="prompt")):
         runs: dict[str, list[Any]] = {contender.name: [] for contender in field}
         for repeat in range(params.benchmark.repeats):
             turn = (place + repeat) % len(field)
             for contender in [*field[turn:], *field[:turn]]:
-                runs[contender.name].append(contender.timed(ids))
+                runs[contender.name].append(contender.timed([ids]))
         for name, timed in runs.items():
             results[name]["seconds"].append([run.seconds for run in timed])
             results[name]["tokens"].append(timed[0].tokens)
@@ -55,18 +53,6 @@ def measure(field: list[Contender], prompts: list[list[int]], params: Params) ->
     baselines = {c.name: results[c.name] for c in field if c.is_baseline}
     methods = {name: results[c.name] for c in field for name in ([] if c.is_baseline else [c.name]) + list(c.also)}
     return {"baselines": baselines, "methods": methods}
-
-
-def machine() -> dict[str, Any]:
-    """Where the seconds were measured."""
-    return {
-        "processor": platform.processor() or platform.machine(),
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "threads": torch.get_num_threads(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "python": platform.python_version(),
-    }
 
 
 if __name__ == "__main__":

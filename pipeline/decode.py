@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
@@ -22,7 +22,9 @@ from gistgate.rules import make_rule
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.prefilled import Prefilled
-from pipeline.tasks import Task
+
+if TYPE_CHECKING:
+    from pipeline.tasks import Task  # brings lm-eval along
 
 
 @dataclass(frozen=True)

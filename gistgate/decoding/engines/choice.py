@@ -33,17 +33,19 @@ class Engine:
             raise UserError(f"There is no engine '{name}'. Known: {', '.join(ENGINES)}.")
         self.name = name
         self._said: set[str] = set()
+        self._failed: dict[tuple[int, Sampling], str] = {}
 
     def session(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> Session | CompiledSession:
         """A session for these rows; the first of a new shape builds its programs, which takes seconds or minutes."""
         if self.name == "compiled" and rows:
-            why = reason_against(parts, rows)
+            shape = (len(rows), sampling)
+            why = self._failed.get(shape) or reason_against(parts, rows)
             if why is None:
                 try:
                     with torch.inference_mode(False), torch.no_grad():
                         return CompiledSession(parts, rows, stop, sampling)
                 except UnsupportedError as error:
-                    why = str(error)
+                    why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
             self._explain(why)
         return Session(parts, rows, stop, sampling)
 
@@ -60,6 +62,8 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
         return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
     if parts.observer is not None:
         return "an observer looks at every block"
+    if parts.guards:
+        return "guards look at every block"
     if parts.rereads:
         return f"the rule '{parts.rule.id}' reads drafts a second time"
     if parts.think_ids is not None:
