@@ -1,4 +1,7 @@
-"""What a drafter is: something cheap that proposes the next tokens of every row."""
+"""What a drafter is: something cheap that proposes the next tokens of every row.
+
+Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,21 @@ from gistgate.decoding.cache import RowCache
 
 @dataclass(frozen=True)
 class Draft:
-    """A chain of proposed tokens for each of B rows."""
+    """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
 
     ids: Tensor
-    """x_1 .. x_K [B, K]; anything where not valid."""
+    """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
     valid: Tensor
     """A prefix of True for each row [B, K]; all False where nothing was found."""
     q: Tensor | None = None
-    """Processed draft probabilities [B, K, V] when sampling or asked for; None: each proposal counts as certain."""
+    """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
+    each proposal counts as certain."""
     forwards: int = 0
     """Forwards of a draft model that this took."""
+    parents: Tensor | None = None
+    """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
+    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
+    a draft without probabilities differ."""
 
 
 class Drafter(Protocol):
@@ -31,6 +39,10 @@ class Drafter(Protocol):
 
     A drafter that learns from the target's rows has `observe(block, acceptance)` as well: it is called after every
     verification, refused and empty proposals included, before `settle` and `select`.
+
+    A drafter that may return trees names the most nodes of one as `nodes`; `num_draft` is the deepest they may be, and
+    `uniforms` are `nodes` many. Of a tree it is told what stayed by `settle_path(paths)`, the numbers of the accepted
+    nodes of each row, where it has that, and by `settle` with their count where not. `observe` sees the best path.
     """
 
     gives_q: ClassVar[bool]
