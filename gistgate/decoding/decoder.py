@@ -19,6 +19,7 @@ from gistgate.decoding.session import Session
 from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
+from gistgate.guards.base import Guard
 from gistgate.rules.base import Rule
 
 
@@ -39,6 +40,7 @@ class Decoder:
         observer: Observer | None = None,
         think_markers: tuple[str, str] = ("<think>", "</think>"),
         engine: str = "eager",
+        guards: Sequence[Guard] = (),
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -55,6 +57,7 @@ class Decoder:
             think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
             engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
                 takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
+            guards: watch every request and may make it stricter, never looser.
 
         Raises:
             UserError: an unknown engine, or parts that do not fit together.
@@ -75,6 +78,7 @@ class Decoder:
             vocabulary,
             think_ids,
             reflection(rule, tokenizer),
+            tuple(guards),
         )
 
     @property

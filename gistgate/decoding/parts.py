@@ -15,6 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.block import Acceptance, Block
 from gistgate.decoding.rows import Row
 from gistgate.drafters.base import Drafter
+from gistgate.guards.base import Guard
 from gistgate.rules.base import Rule
 
 
@@ -58,11 +59,14 @@ class Parts:
     """The think markers, begin and end, where the rule asks for them."""
     reflection_ids: tuple[int, ...] = ()
     """The prompt between two readings of a draft, where the rule asks for a second one."""
+    guards: tuple[Guard, ...] = ()
+    """What watches every request and may make it stricter."""
 
     @property
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
         watched = frozenset(self.observer.layers) if self.observer else frozenset()
+        watched = watched.union(*(guard.layers for guard in self.guards))
         return watched | (self.gate.layers if self.judged and self.gate else frozenset())
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +34,8 @@ class Row:
     generator: torch.Generator | None = None
     cost: float | None = None
     """What a round costs this request right now, 0 to 1; None where nobody said."""
+    guarded: dict[str, Any] = field(default_factory=dict)
+    """What guards remember about this request, by their id."""
     thinking: bool = False
     """Whether the first `seen` tokens end between the think markers."""
     seen: int = 0

@@ -23,7 +23,8 @@ from gistgate.decoding.rows import Generation, Memory, Row, finished, texts_of
 from gistgate.decoding.states import tap
 from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Draft
-from gistgate.rules.base import State, settle
+from gistgate.guards.base import settle_guarded
+from gistgate.rules.base import State
 
 
 class Session:
@@ -185,7 +186,7 @@ class Session:
         if self.parts.judged:
             assert self.parts.gate is not None
             block = block.with_gate(self.parts.gate)
-        acceptance = settle(self.parts.rule, block, self.state)
+        acceptance = settle_guarded(self.parts.guards, self.parts.rule, block, self.state, self.rows)
         self.state = self.parts.rule.advance(block, acceptance, self.state)
         if self.parts.observer is not None:
             self.parts.observer(block, acceptance, self.rows)
@@ -207,6 +208,8 @@ class Session:
             commit(row, x[:length], why[:length], own, self.stop, 0 if draft is None else draft.forwards)
             if row.finish is None and self.is_decided is not None:
                 row.finish = self.is_decided(row)
+        for guard in self.parts.guards:
+            guard.committed(self.rows)
         # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row leaves.
         if num:
             valid = draft.valid.sum(-1).tolist() if draft is not None else []

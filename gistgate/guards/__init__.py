@@ -1,0 +1,6 @@
+"""Guards: what watches a request and takes looseness away when something looks wrong."""
+
+from gistgate.guards.base import CLOSED, Guard
+from gistgate.guards.loop import LoopGuard
+
+__all__ = ["CLOSED", "Guard", "LoopGuard"]
