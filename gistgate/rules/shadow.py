@@ -1,0 +1,104 @@
+"""Verify strictly and count what a rule would have accepted: no id changes.
+
+Inside one block the count is exact, because the target's rows behind a mismatch were computed on the draft. Across
+blocks it is an estimate: a loose text would have gone on differently.
+
+Axis letters: B rows, K drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Acceptance, Block, Reason
+from gistgate.rules.base import Rule, State, own_token, settle
+
+Watcher = Callable[[Block, Acceptance], None]
+"""Sees every block with what the rule would have accepted of it."""
+
+INNER = "rule."
+"""Prefix of what the watched rule remembers."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """The strict rule, with `rule` looking over its shoulder.
+
+    A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
+    text has come as far and only then lets the rule judge again: tokens over judged blocks estimate tau. Judging every
+    strict block counts those that begin behind a mismatch too often; both figures are kept.
+    """
+
+    rule: Rule
+    """What would have been accepted."""
+    watcher: Watcher | None = None
+    """Sees the judged blocks."""
+    id: ClassVar[str] = "shadow"
+    knob: ClassVar[str | None] = None
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    grid: ClassVar[tuple[float, ...]] = ()
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    superset: ClassVar[bool] = True
+    lossless: ClassVar[bool] = False
+    counters: ClassVar[tuple[str, ...]] = (
+        "shadow_blocks",  # strict blocks
+        "shadow_first",  # tokens that the rule would have made of these, each for itself
+        "shadow_differing",  # blocks of which it would have kept more or less
+        "shadow_judged",  # blocks behind each other, as a loose decoder would have them
+        "shadow_tokens",  # tokens of these, the target's own included
+        "shadow_loose",  # of these the loosely accepted ones
+        "shadow_carried",  # and strict accepts behind them
+    )
+
+    def __getattr__(self, name: str) -> Any:
+        """What the decoder asks of the watched rule: needs, temperatures, how it reads a draft a second time."""
+        if name.startswith("__") or name == "rule":
+            raise AttributeError(name)
+        return getattr(self.rule, name)
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        return block.strict
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        return own_token(block, length_B)
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
+        would = settle(self.rule, block, inner)
+        if self.watcher is not None:
+            self.watcher(block, would)
+        counts = self._counted(block, acceptance, would, state)
+        return counts | {INNER + name: value for name, value in self.rule.advance(block, would, inner).items()}
+
+    def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
+        none_B = torch.zeros_like(strict.length)
+        known = {name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")}
+        length_B = until_protocol(block, would.length)
+        judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
+        kept_BK = torch.arange(block.draft_ids.shape[1], device=length_B.device) < length_B[:, None]
+        behind_B = known["shadow_at"] + length_B + 1
+        more = {
+            "shadow_blocks": torch.ones_like(none_B),
+            "shadow_first": length_B + 1,
+            "shadow_differing": (length_B != until_protocol(block, strict.length)).long(),
+            "shadow_judged": judged_B,
+            "shadow_tokens": judged_B * (length_B + 1),
+            "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
+            "shadow_carried": judged_B * ((would.reasons == int(Reason.CARRIED)) & kept_BK).sum(-1),
+            "shadow_at": strict.length + 1,
+            "shadow_next": judged_B * (behind_B - known["shadow_next"]),
+        }
+        return {name: value + more[name] for name, value in known.items()}
+
+
+def until_protocol(block: Block, length_B: Tensor) -> Tensor:
+    """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
+    if block.protocol is None or not block.protocol.numel() or not block.draft_ids.shape[1]:
+        return length_B
+    before_B = (~torch.isin(block.draft_ids, block.protocol)).long().cumprod(-1).sum(-1)
+    return torch.minimum(length_B, before_B)
