@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from gistgate.errors import UserError
 
+SHIFTED_START = (40, 99)
+"""Numbers that problems of the shifted world start with."""
+
 
 def _check(ok: bool, message: str) -> None:
     if not ok:
@@ -20,7 +23,8 @@ class WorldParams:
     """
 
     kind: str = "similar"
-    """`similar`: the dials below. `neutral`: uniform wordings, one dialect and no ornaments, whatever the dials say."""
+    """`similar`: the dials below. `neutral`: uniform wordings, one dialect and no ornaments, whatever the dials say.
+    `shifted`: questions in a second dialect, and larger numbers; for problems that no certificate speaks of."""
     skew: float = 2.0
     """Exponent s of the wordings' frequencies, 1 / rank^s; 0 makes all wordings of a site equally frequent."""
     dialect_distance: float = 0.8
@@ -39,7 +43,7 @@ class WorldParams:
     """Problems in data/world/test.jsonl."""
 
     def __post_init__(self) -> None:
-        kinds = ("similar", "neutral")
+        kinds = ("similar", "neutral", "shifted")
         _check(self.kind in kinds, f"world.kind is '{self.kind}'. Choose one of: {', '.join(kinds)}.")
         _check(self.skew >= 0, f"world.skew is {self.skew}; a frequency exponent is 0 or more.")
         _check(0 <= self.dialect_distance <= 1, f"world.dialect_distance is {self.dialect_distance}, not in [0, 1].")
@@ -63,7 +67,13 @@ class WorldParams:
     @property
     def has_ornaments(self) -> bool:
         """Whether ornaments appear (never in the neutral world)."""
-        return self.kind == "similar" and self.ornaments
+        return self.kind != "neutral" and self.ornaments
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """Smallest and largest number that a problem may start with."""
+        low, high = SHIFTED_START if self.kind == "shifted" else (3, 60)
+        return min(low, self.max_total), min(high, self.max_total)
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ Arithmetic = tuple[int, list[tuple[str, int]]]
 def draw_arithmetic(params: WorldParams, part: str, rng: random.Random, num_steps: int) -> Arithmetic:
     """Draw a start and operations whose totals stay within the world's bounds and whose core belongs to `part`."""
     while True:
-        start = rng.randint(3, min(60, params.max_total))
+        start = rng.randint(*params.numbers)
         total, steps = start, []
         for _ in range(num_steps):
             operation, amount = rng.choice(OPERATIONS), rng.randint(2, 9)

@@ -35,13 +35,15 @@ def make_style(params: WorldParams, dialect: str, seed: int) -> Style:
     """The style of a dialect, `target` or `draft`.
 
     Both tell questions alike. In solutions the draft ranks the wordings by a mixture of the target's keys and its own:
-    distance 0 gives the target's ranking, distance 1 an unrelated one.
+    distance 0 gives the target's ranking, distance 1 an unrelated one. In the shifted world questions are told in a
+    dialect that neither has read: its own ranking of the same wordings.
     """
     weights = {}
     for site, wordings in SITES.items():
+        asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
         target_keys, own_keys = (
             [random.Random(f"{seed} {who} {site} {i}").gauss(0, 1) for i in range(len(wordings))]
-            for who in ("target", "draft")
+            for who in (asked, "draft")
         )
         distance = 0.0 if dialect == "target" or site in QUESTION else params.distance
         keep = math.sqrt(1 - distance**2)
