@@ -41,6 +41,14 @@ class GrowingLayer(DynamicLayer):
             kept = self.get_seq_length() - num
             self.keys, self.values = self._room_k[:, :, :kept], self._room_v[:, :, :kept]
 
+    def gather_last(self, num: int, index: Tensor) -> None:
+        """Move those of the last `num` slots that `index [B, L]` names to their front; what was there is lost."""
+        if self.is_initialized:
+            first, length = self.get_seq_length() - num, index.shape[1]
+            for room in (self._room_k, self._room_v):
+                chosen = index[:, None, :, None].expand(-1, room.shape[1], -1, room.shape[3])
+                room[:, :, first : first + length] = room[:, :, first : first + num].gather(2, chosen)
+
     def select(self, rows: Tensor) -> None:
         """Keep only `rows [B']` of the batch, in that order."""
         if self.is_initialized:

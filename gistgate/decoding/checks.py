@@ -9,6 +9,8 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.errors import UserError
+from gistgate.trees.masks import attention_kinds
+from gistgate.trees.walks import walk_of
 
 
 def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None) -> int:
@@ -27,6 +29,8 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
             f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model', or "
             "a rule that reads the target alone, such as 'prob-ratio'."
         )
+    if getattr(drafter, "nodes", None):
+        check_trees(target, drafter, rule)
     for model in models_of(target, drafter):
         if getattr(model, "_is_stateful", False):
             raise UserError(
@@ -37,8 +41,21 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
     return min(vocabulary, shared) if vocabulary else shared
 
 
-def check_temperature(rule: Any, sampling: Sampling) -> None:
-    """Refuse a temperature that the rule does not define."""
+def check_trees(target: PreTrainedModel, drafter: Any, rule: Any) -> None:
+    """Refuse models that cannot read a tree, and rules that cannot judge one."""
+    if "second" in rule.needs:
+        raise UserError(
+            f"The rule '{rule.id}' reads a draft twice, which is possible for chains only. Use a drafter of chains, "
+            "such as 'model'."
+        )
+    for model in models_of(target, drafter):
+        attention_kinds(model)
+
+
+def check_temperature(rule: Any, sampling: Sampling, drafter: Any = None) -> None:
+    """Refuse a temperature that the rule does not define, alone or together with a drafter of trees."""
+    if not sampling.greedy and getattr(drafter, "nodes", None):
+        walk_of(rule)
     if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
         asked = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
         raise UserError(f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there.")

@@ -125,7 +125,7 @@ class Decoder:
         for row, cost in zip(rows, costs if costs is not None else [None] * len(rows), strict=True):
             row.cost = cost
         sampling = sampling or Sampling()
-        check_temperature(self.rule, sampling)
+        check_temperature(self.rule, sampling, self.drafter)
         check_prompts(self.target, self.drafter, prompts, max_new_tokens + self.parts.rereading)
         session = self.engine.session(self.parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
         session.begin()

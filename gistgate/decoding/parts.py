@@ -63,6 +63,11 @@ class Parts:
     """What watches every request and may make it stricter."""
 
     @property
+    def most_drafted(self) -> int:
+        """Most tokens of one round's draft: K, or the nodes of a tree."""
+        return max(self.block, getattr(self.drafter, "nodes", 0)) if self.block else 0
+
+    @property
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
         watched = frozenset(self.observer.layers) if self.observer else frozenset()

@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.decoding.cache import RowCache, join_rows, new_cache, take_row
+from gistgate.trees.masks import layout, masks
 
 
 class Reader:
@@ -46,13 +47,16 @@ class Reader:
                 self.restore(self.snapshot(range(len(texts))), level)
         return [text[known:] for text, known in zip(texts, self.known, strict=True)]
 
-    def read(self, ids: Tensor, valid: Tensor | None, keep: int) -> Tensor:
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, parents: Tensor | None = None) -> Tensor:
         """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return logits of the last `keep` rows.
+
+        With `parents [B, T]` the last T slots, of this read and of those before it, are the nodes of a tree.
 
         Returns:
             Logits [B, keep, V] in float32. The new slots count as known until `settle` says otherwise.
         """
         batch, num = ids.shape
+        mask: Tensor | dict[str, Tensor] | None
         known = torch.tensor(self.known, device=ids.device)
         if valid is None and self.mask is None:
             positions = known[:, None] + torch.arange(num, device=ids.device)
@@ -60,12 +64,15 @@ class Reader:
             new = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
             self._append(new)
             positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
+        mask = None if self.mask is None else self.mask.long()
+        if parents is not None:
+            positions, mask = self._tree(num, parents)
         if self._context:  # a draft may run over the end of a row that has less room than its neighbours
             positions = positions.clamp_max(self._context - 1)
         out = self.model(
             input_ids=ids,
             position_ids=positions,
-            attention_mask=None if self.mask is None else self.mask.long(),
+            attention_mask=mask,
             past_key_values=self.cache,
             use_cache=True,
             logits_to_keep=keep,
@@ -74,6 +81,14 @@ class Reader:
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
         logits: Tensor = out.logits[:, -keep:].float()
         return logits
+
+    def _tree(self, num: int, parents: Tensor) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        """Positions [B, N] and masks for `num` tokens about to be read that end in a tree."""
+        used = self.mask
+        if used is None:
+            used = torch.ones(len(self.known), self.slots + num, dtype=torch.bool, device=parents.device)
+        positions, sees = layout(used, num, parents)
+        return positions[:, -num:].clamp_min(0), masks(self.model, positions, sees)
 
     def _append(self, new: Tensor) -> None:
         old = self.mask
@@ -94,6 +109,17 @@ class Reader:
             self.mask[:, -slots:] &= stays
         if self._windowed and self.mask is not None:
             self.restore(self.snapshot(range(len(self.known))), self.known)
+
+    def settle_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
+        """Of the tree in the last `num` slots, of which `valid[b]` were in use, keep the nodes `paths[b]`."""
+        longest = max(map(len, paths))
+        if longest:
+            index = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=self.model.device)
+            for layer in self.cache.layers:
+                layer.gather_last(num, index)
+            if self.mask is not None:
+                self.mask[:, self.slots - num : self.slots - num + longest] = True
+        self.settle(num, [len(path) for path in paths], valid)
 
     def forget(self, num: int, valid: Sequence[int]) -> None:
         """Take back the last `num` slots, of which `valid[b]` were in use, as if they had never been read."""

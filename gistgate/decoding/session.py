@@ -25,6 +25,9 @@ from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Draft
 from gistgate.guards.base import settle_guarded
 from gistgate.rules.base import State
+from gistgate.trees.judging import Judged, judge, walked
+from gistgate.trees.shape import depths, lineage
+from gistgate.trees.walks import walk_of
 
 
 class Session:
@@ -84,18 +87,18 @@ class Session:
         drafted = perf_counter()
         block = self._verify(draft, uniforms)  # 2. verify   one target forward
         verified = perf_counter()
-        acceptance = self._accept(block)  # 3. accept   strict OR rule, longest prefix
+        block, acceptance, paths = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
         accepted = perf_counter()
-        self._commit(acceptance, draft)  # 4. commit   cut at the stop, roll back, count
+        self._commit(acceptance, block, draft, paths)  # 4. commit   cut at the stop, roll back, count
         parts = {"draft": drafted - started, "verify": verified - drafted, "accept": accepted - verified}
         self._spend({**parts, "total": perf_counter() - started})
         self._retire([row for row in self.rows if row.finish is not None])
 
     def _uniforms(self) -> Tensor | None:
-        """Fresh numbers [B, 2K + 1]: K for drafting, K for accepting, one for the own token."""
+        """Fresh numbers [B, 2K + 1]: K (for a tree: N) for drafting, as many for accepting, one for the own token."""
         if self.sampling.greedy and "uniforms" not in self.parts.rule.needs:
             return None
-        return torch.stack([row.uniforms(2 * self.parts.block + 1) for row in self.rows])
+        return torch.stack([row.uniforms(2 * self.parts.most_drafted + 1) for row in self.rows])
 
     def _draft(self, room: Tensor, uniforms: Tensor | None) -> Draft | None:
         num_draft = min(self.parts.block, int(room.max()))
@@ -109,10 +112,12 @@ class Session:
             uniforms=uniforms,
             want_q=self.parts.wants_q,
         )
-        fits = torch.arange(draft.ids.shape[1]) < room[:, None]
         device = self.parts.target.device
+        parents = None if draft.parents is None else draft.parents.to(device)
+        place = torch.arange(draft.ids.shape[1], device=device) if parents is None else depths(parents) - 1
+        valid = draft.valid.to(device) & (place < room.clamp_max(num_draft).to(device)[:, None])
         q = None if draft.q is None else draft.q.to(device)
-        return Draft(draft.ids.to(device), draft.valid.to(device) & fits.to(device), q, draft.forwards)
+        return Draft(draft.ids.to(device), valid, q, draft.forwards, parents)
 
     def _verify(self, draft: Draft | None, uniforms: Tensor | None) -> Block:
         device = self.parts.target.device
@@ -142,7 +147,7 @@ class Session:
         """The rows [B, K + 1, V] of the draft, and those of its second copy where both are read in one forward."""
         num, vocabulary = draft.ids.shape[1], self.parts.vocabulary
         if not num or not self.parts.rereads or self.parts.rule.mode != "joint":  # type: ignore[attr-defined]
-            return self.reader.read(ids, valid, keep=num + 1)[..., :vocabulary], None
+            return self.reader.read(ids, valid, num + 1, draft.parents)[..., :vocabulary], None
         more, counts = self._appendix(draft)
         known = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         keep = num + 1 + more.shape[1]
@@ -174,6 +179,9 @@ class Session:
             return None
         now = torch.tensor([row.is_thinking(self.parts.think_ids) for row in self.rows], device=draft.ids.device)
         ends = (draft.ids == self.parts.think_ids[1]).long()
+        if draft.parents is not None:
+            above = lineage(draft.parents).float() @ (ends * draft.valid)[..., None].float()
+            return now[:, None] & (above.squeeze(-1) - ends <= 0)
         return now[:, None] & (ends.cumsum(-1) - ends == 0)
 
     def _costs(self, device: torch.device) -> Tensor | None:
@@ -182,28 +190,43 @@ class Session:
             return None
         return torch.tensor([row.cost or 0.0 for row in self.rows], device=device)
 
-    def _accept(self, block: Block) -> Acceptance:
-        if self.parts.judged:
-            assert self.parts.gate is not None
-            block = block.with_gate(self.parts.gate)
-        acceptance = settle_guarded(self.parts.guards, self.parts.rule, block, self.state, self.rows)
+    def _accept(self, block: Block, draft: Draft | None) -> tuple[Block, Acceptance, list[list[int]] | None]:
+        """What stays; of a tree the best path as the block that was judged, and the numbers of its accepted nodes."""
+        paths = None
+        if draft is None or draft.parents is None:
+            block, acceptance = self._settle(block)
+        else:
+            judged = self._judge(block, draft.parents)
+            block, acceptance, paths = judged.block, judged.acceptance, judged.paths
         self.state = self.parts.rule.advance(block, acceptance, self.state)
         if self.parts.observer is not None:
             self.parts.observer(block, acceptance, self.rows)
         if (watch := getattr(self.parts.drafter, "observe", None)) is not None:
             watch(block, acceptance)
-        return acceptance
+        return block, acceptance, paths
+
+    def _settle(self, block: Block, times: int = 1) -> tuple[Block, Acceptance]:
+        """The verdict on a block of `times` paths for every row, with what the gate says filled in."""
+        if self.parts.judged:
+            assert self.parts.gate is not None
+            block = block.with_gate(self.parts.gate)
+        rows = [row for row in self.rows for _ in range(times)]
+        state = {name: value.repeat_interleave(times, 0) for name, value in self.state.items()}
+        return block, settle_guarded(self.parts.guards, self.parts.rule, block, state, rows)
+
+    def _judge(self, nodes: Block, parents: Tensor) -> Judged:
+        if self.sampling.greedy:
+            return judge(nodes, parents, self._settle)
+        return walked(nodes, parents, walk_of(self.parts.rule))
 
     def _to_accept(self, uniforms: Tensor, num: int) -> Tensor:
         """The numbers [B, num + 1] for accepting `num` tokens and drawing the own one."""
-        block = self.parts.block
+        block = self.parts.most_drafted
         return torch.cat([uniforms[:, block : block + num], uniforms[:, -1:]], dim=1)
 
-    def _commit(self, acceptance: Acceptance, draft: Draft | None) -> None:
-        num = 0 if draft is None else draft.ids.shape[1]
+    def _commit(self, acceptance: Acceptance, block: Block, draft: Draft | None, paths: list[list[int]] | None) -> None:
         lengths: list[int] = acceptance.length.tolist()
-        ids = [[]] * len(self.rows) if draft is None else draft.ids.tolist()
-        reasons = acceptance.reasons.tolist()
+        ids, reasons = block.draft_ids.tolist(), acceptance.reasons.tolist()
         for row, length, own, x, why in zip(self.rows, lengths, acceptance.own_ids.tolist(), ids, reasons, strict=True):
             commit(row, x[:length], why[:length], own, self.stop, 0 if draft is None else draft.forwards)
             if row.finish is None and self.is_decided is not None:
@@ -211,14 +234,22 @@ class Session:
         for guard in self.parts.guards:
             guard.committed(self.rows)
         # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row leaves.
-        if num:
-            valid = draft.valid.sum(-1).tolist() if draft is not None else []
-            self._forget(num, lengths, valid)
+        if draft is not None and draft.ids.shape[1]:
+            self._forget(draft, lengths, paths)
 
-    def _forget(self, num: int, lengths: list[int], valid: list[int]) -> None:
-        self.reader.settle(num, lengths, valid)
-        assert self.parts.drafter is not None
-        self.parts.drafter.settle(lengths)
+    def _forget(self, draft: Draft, lengths: list[int], paths: list[list[int]] | None) -> None:
+        num, valid = draft.ids.shape[1], draft.valid.sum(-1).tolist()
+        drafter = self.parts.drafter
+        assert drafter is not None
+        if paths is None:
+            self.reader.settle(num, lengths, valid)
+            drafter.settle(lengths)
+            return
+        self.reader.settle_paths(num, paths, valid)
+        if (settle_path := getattr(drafter, "settle_path", None)) is not None:
+            settle_path(paths)
+        else:
+            drafter.settle(lengths)
 
     def _spend(self, parts: dict[str, float]) -> None:
         for row in self.rows:

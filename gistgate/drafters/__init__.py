@@ -8,9 +8,11 @@ from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.tree import TreeDrafter
 
 DRAFTERS: dict[str, Any] = {
     "model": ModelDrafter,
+    "tree": TreeDrafter,
     "lookup": PromptLookup,
     "suffix": SuffixDrafter,
     "recycle": TokenRecycling,

@@ -25,6 +25,7 @@ from gistgate.rules.regret_budget import RegretBudget
 from gistgate.rules.sense import Sense
 from gistgate.rules.sgl_threshold import SglThreshold
 from gistgate.rules.thresholds import Prob, ProbRatio, TopK
+from gistgate.rules.traversal import Traversal
 from gistgate.rules.trt_relaxed import TrtRelaxed
 from gistgate.rules.typical import Typical
 from gistgate.rules.wisv import Wisv
@@ -32,6 +33,7 @@ from gistgate.rules.wisv import Wisv
 RULES: dict[str, Any] = {
     "exact": Exact,
     "block": BlockVerification,
+    "traversal": Traversal,
     "prob": Prob,
     "prob-ratio": ProbRatio,
     "top-k": TopK,

@@ -26,6 +26,7 @@ def combinations() -> list[tuple[str, bool, bool]]:
 CLOSED: dict[str, dict[str, Any]] = {
     "exact": {},
     "block": {},
+    "traversal": {},
     "prob": {"r": 1.0},
     "prob-ratio": {"r": 1.0},
     "top-k": {"k": 1},

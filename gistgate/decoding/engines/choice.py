@@ -70,6 +70,8 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
         return f"the rule '{parts.rule.id}' asks where the think markers are"
     if any(row.cost is not None for row in rows):
         return "the request names costs"
+    if getattr(drafter, "nodes", None):
+        return f"the drafter {type(drafter).__name__} returns trees"
     if (
         drafter is not None
         and not isinstance(drafter, ModelDrafter)
