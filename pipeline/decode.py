@@ -13,7 +13,7 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import Statistics
 from gistgate.decoding.stopping import eos_ids
-from gistgate.drafters import DRAFTERS
+from gistgate.drafters import DRAFTERS, ModelDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
@@ -54,7 +54,8 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
         return None
     if drafter_id not in DRAFTERS:
         raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join(DRAFTERS)}.")
-    drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if drafter_id == "model" else DRAFTERS[drafter_id]()
+    with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)
+    drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if with_model else DRAFTERS[drafter_id]()
     return drafter
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.lookup_tree import LookupTree
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
@@ -14,6 +15,7 @@ DRAFTERS: dict[str, Any] = {
     "model": ModelDrafter,
     "tree": TreeDrafter,
     "lookup": PromptLookup,
+    "lookup-tree": LookupTree,
     "suffix": SuffixDrafter,
     "recycle": TokenRecycling,
 }

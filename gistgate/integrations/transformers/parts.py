@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
-from gistgate.drafters import DRAFTERS
+from gistgate.drafters import DRAFTERS, ModelDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.gates.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
@@ -103,7 +103,8 @@ def make_drafter(drafter: str, draft: PreTrainedModel | None) -> Drafter:
     """
     if drafter not in DRAFTERS:
         raise UserError(f"There is no drafter '{drafter}'. Known: {', '.join(DRAFTERS)}.")
-    if drafter == "model" and draft is None:
+    with_model = issubclass(DRAFTERS[drafter], ModelDrafter)
+    if with_model and draft is None:
         raise UserError("There is no draft. Pass draft_model=<model, folder or hub id>, or drafter='lookup'.")
-    made: Drafter = DRAFTERS[drafter](draft) if drafter == "model" else DRAFTERS[drafter]()
+    made: Drafter = DRAFTERS[drafter](draft) if with_model else DRAFTERS[drafter]()
     return made
