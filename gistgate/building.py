@@ -12,6 +12,7 @@ from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.gates.certificate import read_certificate
 from gistgate.gates.gate import Gate
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 
@@ -59,6 +60,7 @@ def build_decoder(
     block: int | None = None,
     budget: float = BUDGET,
     settings: dict[str, Any] | None = None,
+    certificate: str | None = None,
 ) -> Decoder:
     """A decoder around a loaded target.
 
@@ -73,13 +75,19 @@ def build_decoder(
         block: K, drafted tokens per round; default: that of the gate's operating point, else 8.
         budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts.
         settings: settings of the rule.
+        certificate: a certificate.json or its folder; its rule, drafter, K and settings are used, and nothing else.
 
     Raises:
         UserError: names that do not exist, or parts that do not fit together.
     """
+    proof = read_certificate(certificate) if certificate else None
+    if proof is not None:
+        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, proof.settings
     rule, settings = rule or default_rule(gate), dict(settings or {})
     draft_model = load_draft(draft, draft_revision, target) if draft else None
     loaded = Gate.load(gate, target=target, draft=draft_model, tokenizer=tokenizer) if gate else None
+    if proof is not None and (broken := proof.mismatch(loaded, target, draft_model, tokenizer)):
+        raise UserError(broken)
     if loaded is not None and rule == "autojudge" and "risk" not in settings:
         point = loaded.operating_point(budget)
         settings["risk"] = point.knob
@@ -110,9 +118,11 @@ def make_drafter(drafter: str, draft: PreTrainedModel | None) -> Drafter | None:
         return None
     if drafter not in DRAFTERS:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, [*DRAFTERS, 'none'])}")
-    if drafter != "model":
-        made: Drafter = DRAFTERS[drafter]()
+    made: Drafter
+    if not issubclass(DRAFTERS[drafter], ModelDrafter):
+        made = DRAFTERS[drafter]()
         return made
     if draft is None:
-        raise UserError("The drafter 'model' needs a draft model. Add draft=<name or folder> to --model_args.")
-    return ModelDrafter(draft)
+        raise UserError(f"The drafter '{drafter}' needs a draft model. Add draft=<name or folder> to --model_args.")
+    made = DRAFTERS[drafter](draft)
+    return made

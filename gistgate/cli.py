@@ -1,7 +1,11 @@
-"""The command line: gistgate generate | inspect | trace | eval | bench. Errors are one sentence and exit status 1."""
+"""The command line: gistgate generate | inspect | calibrate | trace | eval | bench.
+
+Errors are one sentence and exit status 1.
+"""
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +30,7 @@ RuleName = Annotated[str | None, typer.Option("--rule", help="Acceptance rule; d
 Settings = Annotated[list[str], typer.Option("--set", help="Setting of the rule, such as theta=0.9; repeatable.")]
 BlockLength = Annotated[int | None, typer.Option("--block", help="K, drafted tokens per target forward.", min=0)]
 Budget = Annotated[float, typer.Option(help="Certified loss at which a gate runs, as a share.", min=0, max=1)]
+Proof = Annotated[str | None, typer.Option("--certificate", help="certificate.json or its folder: decode as it says.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)]
 Stops = Annotated[list[str], typer.Option("--stop", help="Text that ends the answer; repeatable.")]
@@ -39,13 +44,14 @@ Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
 def generate(
     target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    certificate: Proof = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
 ) -> None:  # fmt: skip
     """Continue one prompt; what was counted goes to standard error."""
     from gistgate.block import Sampling
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
     ids = served.target.encode(read(prompt), chat, system)
     answer = served.decoder.generate(
         [ids], sampling=Sampling(temperature), seeds=[seed], **served.request(max_new_tokens, stop)
@@ -58,6 +64,7 @@ def generate(
 def trace(
     target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    certificate: Proof = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
@@ -66,7 +73,7 @@ def trace(
     from gistgate import terminal
     from gistgate.tracing import trace as traced
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
     ids = served.target.encode(read(prompt), chat, system)
     answer, tokens = traced(served.decoder, ids, served.target.tokenizer, **served.request(max_new_tokens, stop))
     typer.echo(terminal.as_lines(tokens) if as_json else terminal.coloured(tokens))
@@ -79,7 +86,50 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     from gistgate import terminal
     from gistgate.gates.gate import Gate
 
-    typer.echo(terminal.described(Gate.load(gate).config))
+    loaded = Gate.load(gate)
+    typer.echo(terminal.described(loaded.config))
+    if loaded.certificate is not None:
+        typer.echo(terminal.proved(loaded.certificate))
+
+
+@app.command()
+def calibrate(
+    task: Annotated[str, typer.Option(help="Task that judges: a file in data/tasks or any lm-eval task.")],
+    budget: Annotated[float, typer.Option(help="Loss that may be certified at most: 0.01 is one point.")] = 0.02,
+    confidence: Annotated[float, typer.Option(help="Probability with which the certificate holds.")] = 0.95,
+    gate: GateFolder = None, rule: RuleName = None,
+    target: Annotated[str | None, typer.Option(help="Target model; default: the gate's.")] = None,
+    draft: Draft = None, drafter: Drafter = None, settings: Settings = [], block: BlockLength = None,  # noqa: B006
+    prompts: Annotated[int | None, typer.Option(help="Calibration prompts; default: twice the plan.", min=1)] = None,
+    development: Annotated[int, typer.Option(help="Prompts that choose the settings to test.", min=1)] = 300,
+    stop: Annotated[str, typer.Option(help="planned, lost (leave what loses), clear (either answer).")] = "lost",
+    score: Annotated[str, typer.Option(help="task, logprob or judge.")] = "task",
+    judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
+    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    seed: Seed = 0,
+) -> None:  # fmt: skip
+    """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
+    options = {name: value for name, value in locals().items() if name != "settings"}
+    command = pipeline_module("certificate_command")
+    typer.echo(command.certify(command.Options(**options, settings=tuple(settings))))
+
+
+def pipeline_module(name: str) -> Any:
+    """A module of the pipeline, which a clone has beside the library.
+
+    Raises:
+        UserError: it or what it needs is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[1]))
+    try:
+        return importlib.import_module(f"pipeline.{name}")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"This command needs the pipeline, and '{error.name}' is missing. Clone the repository and install it with "
+            "`pip install -e '.[pipeline]'`."
+        ) from error
 
 
 @app.command()
@@ -87,6 +137,7 @@ def bench(
     target: TargetName, prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
     draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
+    certificate: Proof = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 128,
 ) -> None:  # fmt: skip
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
@@ -94,7 +145,7 @@ def bench(
     from gistgate.files import read_text
     from gistgate.timing import side_by_side
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
     ids = [served.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
     typer.echo(terminal.timed(side_by_side(served.decoder, ids, **served.request(max_new_tokens, []))))
 
@@ -112,13 +163,22 @@ def evaluate(context: typer.Context) -> None:
 
 def serve(
     target: str, dtype: str, draft: str | None, drafter: str | None, gate: str | None, rule: str | None,
-    settings: list[str], block: int | None, budget: float,
+    settings: list[str], block: int | None, budget: float, certificate: str | None,
 ) -> Any:  # fmt: skip
     """Target and decoder as the options name them."""
     from gistgate.serving import Served
 
     return Served.load(
-        target, dtype, draft=draft, drafter=drafter, gate=gate, rule=rule, block=block, budget=budget, settings=settings
+        target,
+        dtype,
+        draft=draft,
+        drafter=drafter,
+        gate=gate,
+        rule=rule,
+        block=block,
+        budget=budget,
+        settings=settings,
+        certificate=certificate,
     )
 
 

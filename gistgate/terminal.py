@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
+from gistgate.gates.certificate import Certificate
 from gistgate.gates.config import GateConfig
 from gistgate.timing import Clock
 from gistgate.tracing import TracedToken
@@ -50,6 +51,22 @@ def described(config: GateConfig) -> str:
             f"{100 * point.confidence:g} % confidence, from {point.n} prompts"
         )
     return "\n".join(lines)
+
+
+def proved(certificate: Certificate) -> str:
+    """A certificate in words."""
+    settings = ", ".join(f"{name} {value}" for name, value in certificate.settings.items()) or "no settings"
+    unit = "points" if certificate.score == "task" else f"% of the score '{certificate.score}'"
+    return "\n".join([
+        f"certificate {certificate.rule} ({settings}), K {certificate.block}, drafter {certificate.drafter}, "
+        f"made {certificate.made}",
+        f"            loses at most {100 * certificate.bound:.2f} {unit} (budget {100 * certificate.budget:g}) with "
+        f"{100 * certificate.confidence:g} % confidence, from {certificate.n} prompts of which "
+        f"{certificate.discordant} differ",
+        f"            bound: {certificate.bound_kind}; harmed answers: {100 * certificate.harm:.2f} %, at most "
+        f"{100 * certificate.harm_bound:.2f} %",
+        f"            holds for {certificate.source or 'prompts like those of the calibration'}",
+    ])  # fmt: skip
 
 
 def timed(clocks: Sequence[Clock]) -> str:

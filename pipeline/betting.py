@@ -106,14 +106,19 @@ class Watch:
 
     def see(self, difference: float) -> Answer | None:
         """Take in d = strict - loose score of the next prompt; the answer, or None while it is open."""
-        d = checked([difference])
+        return self.see_all([difference])
+
+    def see_all(self, differences: ArrayLike) -> Answer | None:
+        """The same for the next `differences [N]`, in their order."""
+        d = checked(differences)
         if self.answer is not None:
             return self.answer
-        self.n += 1
-        self.for_S = self.for_S + growth(d, self.budget)[0]
-        self.against_S = self.against_S + counter_growth(d, self.budget)[0]
-        if wealth(self.for_S) >= self.enough:
-            self.answer = "within"
-        elif wealth(self.against_S) >= self.enough:
-            self.answer = "beyond"
+        for_NS = self.for_S + growth(d, self.budget).cumsum(0)
+        against_NS = self.against_S + counter_growth(d, self.budget).cumsum(0)
+        within_N, beyond_N = wealth(for_NS) >= self.enough, wealth(against_NS) >= self.enough
+        clear_N = within_N | beyond_N
+        self.for_S, self.against_S = for_NS[-1], against_NS[-1]
+        self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
+        if clear_N.any():
+            self.answer = "within" if within_N[clear_N.argmax()] else "beyond"
         return self.answer

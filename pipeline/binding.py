@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gistgate.gates.certificate import gate_hash, model_hash
 from gistgate.gates.gate import Gate
-from gistgate.gates.identity import BINDING, ModelIdentity, identify_model, identify_tokenizer
+from gistgate.gates.identity import identify_model, identify_tokenizer
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.scratch import fingerprint
@@ -38,22 +38,6 @@ def binding_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | N
         "guards": [],
         "source": f"training documents of the task '{task.name}'; certificates hold for prompts like these",
     }
-
-
-def model_hash(identity: ModelIdentity) -> dict[str, Any]:
-    """What has to agree of a model; its name and revision are for people, because folders move."""
-    return {key: getattr(identity, key) for key in (*BINDING, "dtype")}
-
-
-def gate_hash(gate: Gate) -> str:
-    """Hash of what a gate computes: weights, features, head and map, but neither its card nor its operating points."""
-    digest = hashlib.sha256()
-    described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
-    digest.update(fingerprint(described).encode())
-    for key, tensor in sorted(gate.state_dict().items()):
-        digest.update(key.encode() + str(tensor.dtype).encode() + str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]
 
 
 def task_hash(task: Task, params: Params) -> str:

@@ -15,6 +15,7 @@ from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
+from gistgate.gates.certificate import Certificate, read_certificate
 from gistgate.gates.config import GateConfig, OperatingPoint
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
@@ -24,6 +25,8 @@ from gistgate.gates.lookup import look_up
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
+RULE, KNOB = "autojudge", "risk"
+"""Whose settings the operating points are."""
 
 
 class Gate(nn.Module):
@@ -32,6 +35,8 @@ class Gate(nn.Module):
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
+        self.certificate: Certificate | None = None
+        """What lies beside the gate as certificate.json, where it holds for the models that were loaded."""
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
         self.layers = layers_needed(self.features)
@@ -75,6 +80,8 @@ class Gate(nn.Module):
             UserError: nothing was certified for so small a budget.
         """
         certified = [point for point in self.config.operating_points if point.certified]
+        if self.certificate is not None and self.certificate.rule == RULE and self.certificate.knob == KNOB:
+            certified.append(self.certificate.operating_point())
         within = [point for point in certified if point.budget <= budget + 1e-9]
         if not within:
             known = ", ".join(f"{point.budget:g}" for point in certified) or "none"
@@ -82,7 +89,7 @@ class Gate(nn.Module):
                 f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
                 "Ask for a larger budget, verify strictly, or calibrate with more prompts."
             )
-        return max(within, key=lambda point: point.budget)
+        return max(within, key=lambda point: (point.budget, point.mean_accepted_length or 0.0))
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
         """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
@@ -102,6 +109,8 @@ class Gate(nn.Module):
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
+        A certificate beside the gate that was made for other weights or models is not taken over; a warning says why.
+
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
         """
@@ -110,6 +119,12 @@ class Gate(nn.Module):
         gate = cls(config)
         gate._fill(load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
         gate.check(target, draft, tokenizer)
+        certificate = read_certificate(folder)
+        broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
+        if broken is None:
+            gate.certificate = certificate
+        else:
+            warnings.warn(broken, stacklevel=2)
         return gate
 
     def _fill(self, tensors: dict[str, Tensor], where: Path) -> None:

@@ -15,15 +15,15 @@ from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.reading import Between, build, nearest
-from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
+from pipeline.params.results import BenchmarkParams, CalibrateParams, CertifyParams, TrackingParams
 from pipeline.params.table import TableParams, table_methods
 from pipeline.params.training import TrainParams
 from pipeline.world.params import PairTrainingParams, WorldParams
 
 __all__ = [
-    "BenchmarkParams", "CalibrateParams", "CollectParams", "DecodingParams", "LabelParams", "MethodParams",
-    "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TableParams", "TrackingParams", "TrainParams",
-    "WorldParams", "read_params",
+    "BenchmarkParams", "CalibrateParams", "CertifyParams", "CollectParams", "DecodingParams", "LabelParams",
+    "MethodParams", "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TableParams", "TrackingParams",
+    "TrainParams", "WorldParams", "read_params",
 ]  # fmt: skip
 
 
@@ -63,6 +63,8 @@ class Params:
     """What is compared, by name; the file keeps methods.free and methods.learned apart, here they are one."""
     calibrate: CalibrateParams = field(default_factory=CalibrateParams)
     """Budgets and confidence."""
+    certify: CertifyParams = field(default_factory=CertifyParams)
+    """Certificates from more prompts than the run's."""
     benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
     """Measurement of speed."""
     tracking: TrackingParams = field(default_factory=TrackingParams)

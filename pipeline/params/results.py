@@ -27,6 +27,22 @@ class CalibrateParams:
 
 
 @dataclass(frozen=True)
+class CertifyParams:
+    """What `make certify` certifies beside the run, with prompts of its own."""
+
+    methods: tuple[str, ...] = ("autojudge", "ensemble", "sense", "regret-budget")
+    """Methods, by name; the learned one first, the large table's among them."""
+    budgets: Annotated[tuple[float, ...], Between(0, 1)] = (0.01, 0.02)
+    """Largest losses that are certified, as shares of prompts."""
+    prompts: Count = 4000
+    """Calibration prompts that no other stage uses, in prompts."""
+    block: Count = 16
+    """K of all methods, in tokens: long enough that no method meets its ceiling of K + 1."""
+    ece_problems: Count = 600
+    """Further problems on whose gated texts the calibration error is measured, in prompts."""
+
+
+@dataclass(frozen=True)
 class BenchmarkParams:
     """How speed is measured."""
 

@@ -1,0 +1,220 @@
+"""From a budget to a certificate: plan, choose settings, test them, write down what was found.
+
+Prompts of the split `development` choose the settings, those of `calibration` certify them; no prompt does both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gistgate.errors import UserError
+from gistgate.gates.certificate import Certificate, gate_hash, model_hash
+from gistgate.gates.identity import identify_model, identify_tokenizer
+from pipeline.bernstein import PLUG_IN
+from pipeline.certificate_sequence import Stop, Tested, passed, try_settings, watch_confidence
+from pipeline.certificate_trial import Trial
+from pipeline.certify import needed_beyond, needed_n
+from pipeline.params import PromptingParams
+from pipeline.planning import needed_prompts
+from pipeline.scratch import fingerprint
+from pipeline.settings import Aims, Choice, Setting, choose_settings
+
+PLANNED = (0.01, 0.02, 0.05, 0.1)
+"""Discordances for which a plan is said before anything is known."""
+EXPECTED = 0.05
+"""Discordance that the default number of prompts is planned for."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What shall be certified, and how."""
+
+    budgets: tuple[float, ...]
+    """Largest mean losses, each a claim of its own."""
+    confidence: float = 0.95
+    """Probability with which each certificate holds."""
+    n: int = 1000
+    """Most calibration prompts to decode for a setting."""
+    stop: Stop = "lost"
+    """When to leave a setting early."""
+    settings: int = 3
+    """Most settings to test."""
+    evaluations: int = 6
+    """Most settings to measure on development prompts, plus one for each variant behind the first."""
+    reserve: float = 1.0
+    """Standard errors that the choice of settings leaves free below a budget."""
+
+    @property
+    def aims(self) -> Aims:
+        """What the settings are chosen for; the largest budget decides between variants."""
+        return Aims(
+            sorted(self.budgets), max(self.budgets), self.n, watch_confidence(self.stop, self.confidence),
+            self.settings, self.evaluations, self.reserve,
+        )  # fmt: skip
+
+
+def planned(budget: float, confidence: float, ternary: bool = True) -> dict[float, int | None]:
+    """Prompts that certify `budget` without a net loss, by discordance (mean of d squared)."""
+    if ternary:
+        return {rate: needed_n(budget, confidence, rate) for rate in PLANNED}
+    return {rate: needed_prompts(budget, confidence, rate)[PLUG_IN] for rate in PLANNED}
+
+
+def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True) -> str:
+    """What a budget needs, for people, before the first prompt is decoded."""
+    plan = planned(budget, confidence, ternary)
+    parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
+    return (
+        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
+        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+    )
+
+
+def default_n(budget: float, confidence: float, ternary: bool, available: int) -> int:
+    """Twice what the expected discordance needs, or all there are."""
+    need = planned(budget, confidence, ternary)[EXPECTED]
+    return min(available, 2 * need) if need else available
+
+
+def check_possible(budget: float, confidence: float, n: int) -> None:
+    """Refuse what n prompts cannot certify even if no answer differs.
+
+    Raises:
+        UserError: with the number that would do.
+    """
+    least = needed_n(budget, confidence, 0.0) or n
+    if n < least:
+        raise UserError(
+            f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that takes {least}. "
+            "Use more prompts (--prompts, or a task with more documents) or a larger budget."
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What a sequence showed."""
+
+    request: Request
+    choice: Choice
+    tested: list[Tested]
+
+    def certified(self, budget: float) -> int | None:
+        """Index of the loosest setting that keeps a budget."""
+        return passed(self.tested, self.request.budgets.index(budget))
+
+    def refusal(self, budget: float) -> str | None:
+        """Why a budget has no certificate and what would help; None where it has one."""
+        if self.certified(budget) is not None:
+            return None
+        at = self.request.budgets.index(budget)
+        first, bound = self.tested[0], self.tested[0].bounds[at]
+        seen = (
+            f"{bound.n} prompts with a loss of {bound.mean:.2%} and {bound.discordant / bound.n:.2%} differing answers"
+        )
+        if first.watched[at] == "beyond":
+            return f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no doubt."
+        need = needed_beyond(bound, budget)
+        help_ = f"about {need} prompts would do" if need else "more prompts would not help; take a larger budget"
+        return f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%}; {help_}."
+
+
+def find(trial: Trial, request: Request) -> Finding:
+    """Choose settings on development prompts, then test them on calibration prompts."""
+    choice = choose(trial, request)
+    tests = [partial(trial.chunks, "calibration", setting, request.n) for setting in choice.settings]
+    tested = try_settings(tests, request.budgets, request.confidence, request.stop, trial.ground.scorer.ternary)
+    return Finding(request, choice, tested)
+
+
+def choose(trial: Trial, request: Request) -> Choice:
+    """The settings to test, the strictest value of the knob in front; a rule without a knob has but one.
+
+    Development prompts are few, and what they let pass for a small budget may fail it: then the strictest is left.
+    """
+    method = trial.method
+    if method.knob is None:
+        return Choice([Setting(None, method.variants[0])], [])
+
+    def evaluate(setting: Setting):
+        done = trial.decoded("development", setting)
+        return done.differences, done.counted.mean_accepted_length
+
+    chosen = choose_settings(method.grid, method.variants, evaluate, request.aims)
+    strictest = Setting(method.grid[0], chosen.settings[0].variant)
+    return replace(chosen, settings=[strictest, *(one for one in chosen.settings if one != strictest)])
+
+
+def certificate(trial: Trial, finding: Finding, budget: float, bound_to: dict[str, Any], source: str) -> Certificate:
+    """The certificate of a budget.
+
+    Raises:
+        UserError: nothing was certified; the sentence says what would help.
+    """
+    index = finding.certified(budget)
+    if index is None:
+        raise UserError(finding.refusal(budget) or "")
+    request, one = finding.request, finding.tested[index]
+    bound = one.bounds[request.budgets.index(budget)]
+    return Certificate(
+        budget=budget,
+        confidence=request.confidence,
+        rule=trial.method.rule,
+        drafter=trial.method.drafter,
+        block=trial.block,
+        settings=trial.settings(finding.choice.settings[index]),
+        knob=trial.method.knob,
+        n=bound.n,
+        loss=bound.mean,
+        bound=bound.value,
+        bound_kind=bound.kind,
+        harm=float(np.maximum(one.decoded.differences, 0).mean()),
+        harm_bound=bound.harm,
+        discordant=bound.discordant,
+        score=trial.ground.scorer.id,
+        mean_accepted_length=one.decoded.counted.mean_accepted_length,
+        binding=bound_to,
+        sequence=described(trial, finding, budget),
+        source=source,
+        made=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def described(trial: Trial, finding: Finding, budget: float) -> list[dict[str, Any]]:
+    """The sequence with what was found for the settings that were tested."""
+    at = finding.request.budgets.index(budget)
+    rows = [{"settings": trial.settings(setting)} for setting in finding.choice.settings]
+    for row, one in zip(rows, finding.tested, strict=False):
+        bound = one.bounds[at]
+        row |= {
+            "n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean, "bound": bound.value,
+            "bound_kind": bound.kind, "within": one.within[at], "watched": one.watched[at],
+            "mean_accepted_length": one.decoded.counted.mean_accepted_length,
+        }  # fmt: skip
+    return rows
+
+
+def binding_of_trial(trial: Trial, task: str, prompting: PromptingParams) -> dict[str, Any]:
+    """Everything a certificate of this trial depends on."""
+    ground, method = trial.ground, trial.method
+    return {
+        "target": model_hash(identify_model(ground.pair.target)),
+        "draft": model_hash(identify_model(ground.pair.draft)) if method.drafter == "model" else None,
+        "tokenizer": identify_tokenizer(ground.pair.tokenizer).vocabulary,
+        "gate": None if trial.gate is None else gate_hash(trial.gate),
+        "task": task,
+        "prompts": fingerprint([prompt["ids"] for prompt in ground.prompts["calibration"]]),
+        "prompting": asdict(prompting),
+        "rule": method.rule,
+        "drafter": method.drafter,
+        "block": trial.block,
+        "knob": method.knob,
+        "temperature": 0.0,
+        "engine": "eager",
+        "batching": {"rows": ground.batch_size, "ragged": True},
+        "guards": [],
+    }
