@@ -38,6 +38,8 @@ Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat 
 System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)]
 Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
+Guards = Annotated[list[str], typer.Option("--guard", help="loop, or domain (of the gate); repeatable.")]
+InShadow = Annotated[bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")]
 
 
 @app.command()
@@ -47,17 +49,22 @@ def generate(
     certificate: Proof = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
+    guards: Guards = [], in_shadow: InShadow = False,  # noqa: B006
 ) -> None:  # fmt: skip
     """Continue one prompt; what was counted goes to standard error."""
     from gistgate.block import Sampling
+    from gistgate.shadowing import summary, watch
 
     served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
+    watch(served.decoder, guards, gate, in_shadow)
     ids = served.target.encode(read(prompt), chat, system)
     answer = served.decoder.generate(
         [ids], sampling=Sampling(temperature), seeds=[seed], **served.request(max_new_tokens, stop)
     )[0]
     typer.echo(served.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
     typer.echo(counted(answer), err=True)
+    if in_shadow:
+        typer.echo(summary(answer.statistics), err=True)
 
 
 @app.command()

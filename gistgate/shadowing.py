@@ -1,15 +1,43 @@
-"""Turn a decoder into its own shadow: strict ids, and what its rule would have made of them."""
+"""Put a decoder under guard, or turn it into its own shadow: strict ids, and what its rule would have made of them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import Statistics
 from gistgate.errors import UserError
+from gistgate.guards import DomainGuard, Guard, LoopGuard
 from gistgate.rules.base import Rule
 from gistgate.rules.shadow import Shadow, Watcher
+
+
+def watch(decoder: Decoder, guards: Sequence[str] = (), gate: str | None = None, in_shadow: bool = False) -> None:
+    """What the command line asks for: guards by name, those of a gate from its folder, and shadow mode.
+
+    Raises:
+        UserError: there is no such guard, or the gate has none.
+    """
+    decoder.parts = replace(decoder.parts, guards=tuple(make_guard(name, gate) for name in guards))
+    if in_shadow:
+        shadow(decoder)
+
+
+def make_guard(name: str, gate: str | None = None) -> Guard:
+    """A guard by its id; `gate` is the folder that "domain" is read from.
+
+    Raises:
+        UserError: there is no such guard, or nothing to read it from.
+    """
+    if name == LoopGuard.id:
+        return LoopGuard()
+    if name != DomainGuard.id:
+        raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
+    if gate is None:
+        raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
+    return DomainGuard.load(gate)
 
 
 def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:

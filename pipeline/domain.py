@@ -44,14 +44,21 @@ def main() -> None:
     goal, params = sys.argv[1:], read_params()
     if goal not in ([], ["fit"]):
         raise UserError(f"There is nothing called '{' '.join(goal)}' here. Say `fit`, or nothing for the whole study.")
-    study = Study(params)
-    guard = fit_domain(params, study.pair, study.task, study.gate, study.point, read_prompts("calibration"))
+    try:
+        study = Study(params)
+        guard = study.guard()
+    except UserError as error:
+        save(None, str(error))
+        if goal:  # a run with too few prompts for a certificate has nothing to guard, and goes on
+            return print(f"models/domain: none. {error}")
+        raise
     save(guard)
     print(f"models/domain: distance {guard.far:.3f}, bet {guard.bet:.3f}, then {guard.stricter or CLOSED}")
     if not goal:
         report = study.report(guard)
         write_json(REPORT, report)
         print(table(report))
+    return None
 
 
 class Study:
@@ -68,6 +75,11 @@ class Study:
                 "Calibrate with more prompts or a larger budget."
             )
         self.gate: Gate | None = load_gate(self.point.head, self.pair) if self.point.head else None
+
+    def guard(self) -> DomainGuard:
+        """What the calibration prompts look like."""
+        prompts = read_prompts("calibration")
+        return fit_domain(self.params, self.pair, self.task, self.gate, self.point, prompts)
 
     def report(self, guard: DomainGuard, number: int = PROMPTS) -> dict[str, Any]:
         """What happens in both worlds."""
@@ -86,19 +98,11 @@ class Study:
         docs = documents(world, self.params.seed, "test", number)
         served = read_prompts("test")[0]
         kept = {name: served[name] for name in ("stops", "max_new_tokens")}
-        return [
-            {
-                "id": f"shifted-{index}",
-                "doc": doc,
-                "ids": self.task.encode(self.pair.tokenizer, self.context(doc)),
-                **kept,
-            }
-            for index, doc in enumerate(docs)
-        ]
+        return [{"id": f"shifted-{index}", "doc": doc, "ids": self.ids(doc), **kept} for index, doc in enumerate(docs)]
 
-    def context(self, doc: dict[str, Any]) -> str:
-        """The document as it is served."""
-        return self.task.context(doc, self.pair.tokenizer)
+    def ids(self, doc: dict[str, Any]) -> list[int]:
+        """The document's prompt as it is served."""
+        return self.task.encode(self.pair.tokenizer, self.task.context(doc, self.pair.tokenizer))
 
     def world(self, prompts: Sequence[dict[str, Any]], guard: DomainGuard, name: str) -> dict[str, Any]:
         """Strict, loose without guard, loose with it, all on the same prompts."""

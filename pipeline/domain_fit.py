@@ -18,10 +18,11 @@ from gistgate.block import Acceptance, Block
 from gistgate.decoding.rows import Row
 from gistgate.decoding.statistics import Statistics, total
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_atomic
+from gistgate.files import read_json, write_atomic, write_json
 from gistgate.gates.gate import Gate
-from gistgate.guards.domain import DomainGuard, fit, on_the_text
+from gistgate.guards.domain import CONFIG_FILE, DomainGuard, fit, on_the_text
 from gistgate.rules import RULES
+from pipeline.binding import gate_hash
 from pipeline.decode import make_decoder, run_split
 from pipeline.operating import Operating, calibration_file
 from pipeline.pairs import Pair
@@ -78,7 +79,13 @@ def fit_domain(
         far=quantile([extra["domain_distance"] for extra in usual], 1 - ALARMS / 2),
         bet=quantile([extra["domain_bet"] for extra in usual], 1 - ALARMS / 2),
         stricter=stricter_setting(params, point),
-        about={"prompts": len(prompts), "alarms": ALARMS, "method": point.method, "knob": point.knob},
+        about={
+            "prompts": len(prompts),
+            "alarms": ALARMS,
+            "method": point.method,
+            "knob": point.knob,
+            "gate": gate and gate_hash(gate),
+        },
     )
 
 
@@ -99,11 +106,22 @@ def stricter_setting(params: Params, point: Operating) -> float | None:
     return (max(below) if up else min(below)) if below else None
 
 
-def save(guard: DomainGuard, folder: Path = DOMAIN) -> None:
-    """Write the folder whole."""
+def save(guard: DomainGuard | None, why: str = "", folder: Path = DOMAIN) -> None:
+    """Write the folder whole: the guard, or the reason why there is none."""
 
     def write(part: Path) -> None:
         part.mkdir(parents=True)
-        guard.save(part)
+        if guard is None:
+            write_json(part / "none.json", {"reason": why})
+        else:
+            guard.save(part)
 
     write_atomic(folder, write)
+
+
+def saved_for(gate: Gate, folder: Path = DOMAIN) -> DomainGuard | None:
+    """The guard that was fitted for this gate; None where there is none."""
+    if not (folder / CONFIG_FILE).is_file():
+        return None
+    guard = DomainGuard.load(folder)
+    return guard if guard.about.get("gate") == gate_hash(gate) else None

@@ -21,6 +21,7 @@ from gistgate.gates.gate import Gate
 from gistgate.integrations.transformers.flatten import write_code
 from pipeline.binding import gate_hash
 from pipeline.card import card, evaluations
+from pipeline.domain_fit import saved_for
 from pipeline.operating import calibration_file
 from pipeline.params import Params, read_params
 from pipeline.registry import register_gate
@@ -112,6 +113,8 @@ def certificate(report: Report) -> dict[str, Any]:
 def write_folder(gate: Gate, text: str, folder: Path) -> None:
     """The whole export."""
     gate.save(folder, card=text)
+    if (guard := saved_for(gate)) is not None:
+        guard.save(folder)
     write_code(folder)
 
 

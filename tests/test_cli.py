@@ -106,3 +106,17 @@ def test_bad_input_is_one_sentence(run, pair, arguments, sentence):
     assert status == 1 and out == ""
     said = [line for line in err.splitlines() if "Loading weights" not in line and line.strip()]
     assert sentence in said[-1] and "Traceback" not in err
+
+
+def test_shadow_mode_says_what_strict_decoding_says_and_what_the_gate_would_do(run, pair):
+    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24)
+    strict = run("generate", pair / "target", "Tom has", *arguments)
+    shadowed = run("generate", pair / "target", "Tom has", *arguments, "--gate", pair / "gate", "--shadow")
+    assert strict[:2] == shadowed[:2] and ", 0 loose" in shadowed[2]
+    assert "shadow: tau" in shadowed[2] and "shadow" not in strict[2]
+
+
+def test_guards_by_name(run, pair):
+    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 8)
+    assert run("generate", pair / "target", "Tom has", *arguments, "--guard", "loop")[0] == 0
+    assert "does not know which prompts" in run("generate", pair / "target", "x", *arguments, "--guard", "domain")[2]

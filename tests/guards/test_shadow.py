@@ -11,10 +11,11 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import total
 from gistgate.drafters import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.guards import LoopGuard
 from gistgate.rules import make_rule
 from gistgate.rules.base import settle
 from gistgate.rules.shadow import Shadow
-from gistgate.shadowing import shadow, summary, would_be
+from gistgate.shadowing import make_guard, shadow, summary, watch, would_be
 from tests.architectures import pair, prompts
 from tests.blocks import SURE, TORN, block, random_block
 from tests.decoding.watching import HalfGate
@@ -90,3 +91,15 @@ def test_what_has_no_shadow_is_refused():
         shadow(Decoder(pair("llama")[0], None, make_rule("exact")))
     with pytest.raises(UserError, match="no shadow run"):
         would_be(decoder("exact").generate(BATCH[:1], max_new_tokens=2)[0].statistics)
+
+
+def test_the_command_line_makes_guards_by_name(tmp_path):
+    watched = decoder("prob", r=0.001)
+    watch(watched, ["loop"], in_shadow=True)
+    assert watched.parts.guards == (LoopGuard(),) and isinstance(watched.parts.rule, Shadow)
+    with pytest.raises(UserError, match="no guard 'lop'"):
+        make_guard("lop")
+    with pytest.raises(UserError, match="Name the gate's folder"):
+        make_guard("domain")
+    with pytest.raises(UserError, match="does not know which prompts"):
+        make_guard("domain", str(tmp_path))

@@ -12,6 +12,7 @@ import torch
 from gistgate.errors import UserError
 from gistgate.gates import Gate, GateConfig
 from gistgate.gates.identity import identify_model, identify_tokenizer
+from gistgate.guards.domain import DomainGuard, fit
 from gistgate.integrations.transformers.choice import choose
 from pipeline import export
 from pipeline.binding import gate_hash
@@ -176,3 +177,17 @@ def test_a_head_that_no_method_asks_is_refused(place: Path) -> None:
     Path("params.yaml").write_text(PARAMS.replace("rule: autojudge, head: logistic", "rule: autojudge, head: mlp"))
     with pytest.raises(UserError, match="No method of params.yaml asks the head 'logistic'"):
         export.main()
+
+
+def test_the_guard_of_the_very_gate_goes_along(place: Path, gate: Gate) -> None:
+    guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5, about={"gate": gate_hash(gate)})
+    guard.save(Path("models/domain"))
+    export.main()
+    assert DomainGuard.load("models/export").far == 1.5
+    Gate.load("models/export", *tiny_pair(), byte_tokenizer())
+
+
+def test_a_guard_of_another_gate_stays_behind(place: Path) -> None:
+    DomainGuard(*fit(torch.randn(50, 32), 4), about={"gate": "another"}).save(Path("models/domain"))
+    export.main()
+    assert not Path("models/export/domain.json").exists()
