@@ -79,7 +79,7 @@ class Bench:
 
 
 def bushy(generator: torch.Generator) -> Tensor:
-    """The parents of a random tree of the given size and depth [1, N]: a chain of full depth, then branches anywhere."""
+    """The parents of a random tree of that size and depth [1, N]: a chain of full depth, then branches anywhere."""
     parents = list(range(-1, DEPTH - 1))
     depth = list(range(1, DEPTH + 1))
     while len(parents) < NODES:

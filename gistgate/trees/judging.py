@@ -85,7 +85,7 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
     if uniforms is not None:
         own = uniforms[:, -1:].repeat_interleave(num_paths, 0)
         uniforms = torch.cat([taken(uniforms[:, :-1], at, num_paths), own], dim=1)
-    return replace(
+    block = replace(
         nodes,
         draft_ids=ids,
         valid=index >= 0,
@@ -96,6 +96,11 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
         thinking=None if nodes.thinking is None else taken(nodes.thinking, at, num_paths),
         cost=None if nodes.cost is None else nodes.cost.repeat_interleave(num_paths, 0),
     )
+    # paths share most of their rows: what every rule asks for is worked out once per node
+    tree = torch.arange(len(paths), device=paths.device).repeat_interleave(num_paths)[:, None]
+    block.__dict__["top_ids"] = nodes.top_ids[tree, rows]
+    block.__dict__["draft_logprob"] = nodes.logprobs[tree, rows[:, :-1], ids]
+    return block
 
 
 def taken(values: Tensor, index: Tensor, num_paths: int) -> Tensor:
