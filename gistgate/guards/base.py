@@ -38,7 +38,10 @@ class Guard(Protocol):
         ...
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        """What every row may do in this round [B], before anything is accepted."""
+        """What every row may do in this round [B], before anything is accepted.
+
+        A row stands there once for every path of its tree, and counts once.
+        """
         ...
 
     def committed(self, rows: Sequence[Row]) -> None:
@@ -57,6 +60,12 @@ def settle_guarded(guards: Sequence[Guard], rule: Rule, block: Block, state: Sta
         mask_B = torch.tensor([verdict == other for other in chosen], device=block.draft_ids.device)
         acceptance = either(mask_B, settle(narrowed(rule, verdict), block, state), acceptance)
     return acceptance
+
+
+def firsts(rows: Sequence[Row]) -> dict[int, Row]:
+    """Where every row stands first, by its place in the batch."""
+    places = {id(row): place for place, row in reversed(list(enumerate(rows)))}
+    return {place: rows[place] for place in sorted(places.values())}
 
 
 def strictest(rule: Rule, verdicts: Sequence[Verdict]) -> Verdict:

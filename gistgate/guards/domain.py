@@ -18,7 +18,7 @@ from gistgate.block import Block, Reason
 from gistgate.decoding.rows import Row
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json
-from gistgate.guards.base import CLOSED, Verdict
+from gistgate.guards.base import CLOSED, Verdict, firsts
 from gistgate.guards.loop import count
 from gistgate.rules.base import Rule
 
@@ -75,28 +75,32 @@ class DomainGuard:
         return ((along.square() / variances[:-1]).sum(-1) + rest / variances[-1]) / states.shape[-1]
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        sure_BR = on_the_text(block)
-        distance_BR = self.distance(block.hidden[self.layer])
+        first = firsts(rows)
+        sure_BR = on_the_text(block)[list(first)]
+        distance_BR = self.distance(block.hidden[self.layer][list(first)])
         sums, numbers = (distance_BR * sure_BR).sum(-1).tolist(), sure_BR.sum(-1).tolist()
-        for row, total, number in zip(rows, sums, numbers, strict=True):
+        for row, total, number in zip(first.values(), sums, numbers, strict=True):
             known: Watched = row.guarded.setdefault(self.id, Watched())
             was = known.strangest
             known.see(total, number)
             row.statistics.extra["domain_distance"] = known.strangest
             count(row, "domain_far", was <= self.far < known.strangest)
+            count(row, "domain_rounds", self._alarms(row) > 0)
         return [self._verdict(row) for row in rows]
 
     def _verdict(self, row: Row) -> Verdict:
-        known: Watched = row.guarded[self.id]
-        alarms = (known.strangest > self.far) + (known.highest > self.bet)
-        count(row, "domain_rounds", alarms > 0)
+        alarms = self._alarms(row)
         if not alarms:
             return None
         return CLOSED if alarms == 2 or self.stricter is None else self.stricter
 
+    def _alarms(self, row: Row) -> int:
+        known: Watched = row.guarded[self.id]
+        return (known.strangest > self.far) + (known.highest > self.bet)
+
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            known: Watched = row.guarded[self.id]
+            known: Watched = row.guarded.setdefault(self.id, Watched())
             reasons = row.reasons[known.seen :]
             known.seen = len(row.reasons)
             was = known.highest

@@ -9,7 +9,7 @@ from typing import ClassVar
 from gistgate.block import Block, Reason
 from gistgate.decoding.rows import Row
 from gistgate.errors import UserError
-from gistgate.guards.base import CLOSED, Verdict
+from gistgate.guards.base import CLOSED, Verdict, firsts
 from gistgate.rules.base import Rule
 
 GRAM = 4
@@ -46,12 +46,12 @@ class LoopGuard:
             )
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        closed: list[Verdict] = []
-        for row in rows:
-            is_closed = len(row.answer) < row.guarded.get(self.id, 0)
-            count(row, "loop_rounds", is_closed)
-            closed.append(CLOSED if is_closed else None)
-        return closed
+        for row in firsts(rows).values():
+            count(row, "loop_rounds", self._is_closed(row))
+        return [CLOSED if self._is_closed(row) else None for row in rows]
+
+    def _is_closed(self, row: Row) -> bool:
+        return bool(len(row.answer) < row.guarded.get(self.id, 0))
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:

@@ -11,6 +11,7 @@ import torch
 
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Row
 from gistgate.drafters import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.guards import DomainGuard
@@ -116,6 +117,18 @@ def test_too_many_loose_tokens_close_the_rest():
     for row in caught:
         first = row.reasons.index(Reason.LOOSE)
         assert Reason.LOOSE not in row.reasons[first + 5 :]  # the block of four and the target's token behind it
+
+
+def test_a_row_with_several_paths_counts_once():
+    """A tree's paths come as rows of a block that belong to one text."""
+    one = block(SURE[0], SURE[1], draft=[0], hidden={"post": torch.zeros(1, 2, WIDTH)})
+    paths = replace(one, draft_ids=one.draft_ids.repeat(3, 1), valid=one.valid.repeat(3, 1),
+                    logits=one.logits.repeat(3, 1, 1), hidden={"post": torch.zeros(3, 2, WIDTH)})  # fmt: skip
+    single, forked = Row(0, [1], 1), Row(0, [1], 1)
+    watch, rule = guard(far=0.0), make_rule("prob")
+    assert watch.verdicts(rule, one, [single]) == ["closed"]
+    assert watch.verdicts(rule, paths, [forked] * 3) == ["closed"] * 3
+    assert single.statistics.extra == forked.statistics.extra and single.statistics.extra["domain_rounds"] == 1
 
 
 def test_rows_are_watched_one_by_one():
