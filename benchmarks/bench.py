@@ -1,0 +1,80 @@
+"""What every benchmark shares: rounds side by side, ratios with intervals, one folder of results, one way to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typer
+
+from gistgate.files import write_json
+from pipeline.paired import ratio_of_sums
+from pipeline.stage import run
+from pipeline.timed import Contender, Prompts, machine
+
+RESULTS = Path("benchmarks/results")
+
+
+def command(main: Callable[..., None]) -> None:
+    """Run a benchmark from the command line; what a person can mend becomes one sentence."""
+    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
+    app.command()(main)
+    run(app)
+
+
+def device_kind() -> str:
+    """cpu or gpu: the ending of a result's name."""
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> dict[str, dict[str, Any]]:
+    """Every contender on every batch, batch by batch in an order that rotates; the first batch warms up.
+
+    Returns for each name the seconds and new tokens of every batch.
+    """
+    for contender in field:
+        contender.decode(batches[0])
+    times: dict[str, dict[str, Any]] = {c.name: {"block": c.block, "seconds": [], "tokens": []} for c in field}
+    for place, batch in enumerate(batches):
+        turn = place % len(field)
+        for contender in [*field[turn:], *field[:turn]]:
+            timed = contender.timed(batch)
+            times[contender.name]["seconds"].append(timed.seconds)
+            times[contender.name]["tokens"].append(timed.tokens)
+    if say:
+        for name, entry in times.items():
+            print(f"{name:28} {sum(entry['tokens']) / sum(entry['seconds']):8.1f} tokens per second", flush=True)
+    return times
+
+
+def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
+
+    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, entry in times.items():
+        rate = sum(entry["tokens"]) / sum(entry["seconds"])
+        found[name] = {"block": entry["block"], "tokens_per_second": rate, "n": len(entry["seconds"])}
+        for reference in references:
+            if reference in times and reference != name:
+                interval = ratio_of_sums(times[reference]["seconds"], entry["seconds"])
+                found[name][f"vs_{reference}"] = interval.as_dict()
+    return found
+
+
+def save(name: str, payload: Mapping[str, Any], results: Path, figure: Callable[[], Any] | None = None) -> Path:
+    """Write `<name>-<cpu|gpu>.json` with the machine, and its figure where matplotlib is installed."""
+    path = results / f"{name}-{device_kind()}.json"
+    write_json(path, {**payload, "machine": machine()})
+    if figure is not None:
+        try:
+            from pipeline.figures import save as save_figure
+        except ImportError:
+            print("No figure: matplotlib is not installed.")
+        else:
+            save_figure(figure(), path.with_suffix(".png"))
+    print(f"Written: {path}")
+    return path

@@ -1,0 +1,100 @@
+"""Which K suits which method: tokens per second over a sweep, side by side.
+
+    python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager] [--write]
+
+In the folder of a finished run, batch 1. `--write` puts the proposals into params.yaml: K changes a loose method's
+texts, so it is part of its certificate, and the next calibration certifies the method at that K. A proposal is the
+smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench import RESULTS, command, save, side_by_side
+from benchmarks.workload import Workload
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.files import read_text, write_text
+from pipeline.paired import ratio_of_sums
+from pipeline.timed import Contender, ours
+
+STRICT = "strict"
+
+
+def main(
+    methods: str = "", ks: str = "2,3,4,5,6,8,10,12", engine: str = "eager", prompts: int = 12, threads: int = 1,
+    write: bool = False, results: Path = RESULTS,
+) -> None:  # fmt: skip
+    torch.set_num_threads(threads)
+    workload = Workload.load(prompts)
+    names = methods.split(",") if methods else [STRICT, workload.headline]
+    if unknown := [name for name in names if name != STRICT and name not in workload.points]:
+        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join([STRICT, *workload.points])}.")
+    found = {name: sweep(workload, name, [int(k) for k in ks.split(",")], engine) for name in names}
+    save("block", {"pair": workload.pair.name, "engine": engine, "methods": found}, results)
+    if write:
+        propose({name: entry["proposed"] for name, entry in found.items()}, Path("params.yaml"))
+
+
+def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str, Any]:
+    """One method at every K."""
+    field = [Contender(str(k), ours(decoder_of(workload, name, k, engine), workload.request), k) for k in ks]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = side_by_side(field, [[ids] for ids in workload.ids], say=False)
+    seconds = {int(k): entry["seconds"] for k, entry in times.items()}
+    rates = {k: sum(times[str(k)]["tokens"]) / sum(entry) for k, entry in seconds.items()}
+    best = min(seconds, key=lambda k: sum(seconds[k]))
+    against = {k: ratio_of_sums(seconds[best], entry) for k, entry in seconds.items()}
+    proposed = min(k for k, interval in against.items() if k == best or interval.high >= 1)
+    print(name, {k: round(rate) for k, rate in rates.items()}, "tokens per second; proposed K", proposed, flush=True)
+    return {
+        "proposed": proposed,
+        "fastest": best,
+        "tokens_per_second": {str(k): rate for k, rate in rates.items()},
+        "vs_fastest": {str(k): interval.as_dict() for k, interval in against.items()},
+    }
+
+
+def decoder_of(workload: Workload, name: str, block: int, engine: str) -> Decoder:
+    """A method, or strict decoding, at one K."""
+    return workload.strict(block, engine) if name == STRICT else workload.method(name, engine, block)
+
+
+def propose(proposals: dict[str, int], path: Path) -> None:
+    """Write proposals into params.yaml, its comments kept.
+
+    Raises:
+        UserError: the library that keeps comments is missing.
+    """
+    try:
+        from ruamel.yaml import YAML
+    except ImportError as error:
+        raise UserError("Writing params.yaml needs ruamel.yaml, which comes with DVC. Run `make install`.") from error
+    from io import StringIO
+
+    editor = YAML()
+    editor.preserve_quotes, editor.width = True, 120
+    params = editor.load(read_text(path))
+    for name, block in proposals.items():
+        if name == STRICT:
+            params["decoding"]["strict_block"] = block
+        else:
+            group = next((group for group in params["methods"].values() if name in group), None)
+            if group is None:  # a rule of the large table runs at the common K
+                print(f"'{name}' is not among the methods of params.yaml, so its K stays.")
+                continue
+            group[name]["block"] = block
+    text = StringIO()
+    editor.dump(params, text)
+    write_text(path, text.getvalue())
+    print(f"Written: {path}")
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,105 @@
+"""Real shapes without weights: how fast the engines are when the accepted length is given.
+
+    python -m benchmarks.shapes [--pairs 7B/0.5B,8B/1B] [--block 8] [--error 0.08] [--tokens 128] [--results FOLDER]
+
+Needs torch, transformers and safetensors. On a GPU in bfloat16; 32B/0.5B where memory allows. Without a GPU the
+default is a pair of small shapes in float32, which shows that the script runs, not what a GPU would say.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.parts import DraftStep, Forward, bandwidth, seconds_of
+from benchmarks.scripted import VOCABULARY, scripted, scripts
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from pipeline.timed import Contender, compiled, ours, theirs
+
+PROMPT = 128
+"""Tokens of every prompt."""
+
+
+@dataclass
+class Shaped:
+    """A pair of shapes."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: None = None
+
+
+def main(
+    pairs: str = "", block: int = 8, error: float = 0.08, tokens: int = 128, repeats: int = 6, threads: int = 1,
+    results: Path = RESULTS,
+) -> None:  # fmt: skip
+    torch.set_num_threads(threads)
+    on_gpu = torch.cuda.is_available()
+    names = (pairs or ("7B/0.5B,8B/1B" if on_gpu else "150M/20M")).split(",")
+    found = {name: one(name, block, error, tokens, repeats, on_gpu) for name in names}
+    save("shapes", {"prompt": PROMPT, "tokens": tokens, "error": error, "pairs": found}, results)
+
+
+def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: bool) -> dict[str, Any]:
+    """Everything about one pair of shapes."""
+    if name.count("/") != 1:
+        raise UserError(f"'{name}' is no pair of shapes. Write TARGET/DRAFT, such as 7B/0.5B.")
+    device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
+    vocabulary = VOCABULARY if on_gpu else 8192
+    text, draft_text = scripts(PROMPT + tokens + 64, vocabulary, error, seed=0)
+    sizes = name.split("/")
+    pair = Shaped(
+        scripted(sizes[0], text, vocabulary, dtype, device), scripted(sizes[1], draft_text, vocabulary, dtype, device)
+    )
+    request = {"max_new_tokens": tokens, "eos_ids": []}
+    field = [
+        Contender("generate", theirs(pair, request), 0),
+        Contender("generate-static-compiled", compiled(theirs(pair, request), pair, PROMPT + tokens), 0),
+        Contender("assisted", theirs(pair, request, block), block),
+    ]
+    decoders = {}
+    for engine in ("eager", "compiled"):
+        decoders[f"plain-{engine}"] = Decoder(pair.target, None, make_rule("exact"), 0, engine=engine)
+        decoders[f"strict-{engine}"] = Decoder(
+            pair.target, ModelDrafter(pair.draft), make_rule("exact"), block, engine=engine
+        )
+    field += [Contender(label, ours(decoder, request), decoder.block) for label, decoder in decoders.items()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        prompt = text[:PROMPT].tolist()
+        times = side_by_side(field, [[prompt]] * repeats)
+        answer = decoders["strict-compiled"].generate([prompt], **request)[0]
+    measured = ratios(times, ("generate", "assisted", "plain-eager", "plain-compiled"))
+    return {"contenders": measured, "limit": limit(pair, block, answer, measured["strict-compiled"]), "block": block}
+
+
+def limit(pair: Shaped, block: int, answer: Any, strict: dict[str, Any]) -> dict[str, float]:
+    """Parts of a compiled round, and the share of tau / (v + K c) that is reached, prompt reading included."""
+    step = seconds_of(Forward(pair.target, 1), "compiled", 30)
+    verify = seconds_of(Forward(pair.target, block + 1), "compiled", 30)
+    draft = seconds_of(DraftStep(pair.draft, block), "compiled", 30) / block
+    tau = answer.statistics.mean_accepted_length
+    c, v = draft / step, verify / step
+    possible = tau / (v + block * c)
+    return {
+        "target_step_ms": 1000 * step,
+        "c": c,
+        "v": v,
+        "tau": tau,
+        "possible": possible,
+        "reached_with_prompt": strict["tokens_per_second"] * step / possible,
+        **bandwidth(pair.target, step),
+    }
+
+
+if __name__ == "__main__":
+    command(main)

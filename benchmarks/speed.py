@@ -1,0 +1,106 @@
+"""Tokens per second of every decoding, side by side in one run.
+
+    python -m benchmarks.speed [--prompts 16] [--batches 1,4,16,32] [--results FOLDER]
+
+In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft,
+with prompt lookup; ours plain, strict and every certified method, each on both engines. Larger batches: what
+transformers can do in batches, ours plain, strict and the learned method.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.workload import Workload
+from gistgate.decoding.decoder import Decoder
+from pipeline.timed import Contender, compiled, ours, theirs
+
+REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
+ENGINES = ("eager", "compiled")
+
+
+def main(prompts: int = 16, batches: str = "1,4,16,32", threads: int = 1, results: Path = RESULTS) -> None:
+    torch.set_num_threads(threads)
+    workload = Workload.load(max(prompts, 2 * max(map(int, batches.split(",")))))
+    found = {size: measure(workload, int(size), prompts) for size in batches.split(",")}
+    payload = {"pair": workload.pair.name, "strict_block": workload.params.decoding.strict_block, "batches": found}
+    save("speed", payload, results, lambda: figure(payload))
+
+
+def measure(workload: Workload, size: int, prompts: int) -> dict[str, Any]:
+    """One batch size: every contender on equal batches of prompts."""
+    print(f"batch {size}")
+    ids = workload.ids[: max(prompts, 2 * size)]
+    batches = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
+    working, failed = [], {}
+    for contender in contenders(workload, size):
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                contender.decode(batches[0])
+        except Exception as error:  # a library that cannot do it here is a result, not the end
+            failed[contender.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
+        else:
+            working.append(contender)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = side_by_side(working, batches)
+    return {"contenders": ratios(times, REFERENCES), "failed": failed}
+
+
+def contenders(workload: Workload, size: int) -> list[Contender]:
+    """Everything that is timed at one batch size."""
+    pair, request, own = workload.pair, workload.request, workload.params.decoding.strict_block
+    slots = max(map(len, workload.ids)) + request["max_new_tokens"]
+    field = [
+        Contender("generate", theirs(pair, request), 0),
+        Contender("generate-static-compiled", compiled(theirs(pair, request), pair, slots), 0),
+    ]
+    if size == 1:  # transformers assists one row at a time
+        field.append(Contender("assisted", theirs(pair, request, own), own))
+        field.append(Contender("prompt-lookup", theirs(pair, request, prompt_lookup_num_tokens=own), own))
+    for engine in ENGINES:
+        field.append(timed(f"plain-{engine}", workload.plain(engine), request))
+        field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))
+        names = list(workload.points) if size == 1 else [workload.headline]
+        field += [timed(f"{name}-{engine}", workload.method(name, engine), request) for name in names]
+    return field
+
+
+def timed(name: str, decoder: Decoder, request: dict[str, Any]) -> Contender:
+    """One of ours."""
+    return Contender(name, ours(decoder, request), decoder.block)
+
+
+def figure(payload: dict[str, Any]) -> Any:
+    """Tokens per second at batch 1, best first, and by batch size."""
+    from matplotlib import pyplot as plt
+
+    from pipeline.figures import STYLE
+
+    with plt.rc_context(STYLE):
+        drawn, (left, right) = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")
+        first = next(iter(payload["batches"].values()))["contenders"]
+        rates = sorted((entry["tokens_per_second"], name) for name, entry in first.items())
+        left.barh([name for _, name in rates], [rate for rate, _ in rates], color="C0")
+        left.tick_params(axis="y", labelsize=7)
+        left.set_xlabel(f"tokens per second, batch {next(iter(payload['batches']))}")
+        last = list(payload["batches"].values())[-1]["contenders"]
+        for name in last:
+            sizes = [size for size, entry in payload["batches"].items() if name in entry["contenders"]]
+            values = [payload["batches"][size]["contenders"][name]["tokens_per_second"] for size in sizes]
+            right.plot([int(size) for size in sizes], values, marker="o", ms=3, label=name)
+        right.set_xscale("log", base=2)
+        right.set_xlabel("batch")
+        right.set_ylabel("tokens per second")
+        right.legend(fontsize=7)
+    return drawn
+
+
+if __name__ == "__main__":
+    command(main)

@@ -1,0 +1,83 @@
+"""What a finished run offers to benchmarks: its pair, its test prompts, and every certified method.
+
+Benchmarks are started in the folder of that run, which holds models/, data/prompts/ and reports/.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.operating import Operating, calibration_file, operating_point
+from pipeline.pairs import Pair, load_pair
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.served import load_gate
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Pair, prompts and methods."""
+
+    params: Params
+    pair: Pair
+    prompts: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, num_prompts: int) -> Workload:
+        """The first test prompts of the run in this folder.
+
+        Raises:
+            UserError: it has no prompts, or its pair cannot be loaded.
+        """
+        params = read_params()
+        if not Path("data/prompts/test.jsonl").exists():
+            raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
+        return cls(params.with_table(), load_pair(params), read_prompts("test")[:num_prompts])
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Token ids of every prompt."""
+        return [prompt["ids"] for prompt in self.prompts]
+
+    @cached_property
+    def request(self) -> dict[str, Any]:
+        """Arguments of `Decoder.generate` that all prompts share."""
+        return request_of(self.prompts, self.pair)
+
+    @cached_property
+    def points(self) -> dict[str, Operating]:
+        """Methods that run loosely with a certificate for the headline budget, by name."""
+        names = [name for name in self.params.methods if calibration_file(self.params, name).exists()]
+        found = {name: operating_point(self.params, name) for name in names}
+        return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
+
+    @property
+    def headline(self) -> str:
+        """The certified learned method.
+
+        Raises:
+            UserError: there is none.
+        """
+        learned = [name for name, point in self.points.items() if point.head is not None]
+        if not learned:
+            raise UserError("No learned method is certified in this folder's reports. Run `make repro` here first.")
+        return learned[0]
+
+    def plain(self, engine: str) -> Decoder:
+        """The target alone."""
+        return make_decoder(self.pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
+
+    def strict(self, block: int, engine: str) -> Decoder:
+        """Lossless decoding with the draft model."""
+        return make_decoder(self.pair, MethodParams("exact"), {}, block, engine=engine)
+
+    def method(self, name: str, engine: str, block: int | None = None) -> Decoder:
+        """A certified method, at its own K unless another is given."""
+        point = self.points[name] if block is None else replace(self.points[name], block=block)
+        gate = load_gate(point.head, self.pair) if point.head else None
+        return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
