@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, command, save, side_by_side
+from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_text
-from pipeline.paired import ratio_of_sums
 from pipeline.timed import Contender, ours
 
 STRICT = "strict"
@@ -80,6 +80,8 @@ def propose(proposals: dict[str, int], path: Path) -> None:
 
     editor = YAML()
     editor.preserve_quotes, editor.width = True, 120
+    editor.indent(mapping=2, sequence=4, offset=2)
+    editor.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
     params = editor.load(read_text(path))
     for name, block in proposals.items():
         if name == STRICT:

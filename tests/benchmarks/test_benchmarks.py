@@ -1,0 +1,119 @@
+"""The benchmarks' own parts, on tiny models: they measure what they say, and write what they promise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from transformers import LlamaConfig
+
+from benchmarks import scripted, shapes
+from benchmarks.bench import ratios, save, side_by_side
+from benchmarks.block import propose
+from benchmarks.memory import per_token
+from benchmarks.parts import DraftStep, Forward, seconds_of
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from pipeline.timed import Contender
+from tests.architectures import tiny_model
+
+ROOT = Path(__file__).parents[2]
+TINY = {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(scripted.SHAPES, "tiny", TINY)
+
+
+def test_all_contenders_see_all_batches_in_turn():
+    seen: list[tuple[str, int]] = []
+
+    def contender(name: str) -> Contender:
+        return Contender(name, lambda batch: (seen.append((name, batch[0][0])), (2, 1))[1], 0)
+
+    times = side_by_side([contender("a"), contender("b")], [[[1]], [[2]]], say=False)
+    assert seen == [("a", 1), ("b", 1), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
+    assert times["a"]["tokens"] == [2, 2] and len(times["b"]["seconds"]) == 2
+
+
+def test_ratios_are_of_summed_seconds():
+    times = {
+        "slow": {"block": 0, "seconds": [2.0, 4.0], "tokens": [3, 3]},
+        "fast": {"block": 4, "seconds": [1.0, 1.0], "tokens": [3, 3]},
+    }
+    found = ratios(times, ("slow",))
+    assert found["fast"]["vs_slow"]["mean"] == 3.0 and found["fast"]["tokens_per_second"] == 3.0
+    assert 2.0 <= found["fast"]["vs_slow"]["low"] <= 3.0 <= found["fast"]["vs_slow"]["high"] <= 4.0
+    assert "vs_slow" not in found["slow"]
+
+
+def test_results_name_the_machine(tmp_path: Path):
+    path = save("x", {"a": 1}, tmp_path)
+    written = json.loads(path.read_text())
+    assert written["a"] == 1 and written["machine"]["torch"] == torch.__version__
+
+
+def test_a_script_is_said_whatever_the_weights(tiny: None):
+    """The target says its text; the draft is wrong where its script is, and there alone."""
+    text, draft_text = scripted.scripts(60, 50, 0.2, seed=3)
+    target = scripted.scripted("tiny", text, 50, torch.float32, "cpu")
+    draft = scripted.scripted("tiny", draft_text, 50, torch.float32, "cpu")
+    prompt = text[:10].tolist()
+    answer = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).generate([prompt], max_new_tokens=40)[0]
+    assert answer.ids == text[10:50].tolist()
+    assert 1 < answer.statistics.mean_accepted_length < 5
+    wrong = (text != draft_text).float().mean()
+    assert 0.05 < wrong < 0.4
+
+
+def test_an_accepted_length_follows_the_error(tiny: None):
+    lengths = []
+    for error in (0.0, 0.5, 1.0):
+        text, draft_text = scripted.scripts(80, 50, error, seed=1)
+        target = scripted.scripted("tiny", text, 50, torch.float32, "cpu")
+        draft = scripted.scripted("tiny", draft_text, 50, torch.float32, "cpu")
+        decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
+        answer = decoder.generate([text[:10].tolist()], max_new_tokens=50)[0]
+        lengths.append(answer.statistics.mean_accepted_length)
+    assert lengths[0] == 5.0 > lengths[1] > lengths[2] == 1.0
+
+
+def test_a_wrong_pair_of_shapes():
+    with pytest.raises(UserError, match="TARGET/DRAFT"):
+        shapes.one("7B", 4, 0.1, 8, 1, False)
+
+
+def test_parts_leave_the_cache_as_it_was():
+    model = tiny_model("llama")
+    assert seconds_of(Forward(model, 3), "eager", 3, room=8) > 0
+    assert seconds_of(DraftStep(model, 2), "eager", 3, room=8) > 0
+    with torch.no_grad():
+        call = Forward(model, 3).eager(8)
+        assert torch.equal(call(), call())
+
+
+def test_bytes_per_token():
+    config = LlamaConfig(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
+    model = tiny_model("llama")
+    model.config.__dict__.update(config.__dict__)
+    assert per_token(model) == 2 * 3 * 2 * 4 * 4
+
+
+def test_proposals_keep_the_comments(tmp_path: Path):
+    path = tmp_path / "params.yaml"
+    before = (ROOT / "params.yaml").read_text()
+    path.write_text(before)
+    propose({"strict": 3, "fly": 5, "ensemble": 6}, path)
+    params = yaml.safe_load(path.read_text())
+    assert params["decoding"]["strict_block"] == 3 and params["methods"]["free"]["fly"]["block"] == 5
+    changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
+    assert len(changed) == 2
