@@ -95,6 +95,7 @@ def rows_where(block: Block, chosen: torch.Tensor) -> Block:
         block.draft_ids[chosen],
         block.valid[chosen],
         block.logits[chosen],
+        q=None if block.q is None else block.q[chosen],
         hidden={layer: state[chosen] for layer, state in block.hidden.items()},
         protocol=block.protocol,
     )

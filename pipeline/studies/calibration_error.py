@@ -1,0 +1,120 @@
+"""How far the served gate's probabilities are from the truth, on texts of the gate itself.
+
+    python -m pipeline.studies.calibration_error      models/heads -> reports/studies/calibration_error.json
+
+Problems that no stage has used are decoded with the gate at `collect.pilot_risk`; every mismatch on
+these texts is labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of equal mass.
+The number of problems is `certify.ece_problems`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistgate.files import write_json
+from pipeline.certificate_stage import new_prompts
+from pipeline.collect import checked
+from pipeline.decode import make_decoder, request_of
+from pipeline.labelling import Labeller
+from pipeline.metrics import probability_metrics, rank_metrics, reliability
+from pipeline.mining import by_row, stamped
+from pipeline.pairs import Pair, load_pair
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.prompts import Prompt
+from pipeline.scratch import Shards, read_shards, sources
+from pipeline.served import gate_folder, load_gate
+from pipeline.stage import run
+from pipeline.tango import Array
+from pipeline.tasks import load_task
+from pipeline.trunks import GATED, Trunk, unpack
+from pipeline.watch import Table, Watcher, concatenated, num_rows
+
+OUTPUT = Path("reports/studies/calibration_error.json")
+SHARD = 100
+"""Problems decoded and labelled together; an interruption loses at most so many."""
+RESAMPLES = 1000
+
+
+def main() -> None:
+    params = read_params()
+    torch.set_grad_enabled(False)
+    report = measured(labelled(params))
+    write_json(OUTPUT, report)
+    low, high = report["ece_interval"]
+    print(f"ECE {report['ece']:.4f} ({low:.4f} to {high:.4f}) on {report['n']} rows of {report['problems']} problems")
+
+
+def labelled(params: Params) -> Table:
+    """Labels of all new problems, shard by shard."""
+    pair, task, head = load_pair(params), load_task(params), params.train.headline_head
+    prompts = new_prompts(params, params.certify.prompts + params.certify.ece_problems)[params.certify.prompts :]
+    shards = Shards(
+        "study-calibration", params.seed, params.label, gate_folder(head), [prompt["ids"] for prompt in prompts],
+        *sources("gistgate.decoding", "pipeline.labelling", "pipeline.studies.calibration_error"),
+    )  # fmt: skip
+    strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    for index, start in enumerate(range(0, len(prompts), SHARD)):
+        part = prompts[start : start + SHARD]
+
+        def produce(part: list[Prompt] = part, start: int = start) -> dict[str, Tensor]:
+            request = request_of(part, pair)
+            own = strict.generate([prompt["ids"] for prompt in part], **request)
+            references = {number: answer.ids for number, answer in enumerate(own)}
+            table, trunks = unpack(collected(params, pair, part))
+            labeller = Labeller(strict, task, pair.tokenizer, part, params, request, references)
+            done = labeller.label(table, trunks)
+            return {**done, "problem": done["problem"] + start}
+
+        shards.make(index, produce, {})
+    return concatenated(read_shards(shards.folder))
+
+
+def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> Table:
+    """Every mismatch on the gate's own texts, with the gate's P(kept) beside it."""
+    gate = load_gate(params.train.headline_head, pair)
+    watcher = Watcher(gate.features)
+    decoder = make_decoder(
+        pair, MethodParams("autojudge"), {"risk": params.collect.pilot_risk}, params.decoding.block, gate,
+        observer=watcher,
+    )  # fmt: skip
+    answers = decoder.generate([prompt["ids"] for prompt in prompts], **request_of(prompts, pair))
+    found = by_row(watcher.take(), [(answer, None) for answer in answers])
+    tables = [stamped(table, at, GATED, [-1] * num_rows(table)) for at, table in enumerate(found) if num_rows(table)]
+    table = concatenated(tables)
+    table["probability"] = gate.probability(torch.cat([table[name] for name in gate.features], -1))
+    return checked(table, [Trunk(at, GATED, answer.ids) for at, answer in enumerate(answers)], 0)
+
+
+def measured(table: Table) -> dict[str, Any]:
+    """Calibration error with its interval over problems, and the reliability bins."""
+    kept, probability = table["kept"].double().numpy(), table["probability"].double().numpy()
+    return {
+        "n": len(kept),
+        "problems": int(table["problem"].unique().numel()),
+        "harm": float(1 - kept.mean()),
+        **rank_metrics(kept, probability),
+        **probability_metrics(kept, probability),
+        "ece_interval": ece_interval(kept, probability, table["problem"].numpy()),
+        "reliability": reliability(kept, probability),
+    }
+
+
+def ece_interval(kept: Array, probability: Array, problem: np.ndarray, seed: int = 0) -> list[float]:
+    """95 % bootstrap interval of the calibration error, drawn by problem; resampling widens it upwards a little."""
+    rows = [np.flatnonzero(problem == one) for one in np.unique(problem)]
+    rng = np.random.default_rng(seed)
+    found = []
+    for _ in range(RESAMPLES):
+        drawn = np.concatenate([rows[at] for at in rng.integers(0, len(rows), len(rows))])
+        bins = reliability(kept[drawn], probability[drawn])
+        found.append(sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / len(drawn))
+    return [float(q) for q in np.quantile(found, (0.025, 0.975))]
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,61 @@
+"""The studies on made-up labels whose answer is known."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.fitting.rows import Rows
+from pipeline.studies.calibration_error import measured
+from pipeline.studies.label_noise import repetition
+from pipeline.studies.learning_curve import curve, next_labels
+
+
+def test_repetition_counts_the_sampled_rollouts_alone():
+    table = {
+        "greedy_kept": torch.tensor([1, 0, 0, 0]),
+        "kept": torch.tensor([1.0, 0.0, 1 / 3, 2 / 3]),  # of two sampled rollouts 2, 1 and 0 said harm as well
+        "rollouts": torch.tensor([1, 3, 3, 3]),
+        "problem": torch.tensor([0, 1, 2, 3]),
+    }
+    found = repetition(table)
+    assert (found["labels"], found["harmful"], found["repeated"]) == (4, 3, 3)
+    assert found["agreement"] == pytest.approx(0.5, abs=1e-6)
+    assert found["all_repeat"] == pytest.approx(1 / 3)
+
+
+def world(n: int, seed: int) -> Rows:
+    """Rows whose first feature decides."""
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    kept = torch.sigmoid(4 * x[:, 0] + 2)
+    return Rows(x, torch.zeros(n, 8), torch.arange(n), torch.full((n,), 2), kept, torch.zeros(n))
+
+
+def test_more_labels_make_a_better_head():
+    found = curve(world(600, 0), world(400, 1), "random", [12, 600], seed=0)
+    assert found[0] < found[1]
+
+
+def test_active_choice_takes_what_the_head_is_least_sure_of():
+    pool, head = world(50, 0), torch.nn.Linear(4, 1, bias=False)
+    head.weight.data = torch.tensor([[1.0, 0, 0, 0]])
+    head.forward = lambda x: x[:, 0]
+    chosen = next_labels(pool, torch.tensor([0, 1]), torch.arange(50), "active", 5, head)
+    others = [n for n in range(2, 50) if n not in chosen.tolist()]
+    assert pool.x[chosen, 0].abs().max() <= pool.x[others, 0].abs().min()
+
+
+def test_calibration_error_of_a_fair_gate_is_small_and_of_a_boastful_one_large():
+    rng = np.random.default_rng(0)
+    p = rng.random(3000)
+    table = {
+        "kept": torch.tensor((rng.random(3000) < p).astype(float)),
+        "probability": torch.tensor(p),
+        "problem": torch.arange(3000) // 10,
+    }
+    fair = measured(table)
+    assert fair["ece"] < 0.04
+    assert fair["ece_interval"][0] <= fair["ece_interval"][1]
+    assert measured({**table, "probability": torch.ones(3000)})["ece"] == pytest.approx(0.5, abs=0.05)
+    json.dumps(fair)
