@@ -36,7 +36,7 @@ def main() -> None:
     figures.mkdir(parents=True, exist_ok=True)
     for name, figure in draw_all(summary, rows, results).items():
         save(figure, figures / name)
-    more = {name: optional(reports / f"{name}.json") for name in ("trace", "judgements")}
+    more = {name: optional(reports / f"{name}.json") for name in ("trace", "judgements", "shadow", "domain")}
     write_text(reports / "index.html", page(summary, results.benchmark.get("machine"), figures, **more))
     track(params, summary, results)
     print(table.markdown(summary))

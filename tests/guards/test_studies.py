@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from jinja2 import Environment, FileSystemLoader
 
 from gistgate.decoding.statistics import Statistics
 from gistgate.errors import UserError
 from gistgate.guards import DomainGuard
 from gistgate.guards.domain import fit
-from pipeline import domain, domain_fit, shadow
+from pipeline import domain, domain_fit, report, shadow, table
 from pipeline.decode import Outcome
 from pipeline.operating import Operating
 from pipeline.pairs import Pair
@@ -161,3 +162,16 @@ def test_a_guard_belongs_to_one_gate(params: Any, monkeypatch: pytest.MonkeyPatc
     domain_fit.save(replace(DomainGuard(*fit(torch.randn(30, 8), 4)), about={"gate": "mine"}))
     monkeypatch.setattr(domain_fit, "gate_hash", lambda gate: gate)
     assert domain_fit.saved_for("mine") is not None and domain_fit.saved_for("yours") is None  # type: ignore[arg-type]
+
+
+def test_the_page_shows_both_studies_where_they_were_made():
+    page = Environment(loader=FileSystemLoader(Path(report.__file__).with_name("templates")), autoescape=True)
+    method = {"method": "fly", "strict": 4.0, "first_step": 6.0, "tau": 5.5, "real_tau": 5.0}
+    lost = {"mean": -0.05, "low": -0.08, "high": -0.02}
+    arm = {"accuracy": 0.5, "accuracy_difference": lost, "mean_accepted_length": 6.0, "alarmed": 0.25}
+    worlds = {"shifted": {"strict_accuracy": 0.55, "strict_tau": 4.0, "arms": {"guard": arm}}}
+    shown = page.get_template("report.html.j2").render(
+        summary={"plain": {"accuracy": 0.9}, "headline_budget": 0.03, "heads": {}}, figures={}, pct=table.percent,
+        shadow={"prompts": 3, "methods": [method]}, domain={"method": "m", "knob": 1, "worlds": worlds},
+    )  # fmt: skip
+    assert "+10.0" in shown and "+20.0" in shown and "-5.0 (-8.0 to -2.0)" in shown and "25.0" in shown
