@@ -7,6 +7,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from gistgate import cli
 from gistgate.errors import UserError
 from gistgate.gates.certificate import read_certificate
 from pipeline import task_files
@@ -108,3 +109,12 @@ def test_the_summary_compares_what_was_certified():
     assert ratio["interval"] == pytest.approx([1.6, 1.6])
     refused = {"gate": report(True, 8.0, "no"), "fly": report(False, 4.0)}
     assert compared(refused, "0.02")["ratio"] is None
+
+
+def test_without_the_pipeline_the_command_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"'scipy' is missing.*\[pipeline\]"):
+        cli.pipeline_module("certificate_command")
