@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import typer
 
+from benchmarks.intervals import ratio_of_sums
 from gistgate.files import write_json
-from pipeline.paired import ratio_of_sums
 from pipeline.stage import run
 from pipeline.timed import Contender, Prompts, machine
 

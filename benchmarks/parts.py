@@ -128,17 +128,27 @@ class Part(Protocol):
 @torch.inference_mode()
 def seconds_of(part: Part, engine: str, times: int, room: int = CONTEXT) -> float:
     """Median seconds of a part behind `room` tokens, the device idle on both sides of each call."""
-    call = part.compiled(room) if engine == "compiled" else part.eager(room)  # type: ignore[attr-defined]
+    call = warm(part, engine, room)
+    return median(once(call) for _ in range(times))
+
+
+@torch.inference_mode()
+def warm(part: Part, engine: str, room: int = CONTEXT) -> Callable[[], object]:
+    """The call of a part, ready to be timed."""
+    call: Callable[[], object] = part.compiled(room) if engine == "compiled" else part.eager(room)  # type: ignore[attr-defined]
     for _ in range(5):
         call()
-    spent = []
-    for _ in range(times):
-        synchronise()
-        started = perf_counter()
-        call()
-        synchronise()
-        spent.append(perf_counter() - started)
-    return median(spent)
+    return call
+
+
+@torch.inference_mode()
+def once(call: Callable[[], object]) -> float:
+    """Seconds of one call."""
+    synchronise()
+    started = perf_counter()
+    call()
+    synchronise()
+    return perf_counter() - started
 
 
 def read(model: PreTrainedModel, room: int) -> DynamicCache:

@@ -1,6 +1,6 @@
 """Tokens per second of every decoding, side by side in one run.
 
-    python -m benchmarks.speed [--prompts 16] [--batches 1,4,16,32] [--results FOLDER]
+    python -m benchmarks.speed [--prompts 16] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER]
 
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft,
 with prompt lookup; ours plain, strict and every certified method, each on both engines. Larger batches: what
@@ -18,27 +18,52 @@ import torch
 from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
 from pipeline.timed import Contender, compiled, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
 
 
-def main(prompts: int = 16, batches: str = "1,4,16,32", threads: int = 1, results: Path = RESULTS) -> None:
+def main(
+    prompts: int = 16, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
+) -> None:  # fmt: skip
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, 2 * max(map(int, batches.split(",")))))
-    found = {size: measure(workload, int(size), prompts) for size in batches.split(",")}
-    payload = {"pair": workload.pair.name, "strict_block": workload.params.decoding.strict_block, "batches": found}
+    names = methods.split(",") if methods else list(workload.points)
+    if unknown := [name for name in names if name not in workload.points]:
+        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.points)}.")
+    found = {size: measure(workload, int(size), prompts, names) for size in batches.split(",")}
+    payload = {
+        "pair": workload.pair.name,
+        "strict_block": workload.params.decoding.strict_block,
+        "batches": found,
+        "against_batch_1": against_single(found),
+    }
     save("speed", payload, results, lambda: figure(payload))
 
 
-def measure(workload: Workload, size: int, prompts: int) -> dict[str, Any]:
+def against_single(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """Tokens per second of every batch size in those of batch 1, which was measured before, not interleaved."""
+    single = found.get("1", {}).get("contenders", {})
+    return {
+        size: {
+            name: entry["tokens_per_second"] / single[name]["tokens_per_second"]
+            for name, entry in measured["contenders"].items()
+            if name in single
+        }
+        for size, measured in found.items()
+        if size != "1" and single
+    }
+
+
+def measure(workload: Workload, size: int, prompts: int, methods: list[str]) -> dict[str, Any]:
     """One batch size: every contender on equal batches of prompts."""
     print(f"batch {size}")
     ids = workload.ids[: max(prompts, 2 * size)]
     batches = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
     working, failed = [], {}
-    for contender in contenders(workload, size):
+    for contender in contenders(workload, size, methods):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -53,7 +78,7 @@ def measure(workload: Workload, size: int, prompts: int) -> dict[str, Any]:
     return {"contenders": ratios(times, REFERENCES), "failed": failed}
 
 
-def contenders(workload: Workload, size: int) -> list[Contender]:
+def contenders(workload: Workload, size: int, methods: list[str]) -> list[Contender]:
     """Everything that is timed at one batch size."""
     pair, request, own = workload.pair, workload.request, workload.params.decoding.strict_block
     slots = max(map(len, workload.ids)) + request["max_new_tokens"]
@@ -67,7 +92,7 @@ def contenders(workload: Workload, size: int) -> list[Contender]:
     for engine in ENGINES:
         field.append(timed(f"plain-{engine}", workload.plain(engine), request))
         field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))
-        names = list(workload.points) if size == 1 else [workload.headline]
+        names = methods if size == 1 else [workload.headline]
         field += [timed(f"{name}-{engine}", workload.method(name, engine), request) for name in names]
     return field
 

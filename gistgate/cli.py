@@ -37,6 +37,7 @@ Stops = Annotated[list[str], typer.Option("--stop", help="Text that ends the ans
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
 System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
 Temperature = Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)]
+EngineName = Annotated[str, typer.Option("--engine", help="eager, or compiled: seconds to build, then faster.")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
 Guards = Annotated[list[str], typer.Option("--guard", help="loop, or domain (of the gate); repeatable.")]
 InShadow = Annotated[bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")]
@@ -49,13 +50,13 @@ def generate(
     certificate: Proof = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
-    guards: Guards = [], in_shadow: InShadow = False,  # noqa: B006
+    guards: Guards = [], in_shadow: InShadow = False, engine: EngineName = "eager",  # noqa: B006
 ) -> None:  # fmt: skip
     """Continue one prompt; what was counted goes to standard error."""
     from gistgate.block import Sampling
     from gistgate.shadowing import summary, watch
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine)
     watch(served.decoder, guards, gate, in_shadow)
     ids = served.target.encode(read(prompt), chat, system)
     answer = served.decoder.generate(
@@ -145,14 +146,14 @@ def bench(
     draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
     certificate: Proof = None,
-    dtype: Dtype = "auto", max_new_tokens: Length = 128,
+    dtype: Dtype = "auto", max_new_tokens: Length = 128, engine: EngineName = "eager",
 ) -> None:  # fmt: skip
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate import terminal
     from gistgate.files import read_text
     from gistgate.timing import side_by_side
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine)
     ids = [served.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
     typer.echo(terminal.timed(side_by_side(served.decoder, ids, **served.request(max_new_tokens, []))))
 
@@ -170,7 +171,7 @@ def evaluate(context: typer.Context) -> None:
 
 def serve(
     target: str, dtype: str, draft: str | None, drafter: str | None, gate: str | None, rule: str | None,
-    settings: list[str], block: int | None, budget: float, certificate: str | None,
+    settings: list[str], block: int | None, budget: float, certificate: str | None, engine: str = "eager",
 ) -> Any:  # fmt: skip
     """Target and decoder as the options name them."""
     from gistgate.serving import Served
@@ -186,6 +187,7 @@ def serve(
         budget=budget,
         settings=settings,
         certificate=certificate,
+        engine=engine,
     )
 
 

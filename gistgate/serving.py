@@ -8,6 +8,7 @@ from typing import Any
 
 from gistgate.building import build_decoder
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines.choice import Engine
 from gistgate.loading import Target, load_target, parse_settings
 
 
@@ -19,14 +20,18 @@ class Served:
     decoder: Decoder
 
     @classmethod
-    def load(cls, name: str, dtype: str, *, settings: Sequence[str] = (), **parts: Any) -> Served:
+    def load(
+        cls, name: str, dtype: str, *, settings: Sequence[str] = (), engine: str = "eager", **parts: Any
+    ) -> Served:
         """Load the target and put the decoder together; `parts` go to `build_decoder`.
 
         Raises:
             UserError: something cannot be loaded, or does not fit together.
         """
+        chosen = Engine(engine)  # a wrong name is said before anything is loaded
         target = load_target(name, dtype)
         decoder = build_decoder(target.model, target.tokenizer, settings=parse_settings(settings), **parts)
+        decoder.engine = chosen
         return cls(target, decoder)
 
     def request(self, max_new_tokens: int, stops: Sequence[str]) -> dict[str, Any]:

@@ -43,7 +43,9 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     """
     if not prompts:
         raise UserError("There is no prompt to time. Put at least one line of text into the file.")
-    shared: dict[str, Any] = {"tokenizer": decoder.tokenizer, "vocabulary": decoder.vocabulary}
+    shared: dict[str, Any] = {
+        "tokenizer": decoder.tokenizer, "vocabulary": decoder.vocabulary, "engine": decoder.engine.name
+    }  # fmt: skip
     clocks = [
         Clock("plain", Decoder(decoder.target, None, Exact(), **shared)),
         Clock("strict", Decoder(decoder.target, decoder.drafter, Exact(), decoder.block, **shared)),
@@ -56,6 +58,46 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
         for clock in [*clocks[turn:], *clocks[:turn]]:
             clock.run(ids, **request)
     return clocks
+
+
+def pays_up_to(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = (1, 4, 16, 32), **request: Any
+) -> int:
+    """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
+
+    For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
+    depend on how busy the machine is. Prompts repeat where a batch wants more; the best of two runs counts.
+
+    Raises:
+        UserError: there is no prompt.
+    """
+    if not prompts:
+        raise UserError("There is no prompt to time. Pass at least one.")
+    plain = Decoder(
+        decoder.target, None, Exact(), tokenizer=decoder.tokenizer, vocabulary=decoder.vocabulary,
+        engine=decoder.engine.name,
+    )  # fmt: skip
+    most = 0
+    for size in sorted(sizes):
+        batch = [prompts[place % len(prompts)] for place in range(size)]
+        clocks = [rate(one, batch, request) for one in (plain, decoder)]
+        if clocks[1] <= clocks[0]:
+            break
+        most = size
+    return most
+
+
+def rate(decoder: Decoder, batch: Sequence[Sequence[int]], request: dict[str, Any]) -> float:
+    """New tokens per second, the better of two runs behind one that warms up."""
+    decoder.generate(batch, **request)
+    rates = []
+    for _ in range(2):
+        synchronise(decoder.target.device)
+        started = perf_counter()
+        answers = decoder.generate(batch, **request)
+        synchronise(decoder.target.device)
+        rates.append(sum(len(answer.ids) for answer in answers) / (perf_counter() - started))
+    return max(rates)
 
 
 def synchronise(device: torch.device) -> None:

@@ -15,14 +15,16 @@ from pipeline.timed import Contender, ours, theirs
 def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> list[Contender]:
     """The baselines, then every method at its operating point for the headline budget."""
     request, common, own = request_of(prompts, pair), params.decoding.block, params.decoding.strict_block
-    exact = MethodParams("exact")
+    exact, engine = MethodParams("exact"), params.benchmark.engine
     points = {name: operating_point(params, name) for name in params.methods}
     strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == "model")
-    plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0)
+    plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
     field = [
         Contender("plain", ours(plain, request), 0, True),
-        Contender("strict", ours(make_decoder(pair, exact, {}, own), request), own, True, strictly),
-        Contender(f"strict_{common}", ours(make_decoder(pair, exact, {}, common), request), common, True),
+        Contender("strict", ours(make_decoder(pair, exact, {}, own, engine=engine), request), own, True, strictly),
+        Contender(
+            f"strict_{common}", ours(make_decoder(pair, exact, {}, common, engine=engine), request), common, True
+        ),
         Contender("transformers_generate", theirs(pair, request), 0, True),
         Contender("transformers_assisted", theirs(pair, request, own), own, True),
         Contender(f"transformers_assisted_{common}", theirs(pair, request, common), common, True),
@@ -30,6 +32,6 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> lis
     for name, point in points.items():
         if name not in strictly:
             gate = load_gate(point.head, pair) if point.head else None
-            decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate)
+            decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
             field.append(Contender(name, ours(decoder, request), point.block))
     return field

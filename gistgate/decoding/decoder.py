@@ -41,6 +41,7 @@ class Decoder:
         think_markers: tuple[str, str] = ("<think>", "</think>"),
         engine: str = "eager",
         guards: Sequence[Guard] = (),
+        speculate_up_to: int | None = None,
     ) -> None:
         """Put the parts together; nothing runs yet.
 
@@ -58,12 +59,14 @@ class Decoder:
             engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
                 takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
             guards: watch every request and may make it stricter, never looser.
+            speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
+                then strict ones, whatever the rule; `gistgate.timing.pays_up_to` measures the number.
 
         Raises:
             UserError: an unknown engine, or parts that do not fit together.
         """
         self.target, self.drafter, self.rule, self.tokenizer = target, drafter, rule, tokenizer
-        self.engine = Engine(engine)
+        self.engine, self.speculate_up_to = Engine(engine), speculate_up_to
         vocabulary = check_parts(target, drafter, rule, block, gate, vocabulary)
         think_ids = find_markers(tokenizer, think_markers) if "thinking" in rule.needs else None
         self.parts = Parts(
@@ -127,9 +130,14 @@ class Decoder:
         sampling = sampling or Sampling()
         check_temperature(self.rule, sampling, self.drafter)
         check_prompts(self.target, self.drafter, prompts, max_new_tokens + self.parts.rereading)
-        session = self.engine.session(self.parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
+        speculates = self.speculate_up_to is None or len(rows) <= self.speculate_up_to
+        parts = self.parts if speculates else self.parts.plain()
+        session = self.engine.session(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
         session.begin()
-        return [generation for generation, _ in session.run()]
+        answers = [generation for generation, _ in session.run()]
+        for answer in [] if speculates else answers:
+            answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
+        return answers
 
     @torch.inference_mode()
     def resume(

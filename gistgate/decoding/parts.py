@@ -6,7 +6,7 @@ Axis letters: B rows, K drafted tokens.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from torch import Tensor
@@ -17,6 +17,7 @@ from gistgate.decoding.rows import Row
 from gistgate.drafters.base import Drafter
 from gistgate.guards.base import Guard
 from gistgate.rules.base import Rule
+from gistgate.rules.exact import Exact
 
 
 class GateLike(Protocol):
@@ -61,6 +62,10 @@ class Parts:
     """The prompt between two readings of a draft, where the rule asks for a second one."""
     guards: tuple[Guard, ...] = ()
     """What watches every request and may make it stricter."""
+
+    def plain(self) -> Parts:
+        """The same without speculation: the target's own tokens, one per forward."""
+        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, think_ids=None, reflection_ids=())
 
     @property
     def most_drafted(self) -> int:

@@ -52,6 +52,8 @@ class BenchmarkParams:
     """Times every prompt is decoded by every method, in runs."""
     threads: Count = 1
     """Processor threads; one row of a small model gains nothing from more."""
+    engine: str = "eager"
+    """Engine of our own decoders: eager, or compiled, which builds programs for every method before it times any."""
 
 
 @dataclass(frozen=True)
