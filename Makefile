@@ -47,8 +47,12 @@ format: $(STAMP)  ## bring the code into the form that `quality` wants
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-bench: $(STAMP)  ## measure speed side by side: labels per second, then every method prompt by prompt
+bench: $(STAMP)  ## measure speed side by side: labels, speed, limit, memory, K, then every method prompt by prompt
 	python -m benchmarks.labels
+	python -m benchmarks.speed
+	python -m benchmarks.limit
+	python -m benchmarks.memory
+	python -m benchmarks.block
 	dvc repro --force --single-item benchmark
 
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table

@@ -1,6 +1,6 @@
 """How much of what speculative decoding could give arrives: measured parts against whole rounds.
 
-    python -m benchmarks.limit [--prompts 20] [--methods NAME,...] [--results FOLDER]
+    python -m benchmarks.limit [--prompts 20] [--methods NAME,...] [--engines eager,compiled] [--results FOLDER]
 
 In the folder of a finished run, batch 1. c is one draft step in target steps, v the verification of K + 1 tokens in
 target steps, both of the same engine; with tau tokens per round, decoding can be tau / (v + K c) times as fast as
@@ -24,7 +24,14 @@ from gistgate.decoding.decoder import Decoder
 from pipeline.timed import synchronise
 
 
-def main(prompts: int = 20, calls: int = 6, methods: str = "", threads: int = 1, results: Path = RESULTS) -> None:
+def main(
+    prompts: int = 20,
+    calls: int = 6,
+    methods: str = "",
+    engines: str = "eager,compiled",
+    threads: int = 1,
+    results: Path = RESULTS,
+) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(prompts)
     own = workload.params.decoding.strict_block
@@ -32,7 +39,7 @@ def main(prompts: int = 20, calls: int = 6, methods: str = "", threads: int = 1,
     names = methods.split(",") if methods else chosen(workload)
     cases |= {name: lambda engine, name=name: workload.method(name, engine) for name in names}
     found: dict[str, Any] = {}
-    for engine in ("eager", "compiled"):
+    for engine in engines.split(","):
         found[engine] = {}
         for name, make in cases.items():
             found[engine][name] = limit(workload, make(engine), calls)
