@@ -76,6 +76,7 @@ class Parts:
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
         watched = frozenset(self.observer.layers) if self.observer else frozenset()
+        watched |= getattr(self.drafter, "layers", frozenset())
         watched = watched.union(*(guard.layers for guard in self.guards))
         return watched | (self.gate.layers if self.judged and self.gate else frozenset())
 
