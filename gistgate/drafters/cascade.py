@@ -1,0 +1,112 @@
+"""A draft model that is itself drafted for: FLy's multi-level acceleration (arXiv 2511.22972).
+
+Greedy requests only; a sampled one is drafted as by the draft model alone.
+
+Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.block import Sampling
+from gistgate.decoding.reader import left_padded
+from gistgate.drafters.base import Draft, Drafter
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+
+
+class CascadeDrafter(ModelDrafter):
+    """Proposes exactly what the draft model alone would, in fewer of its forwards where `inner` guesses well."""
+
+    def __init__(self, model: PreTrainedModel, inner: Drafter, inner_block: int = 4) -> None:
+        """`inner` proposes up to `inner_block` tokens for every forward of `model`.
+
+        Raises:
+            UserError: the inner drafter learns from the rows that verify it, or the block is below 1.
+        """
+        if inner_block < 1 or hasattr(inner, "observe"):
+            raise UserError(
+                f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone, such as "
+                "PromptLookup or SuffixDrafter. Change the one that does not."
+            )
+        self.inner, self.inner_block = inner, inner_block
+        super().__init__(model)
+
+    def start(self, batch: int) -> None:
+        super().start(batch)
+        self.inner.start(batch)
+        self._levels: list[int] | None = None
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.inner.select(rows)
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        self._levels = None
+        if not sampling.greedy or want_q:
+            return super().propose(
+                texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
+            )
+        self._levels = [len(text) for text in texts]
+        grown, forwards = [list(text) for text in texts], 0
+        while any(len(g) - len(text) < num_draft for g, text in zip(grown, texts, strict=True)):
+            self._grow(grown, [len(text) + num_draft for text in texts], vocabulary, sampling)
+            forwards += 1
+        ids = torch.tensor([g[-num_draft:] for g in grown], device=self.model.device)
+        return Draft(ids, torch.ones_like(ids, dtype=torch.bool), None, forwards)
+
+    def _grow(self, grown: list[list[int]], goals: list[int], vocabulary: int, sampling: Sampling) -> None:
+        """One forward of the draft model: every unfinished row gains what it accepts and its own next token."""
+        device = self.model.device
+        left = torch.tensor([goal - len(g) for g, goal in zip(grown, goals, strict=True)])
+        guess = self.inner.propose(
+            grown, self.inner_block, vocabulary=vocabulary, sampling=sampling, uniforms=None, want_q=False
+        )
+        num = guess.ids.shape[1]
+        fits_Bk = guess.valid.cpu() & (torch.arange(num) < (left - 1)[:, None])
+        pending = [list(one) or g[-1:] for one, g in zip(self.reader.unread(grown), grown, strict=True)]
+        ids, valid = left_padded(pending, device)
+        known = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+        known = known & (left > 0).to(device)[:, None]
+        both = torch.cat([known, fits_Bk.to(device)], dim=1)
+        read = self.reader.read(
+            torch.cat([ids, guess.ids.to(device)], dim=1), None if bool(both.all()) else both, keep=num + 1
+        )
+        top = read[..., :vocabulary].argmax(-1).cpu()
+        stays_B = ((guess.ids.cpu() == top[:, :-1]) & fits_Bk).long().cumprod(-1).sum(-1)
+        lengths = stays_B.tolist()
+        if num:
+            self.reader.settle(num, lengths, fits_Bk.sum(-1).tolist())
+        self.inner.settle(lengths)
+        for g, goal, guessed, length, own in zip(grown, goals, guess.ids.tolist(), lengths, top.tolist(), strict=True):
+            if len(g) < goal:
+                g.extend([*guessed[:length], own[length]])
+
+    def settle(self, accepted: Sequence[int]) -> None:
+        if self._levels is None:
+            super().settle(accepted)
+            return
+        # Holes between accepted inner guesses leave no common tail to drop, but for a single row there are none.
+        keep = [
+            min(known, level + num) for known, level, num in zip(self.reader.known, self._levels, accepted, strict=True)
+        ]
+        if keep == self.reader.known:
+            return
+        if len(keep) == 1:
+            self.reader.forget(self.reader.known[0] - keep[0], [self.reader.known[0] - keep[0]])
+        else:
+            self.reader.restore(self.reader.snapshot(range(len(keep))), keep)
