@@ -49,15 +49,15 @@ def answers(results: Any) -> list[str]:
 
 
 def gated(
-    pair: Any, tokenizer: Any, rule: str = "exact", block: int = 4, batch_size: int = 4, **settings: Any
+    pair: Any, tokenizer: Any, rule: str = "exact", block: int = 4, batch_size: Any = 4, **settings: Any
 ) -> GatedLM:
     target, draft = pair
     decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, tokenizer=tokenizer)
     return GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=batch_size)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tokenizer: Any, batch_size: int) -> None:
+@pytest.mark.parametrize("batch_size", [1, 4, "auto"])
+def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tokenizer: Any, batch_size: Any) -> None:
     tasks = write_task(tmp_path, **{'"\\n", "Q:"': '"\\n", "e"'})  # a stop that random text meets
     strict = gated(pair, tokenizer, batch_size=batch_size)
     theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
