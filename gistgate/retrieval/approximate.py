@@ -83,7 +83,7 @@ def new_index(kind: Literal["ivf", "hnsw"], num_keys: int, size: int) -> Any:
     """An empty FAISS index for so many keys of width `size`.
 
     "ivf": 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
-    "hnsw": a graph over 8-bit keys; faster to search at equal recall, slower to build.
+    "hnsw": a graph over 8-bit keys.
 
     Raises:
         UserError: no such kind, or a width that does not divide.

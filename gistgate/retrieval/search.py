@@ -32,7 +32,7 @@ class Index(Protocol):
 
 
 class ExactIndex:
-    """Compares the query with every key: the fastest way while the keys fit into the caches or a GPU's memory."""
+    """Compares the query with every key, in chunks."""
 
     def __init__(self, keys: Tensor, device: torch.device | str = "cpu") -> None:
         """`keys [N, P]` in float16; a CPU multiplies float32, which takes a copy in memory."""
