@@ -12,7 +12,7 @@ import logging
 import shutil
 import warnings
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,17 @@ from transformers.utils.logging import disable_progress_bar
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
+from pipeline.pair_source import read_pair
 from pipeline.pairs import check_pair, load_pair
 from pipeline.params import Params, read_params
+from pipeline.params.reading import build
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.stage import run, seed_everything
 from pipeline.train_pair import train_model
 from pipeline.world.corpus import FOLDER as WORLD
 from pipeline.world.corpus import documents, write_task_files
 from pipeline.world.measure import accuracy, greedy, strict_mean_accepted_length
+from pipeline.world.params import PairTrainingParams
 from pipeline.world.tokenizer import train_tokenizer
 
 MODELS = Path("models/embedded")
@@ -42,10 +45,22 @@ def main() -> None:
     params = read_params()
     seed_everything(params.seed)
     write_task_files(params.world, params.seed, WORLD)
-    if params.pair == "embedded":
-        train_embedded(params)
+    training = read_pair(params.pair).training
+    if training is not None:
+        train_embedded(replace(params, pair_training=replaced(params.pair_training, training)))
     else:
         check_other(params)
+
+
+def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTrainingParams:
+    """The block with what the pair's file says instead, key by key.
+
+    Raises:
+        UserError: a key that the block does not have.
+    """
+    known = asdict(block)
+    inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
+    return build(PairTrainingParams, {**known, **changes, **inner})
 
 
 def check_other(params: Params) -> None:

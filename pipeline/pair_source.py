@@ -59,6 +59,8 @@ class PairSource:
     """The model that proposes."""
     tokenizer: str | None = None
     """Hub id or folder of the tokenizer; None takes the target's."""
+    training: dict[str, Any] | None = None
+    """For pairs that are trained here: keys that replace those of `pair_training`; None for ready-made models."""
 
 
 def read_pair(name: str, folder: Path = FOLDER) -> PairSource:

@@ -10,8 +10,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gistgate.errors import UserError
 from pipeline import pair as stage
 from pipeline import train_pair
+from pipeline.pair_source import read_pair
 from pipeline.pairs import load_pair
 from pipeline.params import Params
 from pipeline.train_pair import Progress, learning_rate, train_model
@@ -88,6 +90,21 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
     pair = load_pair(params)
     assert pair.name == "embedded" and Path("models/embedded/target") in pair.files
     assert not pair.target.training and not any(p.requires_grad for p in pair.draft.parameters())
+
+
+def test_a_pair_of_its_own_size():
+    """models/pairs/embedded-large.yaml says sizes; what it leaves out comes from params.yaml."""
+    training = read_pair("embedded-large").training
+    block = stage.replaced(replace(TRAINING, warmup=0.2), training)
+    assert (block.warmup, block.check_problems) == (0.2, 4)
+    sizes = []
+    for role in (block.target, block.draft):
+        with torch.device("meta"):
+            sizes.append(train_pair.make_model(role, TOKENIZER, 0).num_parameters() / 1e6)
+    assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
+    assert stage.replaced(TRAINING, read_pair("embedded").training) == TRAINING
+    with pytest.raises(UserError, match="stepz"):
+        stage.replaced(TRAINING, {"draft": {"stepz": 3}})
 
 
 class Oracle:
