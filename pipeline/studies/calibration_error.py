@@ -1,14 +1,17 @@
 """How far the served gate's probabilities are from the truth, on texts of the gate itself.
 
     python -m pipeline.studies.calibration_error      models/heads -> reports/studies/calibration_error.json
+    python -m pipeline.studies.calibration_error --problems 40      the first 40 only -> calibration_error-40.json
 
 Problems that no stage has used are decoded with the gate at `collect.pilot_risk`; every mismatch on
 these texts is labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of equal mass.
-The number of problems is `certify.ece_problems`.
+The number of problems is `certify.ece_problems`. Finished parts wait in .scratch, so an interrupted or a shorter start
+is taken up by the next one.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +19,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistgate.files import write_json
+from gistgate.files import load_tensors, write_json
 from pipeline.certificate_stage import new_prompts
 from pipeline.collect import checked
 from pipeline.decode import make_decoder, request_of
 from pipeline.labelling import Labeller
 from pipeline.metrics import probability_metrics, rank_metrics, reliability
 from pipeline.mining import by_row, stamped
-from pipeline.pairs import Pair, load_pair
+from pipeline.pairs import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.prompts import Prompt
-from pipeline.scratch import Shards, read_shards, sources
+from pipeline.scratch import Shards, sources
 from pipeline.served import gate_folder, load_gate
 from pipeline.stage import run
 from pipeline.tango import Array
@@ -35,43 +38,48 @@ from pipeline.trunks import GATED, Trunk, unpack
 from pipeline.watch import Table, Watcher, concatenated, num_rows
 
 OUTPUT = Path("reports/studies/calibration_error.json")
-SHARD = 100
+SHARD = 20
 """Problems decoded and labelled together; an interruption loses at most so many."""
 RESAMPLES = 1000
 
 
 def main() -> None:
-    params = read_params()
+    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.calibration_error")
+    parser.add_argument("--problems", type=int, help="problems to measure on; certify.ece_problems if left out")
+    problems, params = parser.parse_args().problems, read_params()
     torch.set_grad_enabled(False)
-    report = measured(labelled(params))
-    write_json(OUTPUT, report)
+    report = measured(labelled(params, problems))
+    write_json(OUTPUT if problems is None else OUTPUT.with_stem(f"calibration_error-{problems}"), report)
     low, high = report["ece_interval"]
     print(f"ECE {report['ece']:.4f} ({low:.4f} to {high:.4f}) on {report['n']} rows of {report['problems']} problems")
 
 
-def labelled(params: Params) -> Table:
-    """Labels of all new problems, shard by shard."""
+def labelled(params: Params, problems: int | None = None) -> Table:
+    """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
     prompts = new_prompts(params, params.certify.prompts + params.certify.ece_problems)[params.certify.prompts :]
     shards = Shards(
-        "study-calibration", params.seed, params.label, gate_folder(head), [prompt["ids"] for prompt in prompts],
-        *sources("gistgate.decoding", "pipeline.labelling", "pipeline.studies.calibration_error"),
+        "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
+        [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
+        *sources("gistgate.decoding", "gistgate.rules", "pipeline.labelling", "pipeline.studies.calibration_error"),
     )  # fmt: skip
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    for index, start in enumerate(range(0, len(prompts), SHARD)):
-        part = prompts[start : start + SHARD]
+    starts = range(0, len(prompts[:problems]), SHARD)
+    for index, start in enumerate(starts):
 
-        def produce(part: list[Prompt] = part, start: int = start) -> dict[str, Tensor]:
+        def produce(start: int = start) -> dict[str, Tensor]:
+            part = prompts[start : start + SHARD]
             request = request_of(part, pair)
             own = strict.generate([prompt["ids"] for prompt in part], **request)
-            references = {number: answer.ids for number, answer in enumerate(own)}
             table, trunks = unpack(collected(params, pair, part))
+            references = {number: answer.ids for number, answer in enumerate(own)}
             labeller = Labeller(strict, task, pair.tokenizer, part, params, request, references)
             done = labeller.label(table, trunks)
             return {**done, "problem": done["problem"] + start}
 
         shards.make(index, produce, {})
-    return concatenated(read_shards(shards.folder))
+        print(f"{index + 1} of {len(starts)} parts", flush=True)
+    return concatenated([load_tensors(shards.path(index)) for index in range(len(starts))])
 
 
 def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> Table:

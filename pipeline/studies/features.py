@@ -1,14 +1,17 @@
 """Which features a gate should see: every set on the same labels, problems and logistic head.
 
     python -m pipeline.studies.features      data/labels, data/mismatches -> reports/studies/features.json
+    python -m pipeline.studies.features --limit 400      every n-th label, about 400 in all -> features-400.json
 
 Every labelled mismatch is read once more as the first token of a block, with all features of the sweep; then one head
 is trained for each set. Measured as the stage `train` does: on gated texts of problems that only measure. The choice
-is by folds of the training problems (`loss`), so that the best line of the table is not picked on what it shows.
+is by folds of the training problems (`loss`), so that the best line of the table is not picked on what it shows. The
+labels that were read wait in .scratch; a line of the table is written as soon as it is measured.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +31,7 @@ from pipeline.pairs import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.stage import run
-from pipeline.watch import Table, concatenated
+from pipeline.watch import Table, concatenated, num_rows, picked
 
 OUTPUT = Path("reports/studies/features.json")
 HEADLINE = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
@@ -53,39 +56,41 @@ SETS: tuple[tuple[str, ...], ...] = (
 
 
 def main() -> None:
-    params = read_params()
-    table = features_of(params)
-    report = []
+    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.features")
+    parser.add_argument("--limit", type=int, help="labels to read at most; all if left out")
+    limit = parser.parse_args().limit
+    output = OUTPUT if limit is None else OUTPUT.with_stem(f"features-{limit}")
+    params, report = read_params(), []
+    table = features_of(params, limit)
     for names in SETS:
         report.append({"features": list(names), **measured(rows_of(table, names), params)})
         print(shown(report[-1]), flush=True)
-        write_json(OUTPUT, report)
+        write_json(output, report)
 
 
-def features_of(params: Params) -> Table:
-    """All features of the sweep at every label: from the scratch folder, or read now."""
+def features_of(params: Params, limit: int | None = None) -> Table:
+    """All features of the sweep at every label (of `limit` at most): from the scratch folder, or read now."""
     names = tuple(dict.fromkeys(name for one in SETS for name in one))
-    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.forks", "pipeline.studies.features")
-    path = (
-        SCRATCH / f"study-features-{fingerprint(list(names), LABELS, MISMATCHES, *pair_files(params.pair), *modules)}"
-    )
+    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.forks")
+    mark = fingerprint(list(names), limit, params.decoding, LABELS, MISMATCHES, *pair_files(params.pair), *modules)
+    path = SCRATCH / f"study-features-{mark}.safetensors"
     if not path.exists():
-        save_tensors(path, read(params, names))
+        save_tensors(path, read(params, names, limit))
     return load_tensors(path)
 
 
 @torch.no_grad()
-def read(params: Params, names: Sequence[str]) -> Table:
+def read(params: Params, names: Sequence[str], limit: int | None = None) -> Table:
     """Labels with their features, from one round of strict decoding at each."""
     pair, prompts = load_pair(params), read_prompts("train")
     observer = FirstBlocks(layers_needed(names))
     observer.wants_q = True
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
     table, trunks = read_labelled()
-    parts = []
-    for part, block, _ in rounds(
-        decoder, observer, table, trunks, prompts, params.label.batch_size, **request_of(prompts, pair)
-    ):
+    if limit is not None:  # spread over all problems and both policies
+        table = picked(table, torch.arange(0, num_rows(table), max(1, -(-num_rows(table) // limit))))
+    parts, request = [], request_of(prompts, pair)
+    for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request):
         columns = {name: part[name] for name in (*COLUMNS, "rollouts", "greedy_kept")}
         parts.append({**columns, **{k: v[:, 0].float().cpu() for k, v in extract(block, names).items()}})
     return concatenated(parts)

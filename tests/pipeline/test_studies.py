@@ -1,12 +1,16 @@
 """The studies on made-up labels whose answer is known."""
 
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from pipeline.fitting.rows import Rows
+from pipeline.params import Params
+from pipeline.studies import calibration_error, features
 from pipeline.studies.calibration_error import measured
 from pipeline.studies.label_noise import repetition
 from pipeline.studies.learning_curve import curve, next_labels
@@ -59,3 +63,66 @@ def test_calibration_error_of_a_fair_gate_is_small_and_of_a_boastful_one_large()
     assert fair["ece_interval"][0] <= fair["ece_interval"][1]
     assert measured({**table, "probability": torch.ones(3000)})["ece"] == pytest.approx(0.5, abs=0.05)
     json.dumps(fair)
+
+
+def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["features", "--limit", "300"])
+    monkeypatch.setattr(features, "read_params", Params)
+    monkeypatch.setattr(features, "pair_files", lambda _pair: [])
+    monkeypatch.setattr(features, "fingerprint", lambda *parts: "same")
+    monkeypatch.setattr(features, "SETS", (("lookahead",), ("draft",), ("draft", "lookahead")))
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    table = {
+        "draft": x[:, :1].contiguous(),
+        "lookahead": x[:, 1:].contiguous(),
+        "scalars": torch.zeros(300, 8),
+        "problem": torch.arange(300) // 3,
+        "prefix": torch.full((300,), 2),
+        "kept": (x[:, 0] > -1).float(),
+        "kl": torch.zeros(300),
+    }
+    reads = []
+    monkeypatch.setattr(features, "read", lambda _params, names, limit: reads.append((names, limit)) or table)
+    features.main()
+    features.main()
+    assert reads == [(("lookahead", "draft"), 300)]
+    report = json.loads((tmp_path / "reports/studies/features-300.json").read_text())
+    assert [row["width"] for row in report] == [1, 1, 2]
+    assert report[1]["ap"] > 0.9 > report[0]["ap"]
+    assert report[1]["loss"] < report[0]["loss"]
+
+
+def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = []
+
+    class Fake:
+        def __init__(self, *_ignored) -> None:
+            pass
+
+        def label(self, table, _trunks):
+            done.append(len(table["problem"]))
+            return table
+
+    prompts = [{"ids": [n]} for n in range(70)]
+    strict = SimpleNamespace(generate=lambda ids, **_request: [SimpleNamespace(ids=one) for one in ids])
+    for name, value in {
+        "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
+        "load_task": lambda _params: None,
+        "new_prompts": lambda _params, _count: prompts,
+        "pair_files": lambda _pair: [],
+        "make_decoder": lambda *_settings: strict,
+        "request_of": lambda _prompts, _pair: {},
+        "collected": lambda _params, _pair, part: {"problem": torch.arange(len(part))},
+        "unpack": lambda table: (table, {}),
+        "Labeller": Fake,
+    }.items():
+        monkeypatch.setattr(calibration_error, name, value)
+    params = SimpleNamespace(
+        seed=1, pair="none", label=None, decoding=SimpleNamespace(block=8), collect=SimpleNamespace(pilot_risk=0.2),
+        train=SimpleNamespace(headline_head="none"), certify=SimpleNamespace(prompts=10, ece_problems=60),
+    )  # fmt: skip
+    assert len(calibration_error.labelled(params, 20)["problem"]) == 20
+    assert calibration_error.labelled(params)["problem"].tolist() == list(range(60))
+    assert done == [20, 20, 20]
