@@ -1,0 +1,87 @@
+"""What stands in the gate's place when segments are judged: one number per row, the same at all its positions.
+
+A segment that the length limit cut is no segment and gets 0.
+
+Axis letters: B rows, K drafted tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Block
+from gistgate.segments.drafter import SegmentDrafter
+from gistgate.segments.probes import Probe
+
+
+class Opinion(Protocol):
+    """Gives each row's segment a number in [0, 1]."""
+
+    layers: frozenset[str]
+    wants_q: bool
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        """[B]"""
+        ...
+
+
+class Semantic:
+    """Semantic probabilities of both models: P_t, or the ratio min(1, P_t / P_d)."""
+
+    layers = frozenset({"post"})
+    wants_q = False
+
+    def __init__(self, target: Probe, draft: Probe | None = None) -> None:
+        """With a draft probe the ratio is the opinion, without one P_t alone."""
+        self.target, self.draft = target.eval(), None if draft is None else draft.eval()
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        target: Tensor = self.target(block.hidden["post"][:, :-1], block.valid).sigmoid()
+        if self.draft is None:
+            return target
+        draft: Tensor = self.draft(drafter.states.to(target.device), block.valid).sigmoid()
+        return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
+
+
+class MeanLogprob:
+    """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        gap = (block.draft_logprob - block.top_logprob[:, :-1]).masked_fill(~block.valid, 0.0)
+        return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
+
+
+class Constant:
+    """Control: every segment is as good as the other."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        return torch.full(block.draft_ids.shape[:1], self.rate, device=block.logits.device)
+
+
+class SegmentJudge:
+    """An opinion as the gate of a decoder."""
+
+    def __init__(self, opinion: Opinion, drafter: SegmentDrafter) -> None:
+        self.opinion, self.drafter = opinion, drafter
+        self.layers, self.wants_q = opinion.layers, opinion.wants_q
+
+    def __call__(self, block: Block) -> Tensor:
+        """The opinion on each row's segment [B, K], 0 where there is no finished one."""
+        if not block.draft_ids.shape[1]:
+            return torch.zeros(block.draft_ids.shape, device=block.logits.device)
+        whole = torch.tensor(self.drafter.lengths, device=block.logits.device)
+        finished = (whole > 0) & (whole == block.valid.sum(-1))
+        score = torch.where(finished, self.opinion.score(block, self.drafter), 0.0)
+        return score[:, None].expand(block.draft_ids.shape)
