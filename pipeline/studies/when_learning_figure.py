@@ -1,0 +1,72 @@
+"""The figure of the study `when_learning_pays`, and the finished runs that are published already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gistgate.files import read_json
+from pipeline.figures import STYLE, looks, plt
+
+PUBLISHED = {
+    "similar": "docs/results/summary.json",
+    "neutral": "docs/results/beside/neutral.json",
+    "similar, seed 2": "docs/results/beside/seed-2.json",
+}
+"""Full-sized runs, by what they are called in the figure."""
+METHODS = ("autojudge", "prob", "prob-ratio", "typical", "kl-judge", "fly", "exact")
+"""What is shown, the learned gate first."""
+
+
+def published() -> list[dict[str, Any]]:
+    """The published runs as points."""
+    found = []
+    for name, path in PUBLISHED.items():
+        summary = read_json(Path(path))
+        row = {"point": name, "seed": summary["seed"], "budget": summary["headline_budget"]}
+        found.append({**row, "methods": summary["methods"], "published": path})
+    return found
+
+
+def label(point: dict[str, Any]) -> str:
+    """How a point is called below the axis."""
+    if point.get("published"):
+        return f"{point['point']}\n(published)"
+    return point["point"] if point["seed"] == 1 else f"{point['point']}\nseed {point['seed']}"
+
+
+def lead(point: dict[str, Any]) -> float:
+    """Mean accepted length of the gate over that of the best rule that needs no training (strict decoding included)."""
+    tau = {name: row["mean_accepted_length"] for name, row in point["methods"].items()}
+    return tau["autojudge"] / max(tau[name] for name in METHODS[1:] if name in tau)
+
+
+def draw(points: Sequence[dict[str, Any]]) -> plt.Figure:
+    """Mean accepted length of every method at each point; below it the gate's lead.
+
+    Full-sized published runs have hollow marks: their certificates come from more prompts than the study's.
+    """
+    look, places = looks(METHODS), range(len(points))
+    with plt.rc_context(STYLE):
+        size = (max(6.0, 1.5 + 0.8 * len(points)), 5.5)
+        figure, (upper, lower) = plt.subplots(
+            2, 1, figsize=size, sharex=True, height_ratios=(3, 1), layout="constrained"
+        )
+        for name in METHODS:
+            shown = [(at, point["methods"][name], point) for at, point in enumerate(points) if name in point["methods"]]
+            for order, (at, row, point) in enumerate(shown):
+                colour, marker = look[name]
+                face = "none" if point.get("published") else colour
+                upper.plot(
+                    at, row["mean_accepted_length"], marker, color=colour, mfc=face, label=None if order else name
+                )
+        lower.bar(places, [lead(point) - 1 for point in points], bottom=1, width=0.5, color="0.6")
+        lower.axhline(1, color="0.3", linewidth=0.8)
+        budgets = sorted({point["budget"] for point in points})
+        upper.set(ylabel="tokens per target forward")
+        upper.set_title(f"certified loss below {' or '.join(f'{b:.0%}' for b in budgets)}")
+        lower.set(ylabel="gate / best other")
+        lower.set_xticks(places, [label(point) for point in points], rotation=45, ha="right")
+        upper.legend(ncols=2, fontsize=8)
+    return figure
