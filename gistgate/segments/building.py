@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -12,6 +12,7 @@ from gistgate.errors import UserError
 from gistgate.segments.boundaries import Boundaries
 from gistgate.segments.drafter import SegmentDrafter
 from gistgate.segments.judges import Opinion, SegmentJudge
+from gistgate.segments.rewriting import RewritingDrafter
 from gistgate.segments.rule import SegmentRule
 
 
@@ -24,17 +25,26 @@ def segment_decoder(
     *,
     style: str,
     limit: int,
+    replacement: Literal["token", "segment"] = "token",
     **parts: Any,
 ) -> Decoder:
     """A decoder whose draft is one segment of at most `limit` tokens, judged by `opinion`.
 
     Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again.
 
+    `replacement` is what the target writes in place of a refused segment before the next one is judged: one token, or
+    its own segment to the end.
+
     Raises:
-        UserError: an unknown style, or a limit that leaves no room for a segment.
+        UserError: an unknown style or replacement, a limit that leaves no room for a segment, the compiled engine.
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
-    drafter = SegmentDrafter(draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
+    if parts.get("engine", "eager") != "eager":  # its programs draft tokens and know no boundary
+        raise UserError("Segments are drafted by the eager engine alone. Leave engine out, or take a token rule.")
+    kinds = {"token": SegmentDrafter, "segment": RewritingDrafter}
+    if replacement not in kinds:
+        raise UserError(f"There is no replacement '{replacement}' of a refused segment. Use token or segment.")
+    drafter = kinds[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
     gate = SegmentJudge(opinion, drafter)
     return Decoder(target, drafter, rule, limit, gate=gate, tokenizer=tokenizer, **parts)
