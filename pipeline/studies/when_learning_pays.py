@@ -51,10 +51,10 @@ POINTS: dict[str, dict[str, Any]] = {
 """What differs from params.yaml at each point, one dial at a time."""
 
 
-def rule_method(name: str, **fixed: Any) -> dict[str, Any]:
+def rule_method(name: str) -> dict[str, Any]:
     """A method block with the knob, grid and variants that a rule declares."""
     rule = RULES[name]
-    block = {"rule": name, "drafter": "model", "fixed": fixed, "knob": rule.knob, "grid": list(rule.grid)}
+    block = {"rule": name, "drafter": "model", "knob": rule.knob, "grid": list(rule.grid)}
     return {**block, "variants": [dict(variant) for variant in rule.variants]}
 
 
@@ -62,10 +62,11 @@ SIZES: dict[str, Any] = {
     "pair_training": {"min_target_accuracy": 0.0},
     "prompts": {"train": 240, "development": 200, "calibration": 800, "test": 600},
     "train": {"heads": ["logistic"]},
-    "methods": {"free": {"random": None, "kl-judge": rule_method("kl-judge"), "typical": rule_method("typical")}},
+    "methods": {"free": {"random": None, **{name: rule_method(name) for name in ("ensemble", "kl-judge", "typical")}}},
     "benchmark": {"prompts": 2, "repeats": 1},
 }
-"""Sizes and methods of all points; None takes a method away. `typical` is the rule that reads the entropy."""
+"""Sizes and methods of all points; None takes a method away. `ensemble` is the best rule without training in the large
+table, `typical` the one that reads the entropy."""
 
 
 def main() -> None:

@@ -113,3 +113,24 @@ def test_the_figure_shows_published_and_new_points(monkeypatch):
     assert [text.get_text() for text in lower.get_xticklabels()][-1] == "skew-0\nseed 2"
     assert len(lower.patches) == len(points)
     assert {"autojudge", "fly", "exact"} <= {text.get_text() for text in upper.get_legend().get_texts()}
+
+
+def test_the_page_shows_the_published_figures(monkeypatch):
+    monkeypatch.chdir(study.ROOT)
+    points = when_learning_figure.published()
+    page = (study.ROOT / "docs" / "when-learning-pays.md").read_text()
+    shown = page.split("<!-- published: begin -->\n")[1].split("<!-- published: end -->")[0].splitlines()
+    wanted = [
+        f"| {name} | {' | '.join(cell(point, name) for point in points)} |" for name in when_learning_figure.METHODS
+    ]
+    leads = " | ".join(f"{when_learning_figure.lead(point):.2f}" for point in points)
+    assert shown[2:] == [*wanted, f"| gate / best other | {leads} |"]
+    assert all(f"`{name}`" in page for name in study.POINTS)
+
+
+def cell(point: dict, name: str) -> str:
+    if name not in point["methods"]:
+        return "–"
+    row = point["methods"][name]
+    bound = "not certified" if row["certified_bound"] is None else f"{100 * row['certified_bound']:.1f}"
+    return f"{row['mean_accepted_length']:.2f} ({bound})"
