@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json
+from gistgate.gates.config import build
 from gistgate.gates.identity import ModelIdentity, check_model, identify_model
 from gistgate.segments.probes import Probe
 
@@ -56,13 +57,11 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
     """
     folder = Path(folder)
     config, tensors = read_json(folder / "config.json"), load_tensors(folder / "model.safetensors")
-    if config.get("format") != FORMAT or not {"style", "limit", *ROLES} <= config.keys():
-        raise UserError(f"{folder}/config.json describes no probes of format {FORMAT}. Train them again.")
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
-        check_model(role, ModelIdentity(**config[role]["model"]), model)
-        width = model.config.get_text_config().hidden_size
-        probe = Probe(width, config[role]["hidden_size"], config[role]["pooling"])
+        identity, hidden_size, pooling = described(config, role, folder / "config.json")
+        check_model(role, identity, model)
+        probe = Probe(model.config.get_text_config().hidden_size, hidden_size, pooling)
         own = {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
         want = {name: tuple(t.shape) for name, t in probe.state_dict().items()}
         if want != {name: tuple(t.shape) for name, t in own.items()}:
@@ -74,3 +73,22 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
         probe.load_state_dict(own)
         probes[role] = probe.eval().requires_grad_(False)
     return Probes(probes["target"], probes["draft"], config["style"], config["limit"])
+
+
+def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, str]:
+    """Whose states a probe reads, its hidden units and its pooling.
+
+    Raises:
+        UserError: another format, or an entry that is missing or of another kind.
+    """
+    try:
+        if config["format"] != FORMAT or not isinstance(config["style"], str):
+            raise ValueError(f"format {FORMAT} and a style are expected")
+        sizes = {"limit": config["limit"], "hidden_size": config[role]["hidden_size"]}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name} is {size!r}, but it counts from 1")
+        return build(ModelIdentity, config[role]["model"]), sizes["hidden_size"], config[role]["pooling"]
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error

@@ -56,3 +56,23 @@ def test_other_models_and_other_poolings_are_refused(tmp_path):
     write_json(tmp_path / "config.json", config)
     with pytest.raises(UserError, match="pooling attention"):
         load_probes(tmp_path, TARGET, DRAFT)
+
+
+DAMAGE = {
+    "a list": lambda config: [config],
+    "no probe": lambda config: {**config, "target": 3},
+    "no style": lambda config: {**config, "style": None},
+    "no limit": lambda config: {**config, "limit": "x"},
+    "no pooling": lambda config: {**config, "draft": {**config["draft"], "pooling": "max"}},
+    "no size": lambda config: {**config, "draft": {**config["draft"], "hidden_size": -4}},
+    "no model": lambda config: {**config, "draft": {**config["draft"], "model": {"fingerprint": "0"}}},
+    "another format": lambda config: {**config, "format": 99},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_description_is_refused_with_a_remedy(tmp_path, damage):
+    saved(tmp_path)
+    write_json(tmp_path / "config.json", DAMAGE[damage](read_json(tmp_path / "config.json")))
+    with pytest.raises(UserError, match=r"Restore it or train|no pooling 'max'"):
+        load_probes(tmp_path, TARGET, DRAFT)
