@@ -1,0 +1,237 @@
+"""Several drafters, of which every row has the one that promises most; and none any more where drafting does not pay.
+
+A proposal of n tokens that are each accepted with probability a is worth tau = 1 + a + .. + a^n tokens for the price of
+v + n c plain forwards. The speed tau / (v + n c) decides: the row takes the drafter with the highest one, of those
+whose match is long enough and which find something, and gives up when none exceeds 1.
+
+Axis letters: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Acceptance, Block, Sampling
+from gistgate.decoding.cache import RowCache
+from gistgate.drafters.base import Draft, Drafter
+from gistgate.drafters.chains import TextDrafter
+from gistgate.errors import UserError
+
+
+@dataclass(frozen=True)
+class Option:
+    """A drafter to choose from, and when."""
+
+    drafter: Drafter
+    cost: float = 0.0
+    """c: a drafted token in plain forwards of the target."""
+    min_match: int = 0
+    """Only where the latest so many tokens of the text occurred in it before; 0: always."""
+
+
+@dataclass(frozen=True)
+class Recent:
+    """How often a drafter's tokens were accepted lately, in one row."""
+
+    accepted: float
+    tested: float
+    """Accepted ones and the first refused one of every round."""
+
+    @property
+    def rate(self) -> float:
+        """a, in [0, 1]."""
+        return self.accepted / self.tested
+
+    def after(self, proposed: int, accepted: int, memory: float) -> Recent:
+        """With another round; what was before counts `memory` times as much."""
+        tested = accepted + (accepted < proposed)
+        return Recent(self.accepted * memory + accepted, self.tested * memory + tested)
+
+
+def speed(rate: float, num: int, cost: float, verify: float) -> float:
+    """Expected tokens of a round per plain forward: tau / (v + n c)."""
+    return sum(rate**step for step in range(num + 1)) / (verify + num * cost)
+
+
+class ChoiceDrafter:
+    """One drafter for every row and round, or none."""
+
+    def __init__(
+        self,
+        options: Sequence[Option],
+        verify: float = 1.0,
+        *,
+        block: int = 8,
+        prior: float = 0.8,
+        weight: float = 4.0,
+        memory: float = 0.9,
+    ) -> None:
+        """Choose among `options`; of equal promises the earlier one.
+
+        Args:
+            options: drafters of chains, of which at most one has a model.
+            verify: v, reading a draft in plain forwards of the target.
+            block: K, tokens that promises are compared at. Not those of the round, which end with the longest row's
+                room: no row's choice depends on its neighbours.
+            prior: acceptance that a drafter begins every request with.
+            weight: tested tokens that the prior counts for.
+            memory: what a round counts for after the next one.
+
+        Raises:
+            UserError: nothing to choose from, trees, two models, or a number out of its range.
+        """
+        drafters = [option.drafter for option in options]
+        with_model = [place for place, one in enumerate(drafters) if not isinstance(one, TextDrafter)]
+        if not options or len(with_model) > 1 or any(getattr(one, "nodes", None) for one in drafters):
+            raise UserError("choice: the options are one or more drafters of chains, at most one of them a model.")
+        if (
+            verify <= 0
+            or block < 1
+            or min(one.cost for one in options) < 0
+            or min(one.min_match for one in options) < 0
+        ):
+            raise UserError(
+                f"choice: verify {verify:g} is above 0, block {block} is 1 or more, cost and min_match are 0 or more. "
+                "Change the one that is not."
+            )
+        if not 0 <= prior <= 1 or weight <= 0 or not 0 < memory <= 1:
+            raise UserError(
+                f"choice: prior {prior:g} lies in [0, 1], weight {weight:g} is above 0, memory {memory:g} in (0, 1]."
+            )
+        self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
+        self.gives_q = all(one.gives_q for one in drafters)
+        self.layers: frozenset[str] = frozenset().union(*(getattr(one, "layers", ()) for one in drafters))
+        self.counts: Counter[str] = Counter()
+        """Rounds of a row by outcome: the place of the option, "none" where nothing was found, "gave up"."""
+        self._fresh = Recent(prior * weight, weight)
+        self._keeper = with_model[0] if with_model else 0
+        if with_model:
+            self.model: Any = drafters[self._keeper].model  # type: ignore[attr-defined]
+        self._begin(1)
+
+    def _begin(self, batch: int) -> None:
+        self.rows = [[self._fresh] * len(self.options) for _ in range(batch)]
+        self._taken: list[tuple[int, int]] = [(-1, 0)] * batch
+        """Of each row the option that was taken and the tokens it proposed."""
+        self._asked: list[int] = []
+
+    def start(self, batch: int) -> None:
+        self._begin(batch)
+        for option in self.options:
+            option.drafter.start(batch)
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        drafts: dict[int, Draft] = {}
+        if len(self.rows) != len(texts):
+            self.start(len(texts))
+        for row, text in enumerate(texts):
+            self._taken[row] = (-1, 0)
+            wishes = self.wishes(row, text)
+            for place in wishes or ():
+                if place not in drafts:
+                    drafts[place] = self.options[place].drafter.propose(
+                        texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
+                    )
+                if found := int(drafts[place].valid[row].sum()):
+                    self._taken[row] = (place, found)
+                    break
+            taken = self._taken[row][0]
+            self.counts["gave up" if wishes is None else "none" if taken < 0 else str(taken)] += 1
+        self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
+        joined = join(drafts, self._taken, vocabulary)
+        if not joined.ids.shape[1]:  # an empty draft is never settled
+            self._settle([0] * len(texts))
+        return joined
+
+    def wishes(self, row: int, text: Sequence[int]) -> list[int] | None:
+        """Options worth asking, the most promising first; None when none ever will be in this request."""
+        speeds = [
+            speed(recent.rate, self.block, option.cost, self.verify)
+            for option, recent in zip(self.options, self.rows[row], strict=True)
+        ]
+        paying = [place for place, found in enumerate(speeds) if found > 1]
+        if not paying:  # now nothing is tried any more, so that no rate will change
+            return None
+        longest = max(self.options[place].min_match for place in paying)
+        match = match_length(text, longest)
+        paying = [place for place in paying if self.options[place].min_match <= match]
+        return sorted(paying, key=lambda place: -speeds[place])
+
+    def observe(self, block: Block, acceptance: Acceptance) -> None:
+        """Let those learn that do."""
+        for option in self.options:
+            if (observe := getattr(option.drafter, "observe", None)) is not None:
+                observe(block, acceptance)
+
+    def settle(self, accepted: Sequence[int]) -> None:
+        for row, ((place, found), num) in enumerate(zip(self._taken, accepted, strict=True)):
+            if place >= 0:
+                self.rows[row][place] = self.rows[row][place].after(found, num, self.memory)
+        self._settle(accepted)
+
+    def _settle(self, accepted: Sequence[int]) -> None:
+        """Tell those that proposed what stayed: nothing where a row took another one's."""
+        for asked in self._asked:
+            mine = [num if place == asked else 0 for (place, _), num in zip(self._taken, accepted, strict=True)]
+            self.options[asked].drafter.settle(mine)
+        self._asked = []
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows, self._taken = [self.rows[row] for row in rows], [self._taken[row] for row in rows]
+        for option in self.options:
+            option.drafter.select(rows)
+
+    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+        self.start(len(texts))
+        return self.options[self._keeper].drafter.read(texts)
+
+    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
+        return self.options[self._keeper].drafter.snapshot(rows)
+
+    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        self.start(len(lengths))
+        self.options[self._keeper].drafter.restore(caches, lengths)
+
+
+def match_length(text: Sequence[int], most: int) -> int:
+    """The longest end of the text, of at most `most` tokens, that occurred in it before."""
+    for length in range(min(most, len(text) - 1), 0, -1):
+        end = list(text[-length:])
+        if any(text[s] == end[0] and list(text[s : s + length]) == end for s in range(len(text) - length)):
+            return length
+    return 0
+
+
+def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary: int) -> Draft:
+    """Of each row the draft that was taken; with probabilities where one has some; tokens of others are certain."""
+    widest = max((found for _, found in taken), default=0)
+    ids = torch.zeros(len(taken), widest, dtype=torch.long)
+    for row, (place, found) in enumerate(taken):
+        if found:
+            ids[row, :found] = drafts[place].ids[row, :found].cpu()
+    valid = torch.arange(widest) < torch.tensor([found for _, found in taken])[:, None]
+    forwards = sum(draft.forwards for draft in drafts.values())
+    given = {place: draft.q for place, draft in drafts.items() if draft.q is not None}
+    if not given or not widest:
+        return Draft(ids, valid, None, forwards)
+    like = next(iter(given.values()))
+    q_BKV = torch.nn.functional.one_hot(ids, vocabulary).to(like)
+    for row, (place, found) in enumerate(taken):
+        if place in given:
+            q_BKV[row, :found] = given[place][row, :found]
+    return Draft(ids, valid, q_BKV, forwards)
