@@ -39,11 +39,17 @@ class Semantic:
         self.target, self.draft = target.eval(), None if draft is None else draft.eval()
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        target: Tensor = self.target(block.hidden["post"][:, :-1], block.valid).sigmoid()
+        self._follow(block.logits.device)
+        target: Tensor = self.target(block.hidden["post"][:, :-1].to(block.logits.device), block.valid).sigmoid()
         if self.draft is None:
             return target
         draft: Tensor = self.draft(drafter.states.to(target.device), block.valid).sigmoid()
         return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
+
+    def _follow(self, device: torch.device) -> None:
+        for probe in (self.target, self.draft):
+            if probe is not None and probe.first.weight.device != device:  # a probe folder is read into main memory
+                probe.to(device)
 
 
 class MeanLogprob:

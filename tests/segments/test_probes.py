@@ -1,11 +1,14 @@
 """Probes: pooling ignores padding, and a folder fits only the models it was made for."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.segments.files import Probes, load_probes
+from gistgate.segments.judges import Semantic
 from gistgate.segments.probes import POOLINGS, Probe
 from tests.architectures import pair, tiny_model
 
@@ -76,3 +79,11 @@ def test_a_damaged_description_is_refused_with_a_remedy(tmp_path, damage):
     write_json(tmp_path / "config.json", DAMAGE[damage](read_json(tmp_path / "config.json")))
     with pytest.raises(UserError, match=r"Restore it or train|no pooling 'max'"):
         load_probes(tmp_path, TARGET, DRAFT)
+
+
+def test_probes_follow_the_models_device():
+    """The device "meta" stands for an accelerator: its tensors cannot be mixed with the main memory's either."""
+    states, valid = torch.zeros(2, 4, 8, device="meta"), torch.ones(2, 3, dtype=torch.bool, device="meta")
+    block = SimpleNamespace(logits=states, hidden={"post": states}, valid=valid)
+    score = Semantic(Probe(8, 4), Probe(8, 4)).score(block, SimpleNamespace(states=states[:, 1:]))
+    assert score.device.type == "meta" and score.shape == (2,)
