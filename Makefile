@@ -18,7 +18,7 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro table certify test quality smoke ui publish bench format
+.PHONY: help install repro table certify retrieval test quality smoke ui publish bench format
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -31,6 +31,9 @@ table: $(STAMP)  ## compare every rule of the library at the headline budget; sh
 
 certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
 	dvc repro certify/dvc.yaml
+
+retrieval: $(STAMP)  ## build the datastore of the target's states along the training prompts
+	dvc repro retrieval/dvc.yaml
 
 test: $(STAMP)  ## run the tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
