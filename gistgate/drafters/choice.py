@@ -69,7 +69,7 @@ class ChoiceDrafter:
         *,
         block: int = 8,
         prior: float = 0.8,
-        weight: float = 4.0,
+        weight: float = 16.0,
         memory: float = 0.9,
     ) -> None:
         """Choose among `options`; of equal promises the earlier one.
@@ -80,7 +80,7 @@ class ChoiceDrafter:
             block: K, tokens that promises are compared at. Not those of the round, which end with the longest row's
                 room: no row's choice depends on its neighbours.
             prior: acceptance that a drafter begins every request with.
-            weight: tested tokens that the prior counts for.
+            weight: tested tokens that the prior counts for: few give up after one unlucky round.
             memory: what a round counts for after the next one.
 
         Raises:
