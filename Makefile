@@ -18,7 +18,7 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro table certify retrieval test quality smoke ui publish bench format
+.PHONY: help install repro table certify retrieval segments test quality smoke ui publish bench format
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,6 +34,9 @@ certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and 
 
 retrieval: $(STAMP)  ## build the datastore of the target's states along the training prompts
 	dvc repro retrieval/dvc.yaml
+
+segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
+	dvc repro segments/dvc.yaml
 
 test: $(STAMP)  ## run the tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.parts import GateLike
 from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
 from gistgate.segments.boundaries import Boundaries
@@ -26,11 +27,14 @@ def segment_decoder(
     style: str,
     limit: int,
     replacement: Literal["token", "segment"] = "token",
+    token_gate: GateLike | None = None,
+    risk: float = 0.1,
     **parts: Any,
 ) -> Decoder:
     """A decoder whose draft is one segment of at most `limit` tokens, judged by `opinion`.
 
-    Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again.
+    Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again. Where a
+    `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`.
 
     `replacement` is what the target writes in place of a refused segment before the next one is judged: one token, or
     its own segment to the end.
@@ -46,5 +50,5 @@ def segment_decoder(
     if replacement not in kinds:
         raise UserError(f"There is no replacement '{replacement}' of a refused segment. Use token or segment.")
     drafter = kinds[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
-    gate = SegmentJudge(opinion, drafter)
+    gate = SegmentJudge(opinion, drafter, token_gate, risk)
     return Decoder(target, drafter, rule, limit, gate=gate, tokenizer=tokenizer, **parts)

@@ -1,4 +1,4 @@
-"""What stands in the gate's place when segments are judged: one number per row, the same at all its positions.
+"""What stands in the gate's place when segments are judged: one number per row, at all its positions.
 
 A segment that the length limit cut is no segment and gets 0.
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Block
+from gistgate.decoding.parts import GateLike
 from gistgate.segments.drafter import SegmentDrafter
 from gistgate.segments.probes import Probe
 
@@ -77,17 +78,24 @@ class Constant:
 
 
 class SegmentJudge:
-    """An opinion as the gate of a decoder."""
+    """An opinion as the gate of a decoder, beside a token gate where one is given."""
 
-    def __init__(self, opinion: Opinion, drafter: SegmentDrafter) -> None:
-        self.opinion, self.drafter = opinion, drafter
-        self.layers, self.wants_q = opinion.layers, opinion.wants_q
+    def __init__(
+        self, opinion: Opinion, drafter: SegmentDrafter, token_gate: GateLike | None = None, risk: float = 0.1
+    ) -> None:
+        """Judge by `opinion`; inside refused segments a token passes where P(harm) <= `risk` for the token gate."""
+        self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
+        self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
+        self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
 
     def __call__(self, block: Block) -> Tensor:
-        """The opinion on each row's segment [B, K], 0 where there is no finished one."""
+        """The opinion on each row's segment [B, K], 0 without a finished one; 1 where the token gate is sure."""
         if not block.draft_ids.shape[1]:
             return torch.zeros(block.draft_ids.shape, device=block.logits.device)
         whole = torch.tensor(self.drafter.lengths, device=block.logits.device)
         finished = (whole > 0) & (whole == block.valid.sum(-1))
         score = torch.where(finished, self.opinion.score(block, self.drafter), 0.0)
-        return score[:, None].expand(block.draft_ids.shape)
+        score = score[:, None].expand(block.draft_ids.shape)
+        if self.token_gate is None:
+            return score
+        return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)

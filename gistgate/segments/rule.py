@@ -51,21 +51,19 @@ class SegmentRule(Superset):
             raise UserError("segment judges by an opinion on the segment, and none was given. Use segment_decoder().")
         if not block.draft_ids.shape[1]:
             return block.valid
-        whole_B = self._whole(block)
+        stays_BK = self._stays(block, block.gate_probs)
         if self.shortcut == "top2":
-            finished_B = block.gate_probs[:, 0] > 0
-            whole_B = whole_B | (finished_B & ((block.draft_rank < 2) | ~block.valid).all(-1))
-        stays_BK = whole_B[:, None].expand(block.draft_ids.shape)
+            finished_B = ((block.gate_probs > 0) | ~block.valid).all(-1)
+            among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
+            stays_BK = stays_BK | (finished_B & among_B)[:, None]
         if not self.partial or self.ratio == 1:
             return stays_BK
         gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
         return stays_BK | (gap_BK >= math.log(self.ratio))
 
-    def _whole(self, block: Block) -> Tensor:
-        """Segments that stay as they are [B]."""
-        assert block.gate_probs is not None
-        opinion_B = block.gate_probs[:, 0]
-        return (opinion_B >= self.threshold) & (opinion_B > 0)  # 0: no finished segment
+    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        """Where the opinion is good enough [B, K]: everywhere in a row, or where a token gate is sure."""
+        return (opinion_BK >= self.threshold) & (opinion_BK > 0)  # 0: no finished segment
 
 
 @dataclass(frozen=True)
@@ -80,7 +78,7 @@ class SegmentDraw(SegmentRule):
     grid: ClassVar[tuple[float, ...]] = ()
     needs: ClassVar[frozenset[str]] = frozenset({"gate", "uniforms"})
 
-    def _whole(self, block: Block) -> Tensor:
-        assert block.gate_probs is not None and block.uniforms is not None
+    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        assert block.uniforms is not None
         # The first position's number also decides its strict test; the fractional part of a multiple is fresh enough.
-        return (block.uniforms[:, 0] * 4096.0) % 1.0 < block.gate_probs[:, 0]
+        return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK

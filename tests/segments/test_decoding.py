@@ -100,6 +100,29 @@ def test_a_token_ratio_inside_refused_segments_keeps_more():
     assert shorter < sum(a.statistics.forwards for a in decode(MeanLogprob(), STRICT))
 
 
+def test_a_token_gate_speaks_inside_refused_and_cut_segments():
+    """It finds the first two tokens of a row harmless: these stay where the segment does not."""
+
+    class FirstTwo:
+        layers, wants_q = frozenset(), False
+
+        def __call__(self, block):
+            place = torch.arange(block.draft_ids.shape[1])
+            return torch.where(place < 2, 0.95, 0.2).expand(block.draft_ids.shape)
+
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0]).expand(2, 4, 4)
+    block = Block(torch.full((2, 3), 2), torch.ones(2, 3, dtype=torch.bool), logits)
+    decoder = segment_decoder(
+        TARGET, DRAFT, TOKENIZER, Constant(0.7), STRICT, style=STYLE, limit=8, token_gate=FirstTwo(), risk=0.1
+    )
+    decoder.parts.drafter.lengths = [3, 0]
+    judged = block.with_gate(decoder.parts.gate)
+    assert judged.gate_probs[0].tolist() == pytest.approx([1.0, 1.0, 0.7])
+    assert judged.gate_probs[1].tolist() == [1.0, 1.0, 0.0]
+    assert SegmentRule(threshold=0.8).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [[True] * 3, [True, True, False]]
+
+
 def test_the_mean_logprob_of_an_equal_draft_is_one():
     decoder = segment_decoder(TARGET, TARGET, TOKENIZER, MeanLogprob(), SegmentRule(), style=STYLE, limit=8)
     answers = decoder.generate(PROMPTS, max_new_tokens=40)

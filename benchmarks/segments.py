@@ -1,0 +1,66 @@
+"""When do segments beat tokens: speed by segment length, share of accepted segments and quality of the draft.
+
+    python -m benchmarks.segments [prompts]
+
+Needs the embedded pair and data/prompts. The opinion is a constant, so that the share of accepted segments is set and
+the texts mean nothing; the draft gets worse by noise on its weights, in standard deviations of each. Writes
+benchmarks/results/segments.json.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.files import write_json
+from gistgate.segments.building import segment_decoder
+from gistgate.segments.judges import Constant
+from gistgate.segments.rule import SegmentDraw
+from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.pairs import Pair, load_pair
+from pipeline.params import MethodParams, read_params
+from pipeline.segments.benchmark import race
+
+STYLES = {"clause": (r"re:[,.\n]\s*$", 16), "sentence": ("sentence", 24)}
+RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
+NOISES = (0.0, 0.1, 0.2)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    params = read_params()
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    prompts = read_prompts("test")[:number]
+    report = {}
+    for noise in NOISES:
+        pair = worse(load_pair(params), noise, params.seed)
+        report[f"noise {noise:g}"] = race(decoders(pair), prompts, request_of(prompts, pair), 2)
+    write_json(Path("benchmarks/results/segments.json"), {"prompts": number, "by_draft": report})
+
+
+def decoders(pair: Pair) -> dict[str, Decoder]:
+    """Strict tokens at three K, and both kinds of segments at every share of accepted ones."""
+    found = {f"tokens, K = {k}": make_decoder(pair, MethodParams("exact"), {}, k) for k in (2, 4, 8)}
+    for name, (style, limit) in STYLES.items():
+        for rate in RATES:
+            found[f"{name}s, {rate:g} accepted"] = segment_decoder(
+                pair.target, pair.draft, pair.tokenizer, Constant(rate), SegmentDraw(), style=style, limit=limit,
+                vocabulary=len(pair.tokenizer),
+            )  # fmt: skip
+    return found
+
+
+def worse(pair: Pair, noise: float, seed: int) -> Pair:
+    """The pair with noise on the draft's weights; `noise` in standard deviations of each tensor."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in pair.draft.parameters():
+            weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=generator))
+    return pair
+
+
+if __name__ == "__main__":
+    main()

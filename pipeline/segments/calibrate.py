@@ -1,0 +1,147 @@
+"""Find for every way of judging segments the loosest value whose loss is certified at the headline budget.
+
+    python -m pipeline.segments.calibrate
+
+Reads data/prompts, data/reference, models/heads and models/segments, writes reports/segments/calibration. Development
+prompts choose two values at most; these are decoded on the calibration prompts from strict to loose until one fails.
+Decoded values wait in the scratch folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.stats import norm
+
+from pipeline.stage import run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+from gistgate.decoding.statistics import Statistics, total
+from gistgate.files import read_json_lines, write_json, write_json_lines
+from gistgate.segments.files import load_probes
+from pipeline.arms import strict_scores
+from pipeline.binding import gate_hash
+from pipeline.certify import fixed_sequence
+from pipeline.decode import read_prompts, run_split
+from pipeline.pairs import load_pair
+from pipeline.params import Params, read_params
+from pipeline.scratch import SCRATCH, fingerprint, sources
+from pipeline.segments.methods import METHODS, Method
+from pipeline.segments.params import read_segment_params
+from pipeline.segments.train import FOLDER
+from pipeline.served import load_gate
+from pipeline.tango import Array
+from pipeline.tasks import load_task
+from pipeline.workers import side_by_side
+
+REPORTS = Path("reports/segments/calibration")
+SETTINGS = 2
+"""Values per method that development prompts may send to certification."""
+
+
+def main() -> None:
+    params = read_params()
+    side_by_side(calibrator, params, list(METHODS), params.decoding.workers, "calibrate", "method")
+
+
+def calibrator(params: Params) -> Callable[[str], None]:
+    """Calibrates one method after another on the same pair and prompts."""
+    bench = Bench(params)
+    return lambda name: write_json(REPORTS / f"{name}.json", calibrate(bench, name))
+
+
+class Bench:
+    """Pair, task, prompts, references and probes, shared by all methods."""
+
+    def __init__(self, params: Params) -> None:
+        self.params, self.pair, self.task = params, load_pair(params), load_task(params)
+        self.probes, self.own = load_probes(FOLDER, self.pair.target, self.pair.draft), read_segment_params()
+        self.gate = load_gate(self.own.head, self.pair)
+        self.prompts = {split: read_prompts(split) for split in ("development", "calibration")}
+        self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
+        self.name = fingerprint(
+            FOLDER, gate_hash(self.gate), self.own.risk, *self.pair.files,
+            *(Path(f"data/prompts/{split}.jsonl") for split in self.prompts), params.seed,
+            *sources("gistgate.segments", "gistgate.decoding", "gistgate.rules", "pipeline.segments.methods"),
+        )  # fmt: skip
+
+    def decoded(self, name: str, value: float, split: str) -> tuple[Array, Statistics]:
+        """Differences strict - loose [N] and what was counted."""
+        path = SCRATCH / f"segment-calibrate-{self.name}" / f"{name}-{value:g}-{split}.jsonl"
+        if not path.exists():
+            decoder = METHODS[name].decoder(self.pair, self.probes, value, self.gate, self.own.risk)
+            done = run_split(
+                decoder, self.task, self.pair, self.prompts[split], self.params, f"{name} {value:g}, {split}"
+            )
+            write_json_lines(path, [{"score": o.score, "statistics": o.statistics.as_dict(timed=False)} for o in done])
+        rows = read_json_lines(path)
+        counted = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
+        return self.strict[split] - np.array([row["score"] for row in rows], float), counted
+
+
+def calibrate(bench: Bench, name: str) -> dict[str, Any]:
+    """One method: what development saw, what was tested, and what is certified."""
+    method, budget = METHODS[name], bench.params.headline_budget
+    if not method.certified:
+        return {"certified": None, "calibration": [point(bench, name, method.grid[0], "calibration")]}
+    seen = develop(bench, name, method, budget)
+    values = promising(seen, bench.params, budget)
+    tested: list[dict[str, Any]] = []
+    verdict = fixed_sequence(differences(bench, name, values, tested), budget, bench.params.calibrate.confidence)
+    for one, bound in zip(tested, verdict.bounds, strict=True):
+        one["bound"] = asdict(bound)
+    certified = None if verdict.passed is None else values[verdict.passed]
+    return {"certified": certified, "budget": budget, "development": seen, "calibration": tested}
+
+
+def develop(bench: Bench, name: str, method: Method, budget: float) -> list[dict[str, Any]]:
+    """The grid on development prompts, until the loss is twice the budget."""
+    seen = []
+    for value in method.grid:
+        seen.append(point(bench, name, value, "development"))
+        if seen[-1]["loss"] > 2 * budget:
+            break
+    return seen
+
+
+def promising(seen: Sequence[dict[str, Any]], params: Params, budget: float) -> list[float]:
+    """The values to test, strict to loose: the loosest that should pass, and the one before it.
+
+    A value should pass where its loss leaves room below the budget for the bound and the reserve, both in standard
+    errors of a calibration split.
+    """
+    errors = norm.ppf(params.calibrate.confidence) + params.calibrate.reserve
+    fitting = [
+        one["value"]
+        for one in seen
+        if one["loss"] + errors * one["deviation"] / params.prompts.calibration**0.5 <= budget
+    ]
+    return (fitting or [seen[0]["value"]])[-SETTINGS:]
+
+
+def differences(bench: Bench, name: str, values: list[float], tested: list[dict[str, Any]]) -> Iterator[Array]:
+    """Calibration differences of each value, decoded only when the sequence gets there."""
+    for value in values:
+        tested.append(point(bench, name, value, "calibration"))
+        yield bench.decoded(name, value, "calibration")[0]
+
+
+def point(bench: Bench, name: str, value: float, split: str) -> dict[str, Any]:
+    """What a value costs and saves on a split."""
+    d, counted = bench.decoded(name, value, split)
+    return {
+        "value": value,
+        "loss": float(d.mean()),
+        "deviation": float(d.std()),
+        "tau": counted.mean_accepted_length,
+        "loose_per_100": counted.loose_per_100,
+        "draft_forwards_per_token": counted.draft_forwards / max(1, counted.tokens),
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,106 @@
+"""Train the probes of both models, compare them, and keep one of each.
+
+    python -m pipeline.segments.train
+
+Reads data/segments, writes models/segments and reports/segments/probes.json.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.stage import run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+from gistgate.errors import UserError
+from gistgate.files import read_json_lines, write_json
+from gistgate.segments.files import Probes
+from gistgate.segments.probes import POOLINGS
+from pipeline.fitting.split import Parts, split_by_problem
+from pipeline.pairs import load_pair
+from pipeline.params import Params, read_params
+from pipeline.segments.collect import ROLES, SAMPLES
+from pipeline.segments.fitting import fit_probe, measure
+from pipeline.segments.params import LOSSES, SegmentParams, read_segment_params
+from pipeline.segments.states import Examples, examples_of
+
+FOLDER = Path("models/segments")
+
+
+def main() -> None:
+    params, own = read_params(), read_segment_params()
+    pair, rows = load_pair(params), read_json_lines(SAMPLES)
+    if not any(row["segments"] for row in rows):
+        raise UserError(f"{SAMPLES} holds no finished segment. Raise `limit` or choose another `style`.")
+    models = {"target": pair.target, "draft": pair.draft}
+    examples = {role: examples_of(rows, models[role], role, own.judge, own.limit) for role in ROLES}
+    report, probes = {}, {}
+    for role in ROLES:
+        report[role] = compare(examples[role], role, params, own)
+        # Both probes judge what the draft has written.
+        writers = ROLES if role == "target" else ("draft",)
+        probes[role] = Trial(examples[role], params, own).fit(writers, own.pooling, own.loss)
+    Probes(probes["target"], probes["draft"], own.style, own.limit).save(
+        FOLDER, pair.target, pair.draft, settings=asdict(own), seed=params.seed
+    )
+    write_json(Path("reports/segments/probes.json"), report)
+
+
+class Trial:
+    """One model's segments, split by problem."""
+
+    def __init__(self, examples: Examples, params: Params, own: SegmentParams) -> None:
+        self.examples, self.params, self.own = examples, params, own
+        self.parts = split_by_problem(examples.problem, params.train, params.seed)
+
+    def fit(self, writers: tuple[str, ...], pooling: str, loss: str, parts: Parts | None = None) -> Any:
+        """A probe for these choices."""
+        parts = parts or self.parts
+        train, validation = parts.train | parts.calibration, parts.validation
+        one = self.examples
+        return fit_probe(one.where(train), one.where(validation), writers, pooling, loss, self.own, self.params.seed)
+
+    def measure(self, probe: Any, writer: str, parts: Parts | None = None) -> dict[str, Any]:
+        """What it is worth on the test problems, on segments of this writer."""
+        parts = parts or self.parts
+        seen = self.examples.where(parts.train)
+        count = seen.drawn[writer].float()
+        base = float((seen.share * count).sum() / count.sum())
+        return measure(probe, self.examples.where(parts.test), writer, base)
+
+
+def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -> dict[str, Any]:
+    """Poolings and losses, who wrote the training segments, and what a split by sample would have claimed."""
+    trial, report = Trial(examples, params, own), {}
+    both = ROLES if role == "target" else ("draft",)
+    for pooling in POOLINGS:
+        for loss in LOSSES:
+            probe = trial.fit(both, pooling, loss)
+            report[f"{pooling}, {loss}"] = trial.measure(probe, "draft")
+    alone = trial.fit((role,), own.pooling, own.loss)
+    report["own segments only"] = {writer: trial.measure(alone, writer) for writer in dict.fromkeys((role, "draft"))}
+    leaking = by_sample(len(examples.problem), trial.parts, params.seed)
+    probe = trial.fit(both, own.pooling, own.loss, leaking)
+    report["split by sample"] = trial.measure(probe, "draft", leaking)
+    return report
+
+
+def by_sample(num: int, parts: Parts, seed: int) -> Parts:
+    """Parts of the same sizes that divide samples, not problems: neighbours fall on both sides."""
+    order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))
+    found: dict[str, Tensor] = {}
+    for name in ("train", "validation", "calibration", "test"):
+        size = int(getattr(parts, name).sum())
+        found[name] = torch.zeros(num, dtype=torch.bool)
+        found[name][order[:size]] = True
+        order = order[size:]
+    return Parts(**found)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,109 @@
+"""Judges put samples into groups; shares, agreement and the choice of values are plain arithmetic on them."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, BertModel
+
+from gistgate.errors import UserError
+from pipeline.params import read_params
+from pipeline.segments.calibrate import promising
+from pipeline.segments.collect import agreement, shares
+from pipeline.segments.judges import Answer, Embedding, Entailment, Exact, Sample, Value, make_judge
+from pipeline.segments.params import read_segment_params
+from tests.tiny import byte_tokenizer
+
+ROOT = Path(__file__).parents[2]
+OWN = read_segment_params(ROOT / "segments/params.yaml")
+TEXTS = ["It is 3.", "it  is 3.", "So 3.", "So 4."]
+SAMPLES = [Sample(text, f"#### {text[-2]}") for text in TEXTS]
+SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+
+
+def folder(path, kind, **config):
+    """A tiny encoder with its tokenizer."""
+    torch.manual_seed(0)
+    tokenizer = byte_tokenizer(bos=False)
+    kind(BertConfig(vocab_size=len(tokenizer), **SIZES, **config)).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+def nli(path, answer):
+    """An entailment model that always says label `answer`."""
+    name = folder(path, BertForSequenceClassification, id2label={0: "contradiction", 1: "ENTAILMENT"})
+    model = BertForSequenceClassification.from_pretrained(name)
+    with torch.no_grad():
+        model.classifier.bias[answer] += 100.0
+    model.save_pretrained(name)
+    return name
+
+
+class SameLastSign:
+    """A task whose answers agree when their last signs do; an empty text has none."""
+
+    def same_meaning(self, doc, text, reference):
+        return text[-1] == reference[-1] if reference else None
+
+
+def test_texts_values_and_answers_make_their_own_groups():
+    assert Exact().groups({}, SAMPLES) == [0, 0, 1, 2]
+    assert Value().groups({}, SAMPLES) == [0, 0, 0, 1]
+    assert Answer(SameLastSign()).groups({}, SAMPLES) == [0, 0, 0, 1]
+    assert Answer(SameLastSign()).groups({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
+
+
+def test_entailment_has_to_hold_both_ways(tmp_path):
+    assert Entailment(nli(tmp_path / "yes", 1)).groups({}, SAMPLES) == [0, 0, 0, 0]
+    assert Entailment(nli(tmp_path / "no", 0)).groups({}, [*SAMPLES, SAMPLES[0]]) == [0, 1, 2, 3, 0]
+
+
+def test_entailment_one_way_is_not_enough(tmp_path, monkeypatch):
+    judge = Entailment(nli(tmp_path, 1))
+    monkeypatch.setattr(judge, "_matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril())
+    assert judge.groups({}, SAMPLES) == [0, 1, 2, 3]
+
+
+def test_embeddings_group_by_cosine_whatever_the_padding(tmp_path):
+    name = folder(tmp_path, BertModel)
+    assert Embedding(name, -1.0).groups({}, SAMPLES) == [0, 0, 0, 0]
+    texts = [Sample("ab", ""), Sample("a longer text", ""), Sample("ab", "")]
+    assert Embedding(name, 0.99999).groups({}, texts) == [0, 1, 0]
+
+
+def test_a_missing_judge_model_is_refused(tmp_path):
+    with pytest.raises(UserError, match="cannot be loaded"):
+        make_judge("nli", replace(OWN, judge_model=str(tmp_path / "absent")), None)
+    with pytest.raises(UserError, match="needs a model"):
+        replace(OWN, judge="nli", judge_model=None)
+    name = folder(tmp_path / "bert", BertForSequenceClassification)
+    with pytest.raises(UserError, match="no label 'entailment'"):
+        Entailment(name)
+
+
+def test_a_share_counts_one_models_samples_in_the_group_of_any():
+    row = {"roles": ["target"] * 4 + ["draft"] * 2, "groups": {"exact": [0, 0, 0, 1, 1, 2]}}
+    assert shares(row, "exact", "target") == [0.75, 0.75, 0.75, 0.25, 0.25, 0.0]
+    assert shares(row, "exact", "draft") == [0.0, 0.0, 0.0, 0.5, 0.5, 0.5]
+    same = {"roles": ["target"] * 3, "groups": {"exact": [0, 0, 0]}}
+    assert shares(same, "exact", "target") == [1.0] * 3
+
+
+def test_agreement_compares_pairs_of_samples():
+    rows = [{"segments": [[1]] * 3, "groups": {"a": [0, 0, 1], "b": [0, 1, 2], "c": [0, 0, 1]}}]
+    report = agreement(rows, ["a", "b", "c"])
+    assert report["agreement"]["a, c"] == {"agree": 1.0, "kappa": 1.0}
+    assert report["agreement"]["a, b"]["agree"] == pytest.approx(2 / 3)
+    assert report["pairs_alike"] == {"a": pytest.approx(1 / 3), "b": 0.0, "c": pytest.approx(1 / 3)}
+
+
+def test_only_values_with_room_for_the_bound_are_tested():
+    params = read_params(ROOT / "params.yaml")
+    seen = [
+        {"value": v, "loss": loss, "deviation": 0.2} for v, loss in ((0.9, 0.0), (0.8, 0.02), (0.7, 0.01), (0.6, 0.0))
+    ]
+    assert promising(seen, params, 0.03) == [0.7, 0.6]
+    assert promising(seen[:3], params, 0.03) == [0.9, 0.7]
+    assert promising(seen[1:2], params, 0.03) == [0.8]
