@@ -53,10 +53,16 @@ class ModelDrafter:
                     x_B = draw(q_BV, uniforms[:, step].to(device))
             tokens.append(x_B)
             ids, valid = x_B[:, None], None
-        self._drafted = num_draft
+            if self._enough(x_B):
+                break
+        self._drafted = len(tokens)
         draft_ids = torch.stack(tokens, dim=1)
         q_BKV = torch.stack(rows, dim=1) if rows else None
-        return Draft(draft_ids, torch.ones_like(draft_ids, dtype=torch.bool), q_BKV, forwards=num_draft)
+        return Draft(draft_ids, torch.ones_like(draft_ids, dtype=torch.bool), q_BKV, forwards=len(tokens))
+
+    def _enough(self, drawn: Tensor) -> bool:
+        """Whether drafting ends with these tokens [B], before `num_draft`; here never."""
+        return False
 
     def settle(self, accepted: Sequence[int]) -> None:
         # The last drafted token was never read, so at most drafted - 1 of them are in the cache.

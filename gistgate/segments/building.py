@@ -40,12 +40,10 @@ def segment_decoder(
     its own segment to the end.
 
     Raises:
-        UserError: an unknown style or replacement, a limit that leaves no room for a segment, the compiled engine.
+        UserError: an unknown style or replacement, a limit that leaves no room for a segment.
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
-    if parts.get("engine", "eager") != "eager":  # its programs draft tokens and know no boundary
-        raise UserError("Segments are drafted by the eager engine alone. Leave engine out, or take a token rule.")
     kinds = {"token": SegmentDrafter, "segment": RewritingDrafter}
     if replacement not in kinds:
         raise UserError(f"There is no replacement '{replacement}' of a refused segment. Use token or segment.")

@@ -1,22 +1,21 @@
 """A draft model that proposes one segment, and remembers the states it wrote it from.
 
-Axis letters: B rows, K drafted tokens, V vocabulary, D width.
+Axis letters: B rows, K drafted tokens, D width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
-from gistgate.decoding.reader import left_padded
 from gistgate.decoding.states import tap
 from gistgate.drafters.base import Draft
 from gistgate.drafters.model import ModelDrafter
-from gistgate.rules.base import draw
 from gistgate.segments.boundaries import Boundaries
 
 
@@ -25,53 +24,33 @@ class SegmentDrafter(ModelDrafter):
 
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
+        self.texts: Sequence[Sequence[int]] = []
+        """What each row's segment follows."""
         self.lengths: list[int] = []
         """Tokens of each row's finished segment; 0 where the limit came first: that is no segment."""
         self.states = torch.zeros(0)
         """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
+        self._chains: list[list[int]] = []
+        self._seen: dict[str, Tensor] = {}
+        self._states: list[Tensor] = []
         super().__init__(model)
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
-        ids, valid = left_padded(self.reader.unread(texts), self.model.device)
-        chains: list[list[int]] = [[] for _ in texts]
-        self.lengths = [0] * len(texts)
-        tokens, rows, states = [], [], []
-        with tap(self.model, ["post"]) as seen:
-            for step in range(num_draft):
-                z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, :vocabulary])
-                x_B = z_BV.argmax(-1)
-                if not sampling.greedy or want_q:
-                    rows.append(z_BV.softmax(-1))
-                    if not sampling.greedy:
-                        assert uniforms is not None
-                        x_B = draw(rows[-1], uniforms[:, step].to(x_B.device))
-                tokens.append(x_B)
-                states.append(seen["post"][:, -1])
-                ids, valid = x_B[:, None], None
-                if self._extend(chains, x_B.tolist()):
-                    break
-        self._drafted = len(tokens)
-        self.states = torch.stack(states, dim=1)
-        draft_ids = torch.stack(tokens, dim=1)
-        written = torch.tensor([len(chain) for chain in chains], device=draft_ids.device)
-        inside = torch.arange(len(tokens), device=draft_ids.device) < written[:, None]
-        return Draft(draft_ids, inside, torch.stack(rows, dim=1) if rows else None, forwards=len(tokens))
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+        self.texts, self.lengths = texts, [0] * len(texts)
+        self._chains, self._states = [[] for _ in texts], []
+        with tap(self.model, ["post"]) as self._seen:
+            draft = super().propose(texts, num_draft, **request)
+        self.states = torch.stack(self._states, dim=1)
+        written = torch.tensor([len(chain) for chain in self._chains], device=draft.ids.device)
+        return replace(draft, valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None])
 
-    def _extend(self, chains: list[list[int]], tokens: list[int]) -> bool:
+    def _enough(self, drawn: Tensor) -> bool:
         """Append to the rows that still write; True once all have ended their segment."""
-        for row, token in enumerate(tokens):
+        self._states.append(self._seen["post"][:, -1])
+        for row, token in enumerate(drawn.tolist()):
             if self.lengths[row]:
                 continue
-            chains[row].append(token)
-            if self.boundaries.ends(chains[row]):
-                self.lengths[row] = len(chains[row])
+            self._chains[row].append(token)
+            if self.boundaries.ends(self._chains[row]):
+                self.lengths[row] = len(self._chains[row])
         return all(self.lengths)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
 from gistgate.drafters.base import Draft
 from gistgate.segments.boundaries import Boundaries
 from gistgate.segments.drafter import SegmentDrafter
@@ -42,21 +41,10 @@ class RewritingDrafter(SegmentDrafter):
         super().start(batch)
         self.own, self._behind = [None] * batch, [0] * batch
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
         self.own = [self._unfinished(own, text) for own, text in zip(self.own, texts, strict=True)]
         self._behind = [len(text) for text in texts]
-        draft = super().propose(
-            texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
-        )
+        draft = super().propose(texts, num_draft, **request)
         self.lengths = [0 if own else length for own, length in zip(self.own, self.lengths, strict=True)]
         return draft
 

@@ -18,6 +18,7 @@ TOKENIZER = byte_tokenizer()
 PROMPTS = [[5, 6, 7], [9, 30, 31, 32, 40], [80, 81]]
 STYLE = "re:[a-zA-Z]$"  # random bytes: letters come often enough
 NUM = 40
+STRICT = SegmentRule(threshold=2.0)
 
 
 class Watch:
@@ -107,9 +108,16 @@ def test_the_targets_own_segments_cost_fewer_forwards_than_tokens():
     assert sum(answer.statistics.forwards for answer in closed) < len(PROMPTS) * NUM
 
 
+def test_the_compiled_engine_says_once_that_it_falls_back():
+    parts = {"style": STYLE, "limit": 8}
+    decoder = segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), STRICT, engine="compiled", **parts)
+    with pytest.warns(UserWarning, match="SegmentDrafter writes segments") as said:
+        answers = [decoder.generate(PROMPTS, max_new_tokens=NUM) for _ in range(2)]
+    assert len(said) == 1
+    assert [[answer.ids for answer in some] for some in answers] == [greedy()] * 2
+
+
 def test_what_cannot_be_is_refused():
     request = {"style": STYLE, "limit": 8}
     with pytest.raises(UserError, match="no replacement 'line'"):
         segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), SegmentRule(), replacement="line", **request)
-    with pytest.raises(UserError, match="eager engine"):
-        segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), SegmentRule(), engine="compiled", **request)

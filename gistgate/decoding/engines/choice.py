@@ -72,6 +72,8 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
         return "the request names costs"
     if getattr(drafter, "nodes", None):
         return f"the drafter {type(drafter).__name__} returns trees"
+    if hasattr(drafter, "boundaries"):
+        return f"the drafter {type(drafter).__name__} writes segments, whose length is not known beforehand"
     if (
         drafter is not None
         and not isinstance(drafter, ModelDrafter)
