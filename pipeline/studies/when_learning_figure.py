@@ -1,4 +1,4 @@
-"""The figure of the study `when_learning_pays`, and the finished runs that are published already."""
+"""Figure and table of the study `when_learning_pays`, and the finished runs that are published already."""
 
 from __future__ import annotations
 
@@ -40,6 +40,35 @@ def lead(point: dict[str, Any]) -> float:
     """Mean accepted length of the gate over that of the best rule that needs no training (strict decoding included)."""
     tau = {name: row["mean_accepted_length"] for name, row in point["methods"].items()}
     return tau["autojudge"] / max(tau[name] for name in METHODS[1:] if name in tau)
+
+
+def strict_accuracy(point: dict[str, Any]) -> float:
+    """Share of the prompts that strict decoding solves."""
+    return float(point.get("strict_accuracy") or point["methods"]["exact"]["accuracy"])
+
+
+def table(points: Sequence[dict[str, Any]]) -> str:
+    """Mean accepted length of every method at each point, the certified bound in points behind it, in Markdown."""
+    head = ["point", "solved", *METHODS, "gate / best other"]
+    rows = [
+        [
+            label(point).replace("\n", " "),
+            f"{100 * strict_accuracy(point):.0f}",
+            *(cell(point["methods"].get(name)) for name in METHODS),
+            f"{lead(point):.2f}",
+        ]
+        for point in points
+    ]
+    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
+
+
+def cell(row: dict[str, Any] | None) -> str:
+    """One method at one point."""
+    if row is None:
+        return "–"
+    bound = "none" if row["certified_bound"] is None else f"{100 * row['certified_bound']:.1f}"
+    return f"{row['mean_accepted_length']:.2f} ({bound})"
 
 
 def draw(points: Sequence[dict[str, Any]]) -> plt.Figure:

@@ -3,10 +3,10 @@
     python -m pipeline.studies.when_learning_pays                             all points of POINTS
     python -m pipeline.studies.when_learning_pays --points skew-0 distance-1 --seed 2 --minutes 60
 
-Every point runs up to the stage `report` in a copy of the project below .scratch, with its own parameters, and is
+Every point runs up to the calibration in a copy of the project below .scratch, with its own parameters, and is
 added to benchmarks/results/when-learning-pays.json as soon as it is finished; points that stand there under the same
 parameters are skipped. After `--minutes` nothing new is started; the copy stays, and the next start goes on in it.
-When nothing is left to run, or no time, the figure beside the results is drawn again (`--minutes 0` does only that).
+At the end the figure beside the results is drawn and the table printed (`--minutes 0` does only that).
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ from gistgate.files import read_json, write_json
 from gistgate.rules import RULES
 from pipeline.figures import save
 from pipeline.params.reading import nearest
+from pipeline.results import STRICT
 from pipeline.scratch import SCRATCH, fingerprint
 from pipeline.smoke import ROOT, copy_project, dvc, merged
 from pipeline.stage import run
-from pipeline.studies.when_learning_figure import draw, published
+from pipeline.studies.when_learning_figure import draw, published, table
 
 OUTPUT = Path("benchmarks/results/when-learning-pays.json")
-TARGETS = ("pair", "reference", "pilot", "heads", "calibrate_free", "report")
+GATE = "autojudge"
+TARGETS = ("pair", "reference", "pilot", "heads", "calibrate_free", f"calibrate_learned@{GATE}")
 """Stages that are asked for in turn, with all before them; time is looked at in between."""
 POINTS: dict[str, dict[str, Any]] = {
     "similar": {},
@@ -60,13 +62,12 @@ def rule_method(name: str) -> dict[str, Any]:
 
 SIZES: dict[str, Any] = {
     "pair_training": {"min_target_accuracy": 0.0},
-    "prompts": {"train": 240, "development": 200, "calibration": 800, "test": 600},
+    "prompts": {"test": 8},
     "train": {"heads": ["logistic"]},
     "methods": {"free": {"random": None, **{name: rule_method(name) for name in ("ensemble", "kl-judge", "typical")}}},
-    "benchmark": {"prompts": 2, "repeats": 1},
 }
-"""Sizes and methods of all points; None takes a method away. `ensemble` is the best rule without training in the large
-table, `typical` the one that reads the entropy."""
+"""Sizes and methods of all points; None takes a method away. Test prompts are not decoded. `ensemble` is the best rule
+without training in the large table, `typical` the one that reads the entropy."""
 
 
 def main() -> None:
@@ -80,7 +81,9 @@ def main() -> None:
             raise UserError(f"There is no point '{name}'. {nearest(name, POINTS)}")
     began, limit = monotonic(), float("inf") if given.minutes is None else 60 * given.minutes
     failed = study(given.points, given.seed, lambda: monotonic() - began < limit)
-    save(draw([*published(), *recorded().values()]), OUTPUT.with_suffix(".png"))
+    points = [*published(), *recorded().values()]
+    save(draw(points), OUTPUT.with_suffix(".png"))
+    print(table(points), end="")
     if failed:
         raise UserError(f"No result from {', '.join(failed)}; what went wrong stands above. The other points are kept.")
 
@@ -136,25 +139,34 @@ def prepare(folder: Path, changes: dict[str, Any]) -> None:
 
 def collected(folder: Path) -> dict[str, Any]:
     """What a finished copy says of its pair and of every method at the headline budget."""
-    summary, pair = read_json(folder / "reports/summary.json"), read_json(folder / "models/pair.json")
+    pair, head = (read_json(folder / path) for path in ("models/pair.json", "models/heads/logistic/metrics.json"))
+    reports = {path.stem: read_json(path) for path in sorted((folder / "reports/calibration").rglob("*.json"))}
+    strict = reports[STRICT]["settings"][0]
     return {
-        "budget": summary["headline_budget"],
+        "budget": reports[STRICT]["headline_budget"],
         "target_accuracy": pair["target"]["accuracy"],
         "draft_accuracy": pair["draft"]["accuracy"],
-        "ap": summary["heads"]["logistic"]["ap"],
-        "methods": {name: line(folder, name, row) for name, row in summary["methods"].items()},
+        "strict_accuracy": strict["accuracy"],
+        "ap": head["ap"],
+        "methods": {name: line(report, strict) for name, report in reports.items()},
     }
 
 
-def line(folder: Path, name: str, row: dict[str, Any]) -> dict[str, Any]:
-    """One method: the setting that calibration certified, and what the test prompts showed of it."""
-    keys = ("knob", "certified_bound", "mean_accepted_length", "accuracy_difference", "n")
-    found: dict[str, Any] = {key: row[key] for key in keys}
-    for path in (folder / "reports/calibration").rglob(f"{name}.json"):
-        budgets = read_json(path)["budgets"]
-        verdict = next((one for budget, one in budgets.items() if float(budget) == row["budget"]), {})
-        found |= {key: verdict.get(key) for key in ("fixed", "refusal")} | {"calibration_n": verdict.get("n")}
-    return found
+def line(report: dict[str, Any], strict: dict[str, Any]) -> dict[str, Any]:
+    """One method at its certified setting, on the calibration prompts; without a certificate it runs strictly."""
+    budget = report["headline_budget"]
+    verdict = next(one for key, one in report["budgets"].items() if float(key) == budget)
+    kept = [one for one in report["settings"] if (one["knob"], one["fixed"]) == (verdict["knob"], verdict["fixed"])]
+    shown = kept[0] if verdict["certified"] else strict
+    return {
+        "knob": verdict["knob"],
+        "fixed": verdict["fixed"],
+        "certified_bound": (0.0 if report["knob"] is None else verdict["bound"]) if verdict["certified"] else None,
+        "refusal": verdict["refusal"],
+        "mean_accepted_length": shown["mean_accepted_length"],
+        "loss": shown["loss"],
+        "n": shown["n"],
+    }
 
 
 if __name__ == "__main__":

@@ -19,18 +19,27 @@ def method(tau: float) -> dict:
     }  # fmt: skip
 
 
+def calibration(name: str, settings: dict[float | None, float], passed: float | None) -> dict:
+    """A calibration file: tau by value of the knob, and the value that was certified."""
+    knob, fixed = None if name == "exact" else "risk", {"window": 2} if name == "fly" else {}
+    kept = {"certified": name == "exact" or passed is not None, "bound": 0.029, "refusal": None, "knob": passed}
+    rows = [
+        {"knob": value, "fixed": fixed, "mean_accepted_length": tau, "loss": 0.01, "n": 1000, "accuracy": 0.9}
+        for value, tau in settings.items()
+    ]
+    verdict = {**kept, "fixed": fixed if kept["certified"] else None}
+    return {"headline_budget": 0.03, "knob": knob, "settings": rows, "budgets": {"0.02": {}, "0.03": verdict}}
+
+
 def fake_report(folder) -> None:
     """What a finished copy leaves behind, as far as the study reads it."""
-    summary = {
-        "headline_budget": 0.03,
-        "heads": {"logistic": {"ap": 0.9}},
-        "methods": {"exact": {**method(3.0), "knob": None}, "fly": method(4.0), "autojudge": method(6.0)},
-    }
-    verdict = {"0.02": {"fixed": None}, "0.03": {"fixed": {"window": 2}, "refusal": None, "n": 800}}
     for path, value in {
-        "reports/summary.json": summary,
         "models/pair.json": {"target": {"accuracy": 0.9}, "draft": {"accuracy": 0.5}},
-        "reports/calibration/free/fly.json": {"budgets": verdict},
+        "models/heads/logistic/metrics.json": {"ap": 0.9},
+        "reports/calibration/free/exact.json": calibration("exact", {None: 3.0}, None),
+        "reports/calibration/free/fly.json": calibration("fly", {0.3: 4.0, 0.2: 5.0}, 0.3),
+        "reports/calibration/free/typical.json": calibration("typical", {2.0: 4.5}, None),
+        "reports/calibration/learned/autojudge.json": calibration("autojudge", {0.1: 6.0, 0.2: 7.0}, 0.2),
     }.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(json.dumps(value))
@@ -45,7 +54,7 @@ def stages(tmp_path, monkeypatch):
         ran.append((folder.name, target))
         if folder.name.startswith("skew-1"):
             raise UserError("The target solves no training prompt.")
-        if target == "report":
+        if target == study.TARGETS[-1]:
             fake_report(folder)
 
     monkeypatch.chdir(tmp_path)
@@ -59,7 +68,11 @@ def test_finished_points_are_kept_and_skipped_and_a_failure_stops_no_other(stage
     assert [target for folder, target in stages if folder == "skew-0-1"] == list(study.TARGETS)
     point = study.recorded()["skew-0/seed-1"]
     assert point["changes"] == {"world": {"skew": 0.0}}
-    assert point["methods"]["fly"]["fixed"] == {"window": 2}
+    fly, typical, strict = (point["methods"][name] for name in ("fly", "typical", "exact"))
+    assert (fly["knob"], fly["fixed"], fly["mean_accepted_length"], fly["n"]) == (0.3, {"window": 2}, 4.0, 1000)
+    assert (typical["certified_bound"], typical["mean_accepted_length"]) == (None, 3.0), "refused: runs strictly"
+    assert (strict["certified_bound"], strict["mean_accepted_length"]) == (0.0, 3.0)
+    assert when_learning_figure.lead(point) == pytest.approx(7 / 4)
     assert not (study.SCRATCH / "when-learning-pays" / "skew-0-1").exists()
     before = len(stages)
     assert study.study(["skew-0"], 1, lambda: True) == []
@@ -78,7 +91,7 @@ def test_a_point_without_time_stays_where_it_is(stages):
 
 def test_changed_sizes_measure_a_point_again(stages, monkeypatch):
     study.study(["neutral"], 1, lambda: True)
-    monkeypatch.setattr(study, "SIZES", {**study.SIZES, "benchmark": {"prompts": 1}})
+    monkeypatch.setattr(study, "SIZES", {**study.SIZES, "prompts": {"test": 9}})
     stages.clear()
     study.study(["neutral"], 1, lambda: True)
     assert len(stages) == len(study.TARGETS)
@@ -115,22 +128,17 @@ def test_the_figure_shows_published_and_new_points(monkeypatch):
     assert {"autojudge", "fly", "exact"} <= {text.get_text() for text in upper.get_legend().get_texts()}
 
 
-def test_the_page_shows_the_published_figures(monkeypatch):
+def test_the_table_says_which_methods_have_no_certificate():
+    rows = {"exact": {**method(3.0), "accuracy": 0.5}, "fly": {**method(3.0), "certified_bound": None}}
+    point = {"point": "x", "seed": 1, "methods": {**rows, "autojudge": method(6.0)}}
+    line = when_learning_figure.table([point]).splitlines()[-1]
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert (cells[:3], cells[-3:]) == (["x", "50", "6.00 (2.0)"], ["3.00 (none)", "3.00 (2.0)", "2.00"])
+
+
+def test_the_page_shows_what_was_measured(monkeypatch):
     monkeypatch.chdir(study.ROOT)
-    points = when_learning_figure.published()
     page = (study.ROOT / "docs" / "when-learning-pays.md").read_text()
-    shown = page.split("<!-- published: begin -->\n")[1].split("<!-- published: end -->")[0].splitlines()
-    wanted = [
-        f"| {name} | {' | '.join(cell(point, name) for point in points)} |" for name in when_learning_figure.METHODS
-    ]
-    leads = " | ".join(f"{when_learning_figure.lead(point):.2f}" for point in points)
-    assert shown[2:] == [*wanted, f"| gate / best other | {leads} |"]
+    shown = page.split("<!-- points: begin -->\n")[1].split("<!-- points: end -->")[0]
+    assert shown == when_learning_figure.table([*when_learning_figure.published(), *study.recorded().values()])
     assert all(f"`{name}`" in page for name in study.POINTS)
-
-
-def cell(point: dict, name: str) -> str:
-    if name not in point["methods"]:
-        return "–"
-    row = point["methods"][name]
-    bound = "not certified" if row["certified_bound"] is None else f"{100 * row['certified_bound']:.1f}"
-    return f"{row['mean_accepted_length']:.2f} ({bound})"
