@@ -1,5 +1,6 @@
 """From a budget to a certificate.json on a tiny pair and a made-up task."""
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +11,20 @@ from transformers import LlamaForCausalLM
 from gistgate import cli
 from gistgate.errors import UserError
 from gistgate.gates.certificate import read_certificate
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.gates.identity import identify_model, identify_tokenizer
 from pipeline import task_files
-from pipeline.certificate import check_possible, default_n, plan_sentence
+from pipeline.bernstein import PLUG_IN
+from pipeline.betting import BETTING
+from pipeline.certificate import Finding, Request, check_possible, default_n, plan_sentence
 from pipeline.certificate_command import Options, certify
 from pipeline.certificate_scores import CLIP, LogProbability, PairwiseJudge
+from pipeline.certificate_sequence import try_setting
 from pipeline.certificate_stage import compared
+from pipeline.certificate_trial import Decoded
+from pipeline.planning import spread_out
+from pipeline.settings import Choice, Setting
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 
@@ -86,6 +96,54 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path
     assert kept.mismatch(target=model) is None
     model.model.norm.weight.data += 1
     assert "because of another target" in (kept.mismatch(target=model) or "")
+
+
+@pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", PLUG_IN)])
+def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, folders, capsys, stop, score, kind):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90)))
+    target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
+    partners = identify_model(target), identify_model(draft), identify_tokenizer(byte_tokenizer())
+    Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save("gate")
+    certify(
+        Options(
+            task="sums", budget=0.4, gate="gate", target=str(folders[0]), draft=str(folders[1]), prompts=60,
+            development=20, batch_size=16, stop=stop, score=score,
+        )
+    )  # fmt: skip
+    kept = read_certificate(Path("gate"))
+    assert kept is not None and (kept.rule, kept.score, kept.bound_kind) == ("autojudge", score, kind)
+    assert kept.loss <= kept.bound <= 0.4 and len(kept.sequence) >= 1
+    capsys.readouterr()
+    cli.inspect(Path("gate"))
+    shown = capsys.readouterr().out
+    assert "certificate autojudge (risk" in shown and kind in shown
+    assert f"at most {100 * kept.bound:.2f} {'points' if score == 'task' else '%'}" in shown
+
+
+def finding(losses: int, n: int, stop: str = "planned") -> Finding:
+    """A sequence of one setting that loses so many answers and gains none, spread over the prompts."""
+    d = spread_out(losses, 0, n)
+    tested = try_setting((Decoded(part) for part in np.array_split(d, 10)), [0.02], 0.95, stop)
+    return Finding(Request((0.02,), n=n, stop=stop), Choice([Setting(0.1)], []), [tested])
+
+
+@pytest.mark.parametrize(
+    "found, sentence",
+    [
+        (finding(8, 500), r"500 prompts with a loss of 1\.60% .* bound it by 2\.87%; about \d+ prompts would do\."),
+        (finding(15, 500), "more prompts would not help; take a larger budget"),
+        (finding(400, 1000, "lost"), r"is lost at the strictest setting tested: 100 prompts .* leave no doubt"),
+    ],
+)
+def test_a_refusal_says_what_was_seen_and_what_would_help(found, sentence):
+    assert found.certified(0.02) is None
+    assert re.search(sentence, found.refusal(0.02) or "")
+
+
+def test_where_a_budget_is_kept_there_is_no_refusal():
+    found = finding(0, 500)
+    assert (found.certified(0.02), found.refusal(0.02)) == (0, None)
 
 
 def test_options_that_cannot_be_are_refused():
