@@ -15,6 +15,8 @@ from gistgate.errors import UserError
 from gistgate.gates.certificate import read_certificate
 from gistgate.gates.gate import Gate
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
+from gistgate.segments.building import served_decoder
+from gistgate.segments.serving import SEGMENT_RULES, take_segment_settings
 
 BLOCK = 8
 """K where nothing else is said, in tokens."""
@@ -28,6 +30,8 @@ def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: there is no such rule.
     """
+    if rule in SEGMENT_RULES:
+        return take_segment_settings(arguments)
     rule_id = PRESETS[rule][0] if rule in PRESETS else rule
     if rule_id not in RULES:
         raise UserError(f"There is no rule '{rule}'. {nearest(rule, [*RULES, *PRESETS])}")
@@ -61,6 +65,7 @@ def build_decoder(
     budget: float = BUDGET,
     settings: dict[str, Any] | None = None,
     certificate: str | None = None,
+    segments: str | None = None,
 ) -> Decoder:
     """A decoder around a loaded target.
 
@@ -76,6 +81,8 @@ def build_decoder(
         budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts.
         settings: settings of the rule.
         certificate: a certificate.json or its folder; its rule, drafter, K and settings are used, and nothing else.
+        segments: folder of segment probes; then `rule` and `settings` are theirs, `gate` speaks inside refused
+            segments, and K, `drafter` and `budget` are the folder's.
 
     Raises:
         UserError: names that do not exist, or parts that do not fit together.
@@ -83,9 +90,13 @@ def build_decoder(
     proof = read_certificate(certificate) if certificate else None
     if proof is not None:
         rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, proof.settings
-    rule, settings = rule or default_rule(gate), dict(settings or {})
     draft_model = load_draft(draft, draft_revision, target) if draft else None
     loaded = Gate.load(gate, target=target, draft=draft_model, tokenizer=tokenizer) if gate else None
+    if segments:
+        return served_decoder(
+            segments, target, draft_model, tokenizer, loaded, rule, settings or {}, vocabulary=len(tokenizer)
+        )
+    rule, settings = rule or default_rule(gate), dict(settings or {})
     if proof is not None and (broken := proof.mismatch(loaded, target, draft_model, tokenizer)):
         raise UserError(broken)
     if loaded is not None and rule == "autojudge" and "risk" not in settings:

@@ -30,6 +30,7 @@ RuleName = Annotated[str | None, typer.Option("--rule", help="Acceptance rule; d
 Settings = Annotated[list[str], typer.Option("--set", help="Setting of the rule, such as theta=0.9; repeatable.")]
 BlockLength = Annotated[int | None, typer.Option("--block", help="K, drafted tokens per target forward.", min=0)]
 Budget = Annotated[float, typer.Option(help="Certified loss at which a gate runs, as a share.", min=0, max=1)]
+Probes = Annotated[str | None, typer.Option("--segments", help="Folder of segment probes: judge whole segments.")]
 Proof = Annotated[str | None, typer.Option("--certificate", help="certificate.json or its folder: decode as it says.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)]
@@ -47,16 +48,16 @@ InShadow = Annotated[bool, typer.Option("--shadow", help="Decode strictly; say w
 def generate(
     target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None,
+    certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
     guards: Guards = [], in_shadow: InShadow = False, engine: EngineName = "eager",  # noqa: B006
 ) -> None:  # fmt: skip
     """Continue one prompt; what was counted goes to standard error."""
     from gistgate.block import Sampling
-    from gistgate.shadowing import summary, watch
+    from gistgate.shadowing import guarded, summary, watch
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine, segments)
     watch(served.decoder, guards, gate, in_shadow)
     ids = served.target.encode(read(prompt), chat, system)
     answer = served.decoder.generate(
@@ -64,6 +65,8 @@ def generate(
     )[0]
     typer.echo(served.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
     typer.echo(counted(answer), err=True)
+    if guards:
+        typer.echo(guarded(answer.statistics, guards), err=True)
     if in_shadow:
         typer.echo(summary(answer.statistics), err=True)
 
@@ -72,7 +75,7 @@ def generate(
 def trace(
     target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None,
+    certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
@@ -81,7 +84,7 @@ def trace(
     from gistgate import terminal
     from gistgate.tracing import trace as traced
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, segments=segments)
     ids = served.target.encode(read(prompt), chat, system)
     answer, tokens = traced(served.decoder, ids, served.target.tokenizer, **served.request(max_new_tokens, stop))
     typer.echo(terminal.as_lines(tokens) if as_json else terminal.coloured(tokens))
@@ -145,7 +148,7 @@ def bench(
     target: TargetName, prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
     draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
     rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None,
+    certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 128, engine: EngineName = "eager",
 ) -> None:  # fmt: skip
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
@@ -153,7 +156,7 @@ def bench(
     from gistgate.files import read_text
     from gistgate.timing import side_by_side
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine)
+    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine, segments)
     ids = [served.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
     typer.echo(terminal.timed(side_by_side(served.decoder, ids, **served.request(max_new_tokens, []))))
 
@@ -172,6 +175,7 @@ def evaluate(context: typer.Context) -> None:
 def serve(
     target: str, dtype: str, draft: str | None, drafter: str | None, gate: str | None, rule: str | None,
     settings: list[str], block: int | None, budget: float, certificate: str | None, engine: str = "eager",
+    segments: str | None = None,
 ) -> Any:  # fmt: skip
     """Target and decoder as the options name them."""
     from gistgate.serving import Served
@@ -188,6 +192,7 @@ def serve(
         settings=settings,
         certificate=certificate,
         engine=engine,
+        segments=segments,
     )
 
 

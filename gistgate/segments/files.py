@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,9 @@ class Probes:
     """Setting of the boundaries (gistgate.segments.boundaries)."""
     limit: int
     """Longest segment in tokens."""
+    certificate: dict[str, Any] = field(default_factory=dict)
+    """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate (None without one),
+    budget, confidence, n, bound; empty where nothing is certified."""
 
     def save(self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any) -> None:
         """Write the folder; `notes` say where the probes come from."""
@@ -46,6 +49,7 @@ class Probes:
         tensors = {f"{role}.{name}": t for role in ROLES for name, t in getattr(self, role).state_dict().items()}
         save_tensors(folder / "model.safetensors", tensors)
         config = {"format": FORMAT, "style": self.style, "limit": self.limit, **described, "notes": notes}
+        config["certificate"] = self.certificate
         write_json(folder / "config.json", config)
 
 
@@ -72,7 +76,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
             raise UserError(f"The {role} probe's weights are not finite. Restore the file or train it again.")
         probe.load_state_dict(own)
         probes[role] = probe.eval().requires_grad_(False)
-    return Probes(probes["target"], probes["draft"], config["style"], config["limit"])
+    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])
 
 
 def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, str]:
@@ -84,6 +88,8 @@ def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, 
     try:
         if config["format"] != FORMAT or not isinstance(config["style"], str):
             raise ValueError(f"format {FORMAT} and a style are expected")
+        if not isinstance(config["certificate"], dict):
+            raise ValueError("its certificate is no mapping")
         sizes = {"limit": config["limit"], "hidden_size": config[role]["hidden_size"]}
         for name, size in sizes.items():
             if type(size) is not int or size < 1:

@@ -19,7 +19,11 @@ from gistgate.segments.probes import Probe
 
 
 class Opinion(Protocol):
-    """Gives each row's segment a number in [0, 1]."""
+    """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for it.
+
+    One that takes forwards of the target has `spent` as well, how many the last call took for each row, and one that
+    leaves `notes` on rows has them counted by name.
+    """
 
     layers: frozenset[str]
     wants_q: bool
@@ -87,15 +91,20 @@ class SegmentJudge:
         self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
         self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
+        self.lengths: list[int] = []
+        """Tokens of the segment that was judged last in each row; 0 without one."""
 
     def __call__(self, block: Block) -> Tensor:
         """The opinion on each row's segment [B, K], 0 without a finished one; 1 where the token gate is sure."""
-        if not block.draft_ids.shape[1]:
-            return torch.zeros(block.draft_ids.shape, device=block.logits.device)
-        whole = torch.tensor(self.drafter.lengths, device=block.logits.device)
-        finished = (whole > 0) & (whole == block.valid.sum(-1))
-        score = torch.where(finished, self.opinion.score(block, self.drafter), 0.0)
-        score = score[:, None].expand(block.draft_ids.shape)
-        if self.token_gate is None:
+        device = block.logits.device
+        valid = block.valid.sum(-1).tolist()
+        drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
+        self.lengths = [length if length == most else 0 for length, most in zip(drafted, valid, strict=True)]
+        score = torch.zeros(block.draft_ids.shape, device=device)
+        if any(self.lengths):
+            finished = torch.tensor(self.lengths, device=device) > 0
+            opinion = torch.where(finished, self.opinion.score(block, self.drafter), 0.0)
+            score = opinion[:, None].expand(block.draft_ids.shape)
+        if self.token_gate is None or not block.draft_ids.shape[1]:
             return score
         return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)

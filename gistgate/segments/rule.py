@@ -6,14 +6,14 @@ Axis letters: B rows, K drafted tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import State, Superset, own_token
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class SegmentRule(Superset):
             raise UserError(f"segment: there is no shortcut '{self.shortcut}'. Use none or top2.")
         if not 0 < self.ratio <= 1:
             raise UserError(f"segment: ratio is {self.ratio}, but it lies in (0, 1]. 1 is strict.")
+        if self.ratio < 1 and not self.partial:
+            raise UserError("segment: ratio lets tokens of a refused segment stay, partial=False none. Leave one away.")
 
     @property
     def superset(self) -> bool:  # type: ignore[override]
@@ -56,10 +58,17 @@ class SegmentRule(Superset):
             finished_B = ((block.gate_probs > 0) | ~block.valid).all(-1)
             among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
             stays_BK = stays_BK | (finished_B & among_B)[:, None]
-        if not self.partial or self.ratio == 1:
+        if self.ratio == 1:
             return stays_BK
         gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
         return stays_BK | (gap_BK >= math.log(self.ratio))
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        if self.partial or block.greedy or not block.draft_ids.shape[1]:
+            return own_token(block, length_B)
+        # What was refused as a whole was never tested against p token by token: p itself follows, not the residual.
+        tested_BK = block.valid & self.accept(block, {})[:, :1]
+        return own_token(replace(block, valid=tested_BK), length_B)
 
     def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
         """Where the opinion is good enough [B, K]: everywhere in a row, or where a token gate is sure."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Row
-from gistgate.rules.exact import Exact
 from gistgate.segments.boundaries import Boundaries
+from gistgate.segments.writing import SegmentWriter
 from pipeline.decode import request_of
 from pipeline.pairs import Pair
 from pipeline.segments.params import SegmentParams
@@ -69,26 +67,17 @@ def sample_segments(
 
     Row r of prefix p draws with the seed `seed + p * samples + r`, whatever the batch.
     """
-    decoder = Decoder(model, None, Exact(), 0, tokenizer=pair.tokenizer, vocabulary=len(pair.tokenizer))
-    request = {**request_of(prompts, pair), "max_new_tokens": params.limit}
+    request = request_of(prompts, pair)
+    ends = {"eos_ids": request["eos_ids"], "stops": request["stops"]}
+    writer = SegmentWriter(model, pair.tokenizer, boundaries, params.limit, **ends)
     rows = [(index, seed + index * params.samples + r) for index in range(len(prefixes)) for r in range(params.samples)]
+    texts = [prefix.ids for prefix in prefixes]
     found: list[list[list[int]]] = [[] for _ in prefixes]
     for start in range(0, len(rows), batch_size):
-        batch = rows[start : start + batch_size]
-        needed = sorted({index for index, _ in batch})
-        memories = dict(zip(needed, decoder.remember([prefixes[index].ids for index in needed]), strict=True))
-        lengths = [len(prefixes[index].ids) for index, _ in batch]
-        done = decoder.resume(
-            [memories[index] for index, _ in batch], [(length, []) for length in lengths], lengths,
-            sampling=Sampling(params.temperature), seeds=[one for _, one in batch],
-            is_decided=ended(boundaries), remember=False, **request,
-        )  # fmt: skip
-        for (index, _), (generation, _) in zip(batch, done, strict=True):
-            if generation.finish != "length" or boundaries.ends(generation.ids):
-                found[index].append(generation.ids)
+        behind, seeds = zip(*rows[start : start + batch_size], strict=True)
+        for index, segment in zip(
+            behind, writer.write(texts, behind, Sampling(params.temperature), seeds), strict=True
+        ):
+            if segment.finished:
+                found[index].append(segment.ids)
     return found
-
-
-def ended(boundaries: Boundaries) -> Callable[[Row], str | None]:
-    """Ends a row with its segment."""
-    return lambda row: "segment" if boundaries.ends(row.answer) else None

@@ -12,6 +12,7 @@ from gistgate.segments.judges import Constant, MeanLogprob, Semantic
 from gistgate.segments.probes import Probe
 from gistgate.segments.rule import SegmentDraw, SegmentRule
 from tests.architectures import pair
+from tests.rules.enumerating import P, first_token
 from tests.tiny import byte_tokenizer
 
 TARGET, DRAFT = pair("llama", noise=0.06)
@@ -137,10 +138,27 @@ def test_a_remembered_text_is_resumed_by_ids():
     assert resumed.ids == whole
 
 
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_refused_segment_leaves_the_targets_distribution_alone(partial):
+    class Refusing(SegmentRule):
+        """With an opinion of one half, which is below its threshold."""
+
+        def accept(self, block, state):
+            return super().accept(block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)), state)
+
+    torch.testing.assert_close(first_token(Refusing(threshold=0.9, partial=partial)), P)
+
+
 def test_bad_settings_are_refused():
     for wrong in ({"threshold": -1}, {"shortcut": "top3"}, {"ratio": 0}):
         with pytest.raises(UserError, match="segment"):
             SegmentRule(**wrong)
+    for kind in (SegmentRule, SegmentDraw):
+        with pytest.raises(UserError, match="Leave one away"):
+            kind(partial=False, ratio=0.5)
+    rule = SegmentRule(partial=False)
+    with pytest.raises(UserError, match="token gate"):
+        segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), rule, style=STYLE, limit=8, token_gate=Constant(1))
     with pytest.raises(UserError, match="is none"):
         segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), STRICT, style=STYLE, limit=1)
     with pytest.raises(UserError, match="width"):

@@ -47,6 +47,7 @@ class GatedLM(HFLM):
         rule: str | None = None,
         block: int | None = None,
         budget: float = BUDGET,
+        segments: str | None = None,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -55,14 +56,14 @@ class GatedLM(HFLM):
         Args:
             pretrained: the target: a name, a folder or a loaded model.
             decoder: a decoder around that loaded model; then the names below are not needed.
-            draft, draft_revision, drafter, gate, rule, block, budget: see `build_decoder`.
+            draft, draft_revision, drafter, gate, rule, block, budget, segments: see `build_decoder`.
             seed: of sampled answers; greedy ones have no use for it.
             kwargs: settings of the rule (theta=0.9), and everything that lm-eval's `hf` model takes.
 
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        settings = take_settings(rule or default_rule(gate), kwargs)
+        settings = take_settings(rule or ("segment" if segments else default_rule(gate)), kwargs)
         super().__init__(pretrained=pretrained, **kwargs)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
@@ -77,6 +78,7 @@ class GatedLM(HFLM):
             block=block,
             budget=budget,
             settings=settings,
+            segments=segments,
         )
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")

@@ -13,10 +13,10 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.parts import GateLike
 from gistgate.decoding.rows import Generation
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
 from gistgate.integrations.transformers.choice import Choice
 from gistgate.integrations.transformers.prepared import check_supported, pad_id, read_ends, read_sampling
 
@@ -27,7 +27,7 @@ class GatedDecoding:
 
     choice: Choice
     drafter: Drafter
-    gate: Gate | None
+    gate: GateLike | None
     tokenizer: Any
     """Finds stop strings; None when none was given."""
     strings: tuple[str, ...]

@@ -22,12 +22,12 @@ SEEN_BY_TRANSFORMERS = re.compile(r"^\s*from\s+\.(\S+)\s+import", re.MULTILINE)
 """How transformers finds the files that a file needs; it reads comments and docstrings as well."""
 
 
-def write_code(folder: str | Path) -> None:
+def write_code(folder: str | Path, entry: str = ENTRY) -> None:
     """Write `custom_generate/` into a gate folder; one that is there already is replaced."""
 
     def fill(place: Path) -> None:
         place.mkdir()
-        for name, text in flatten().items():
+        for name, text in flatten(entry).items():
             (place / name).write_text(text, encoding="utf-8")
 
     write_atomic(Path(folder) / FOLDER, fill)

@@ -60,13 +60,7 @@ def generate(
     Raises:
         UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
-    # Callers may hand over None for everything that they leave open; transformers passes it on.
-    arguments = {name: value for name, value in kwargs.items() if value is not None}
-    for name, remedy in REFUSED.items():
-        if arguments.pop(name, False) is not False:
-            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
-    if stop_strings and tokenizer is None:
-        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
+    arguments = supported(kwargs, stop_strings, tokenizer)
     draft = load_draft(draft_model, model)
     judge = load_gate(gate, model, draft, tokenizer)
     rule, drafter = rule or default_rule(judge), drafter or "model"
@@ -75,10 +69,31 @@ def generate(
         make_drafter(drafter, draft),
         judge,
         tokenizer,
-        (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ()),
+        strings_of(stop_strings),
         report,
     )
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.
     return type(model).generate(model, custom_generate=decoding, **arguments)
+
+
+def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, tokenizer: Any) -> dict[str, Any]:
+    """What was said, without the arguments that were left open.
+
+    Raises:
+        UserError: one that this decoder does not support, or stop strings without a tokenizer.
+    """
+    # Callers may hand over None for everything that they leave open; transformers passes it on.
+    arguments = {name: value for name, value in kwargs.items() if value is not None}
+    for name, remedy in REFUSED.items():
+        if arguments.pop(name, False) is not False:
+            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
+    if stop_strings and tokenizer is None:
+        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
+    return arguments
+
+
+def strings_of(stop_strings: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Stop strings in whichever form they come."""
+    return (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
