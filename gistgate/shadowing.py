@@ -40,6 +40,16 @@ def make_guard(name: str, gate: str | None = None) -> Guard:
     return DomainGuard.load(gate)
 
 
+def guarded(counted: Statistics, guards: Sequence[str]) -> str:
+    """One line about what the guards of a request did."""
+    extra, said = counted.extra, []
+    for name in dict.fromkeys(guards):
+        alarms = sum(extra.get(f"{name}_{kind}", 0.0) for kind in ("alarms", "target", "far", "loose"))
+        said.append(f"{name} {alarms:.0f} alarms, {extra.get(f'{name}_rounds', 0.0):.0f} rounds stricter")
+    open_loop = ["the answer ends in a loop"] if extra.get("loop_open") else []
+    return "guards: " + "; ".join(said + open_loop)
+
+
 def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
     """From now on `decoder` verifies strictly and counts what its rule would have accepted.
 

@@ -118,5 +118,6 @@ def test_shadow_mode_says_what_strict_decoding_says_and_what_the_gate_would_do(r
 
 def test_guards_by_name(run, pair):
     arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 8)
-    assert run("generate", pair / "target", "Tom has", *arguments, "--guard", "loop")[0] == 0
+    status, _, said = run("generate", pair / "target", "Tom has", *arguments, "--guard", "loop")
+    assert status == 0 and "guards: loop 0 alarms, 0 rounds stricter" in said
     assert "does not know which prompts" in run("generate", pair / "target", "x", *arguments, "--guard", "domain")[2]

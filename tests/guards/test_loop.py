@@ -9,10 +9,12 @@ from transformers import PreTrainedModel
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.rows import Generation
+from gistgate.decoding.statistics import Statistics
 from gistgate.drafters import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.guards import LoopGuard
 from gistgate.rules import make_rule
+from gistgate.shadowing import guarded as guarded_in_words
 from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
 
 LENGTH = 120
@@ -83,6 +85,8 @@ def test_the_guard_closes_for_the_rest():
     assert Reason.LOOSE not in behind and Reason.CARRIED not in behind and len(behind) > LENGTH / 2
     extra = guarded.statistics.extra
     assert extra["loop_alarms"] == 1 and extra["loop_rounds"] > 5 and extra["loop_open"] == 0
+    said = guarded_in_words(guarded.statistics, ["loop"])
+    assert said == f"guards: loop 1 alarms, {extra['loop_rounds']:.0f} rounds stricter"
 
 
 def test_the_guard_opens_again_behind_its_window():
@@ -110,6 +114,7 @@ def test_a_loop_of_the_target_is_logged_as_its_own():
     decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.0)), make_rule("prob", r=0.5), 4, guards=[LoopGuard()])
     extra = decoder.generate(prompts(4), max_new_tokens=CONTEXT - 10)[0].statistics.extra
     assert extra["loop_target"] >= 1 and extra["loop_open"] == 1 and "loop_alarms" not in extra
+    assert guarded_in_words(Statistics(extra=extra), ["loop"]).endswith("; the answer ends in a loop")
 
 
 def test_rows_are_guarded_one_by_one():

@@ -1,10 +1,12 @@
 """The coverage benchmark counts what it says, on outcomes that it finds by what calibration wrote about them."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy.stats import multinomial
 
-from benchmarks import coverage
+from benchmarks import coverage, stopping
 from benchmarks.coverage import World, counted, drawn, examined, issued, loosest, stopped
 from benchmarks.coverage_figure import draw
 from benchmarks.error_rate import certified_probability
@@ -130,3 +132,25 @@ def test_the_figure_shows_every_bound():
     }
     figure = draw(report)
     assert [text.get_text() for text in figure.legends[0].get_texts()] == list(CERTIFIES)
+
+
+@pytest.mark.parametrize("world", stopping.WORLDS)
+@pytest.mark.parametrize("loss", [0.0, 0.02, 0.05])
+def test_made_up_prompts_lose_what_they_should(world, loss, monkeypatch):
+    monkeypatch.setattr(stopping, "PROMPTS", 200_000)
+    make, ternary = stopping.WORLDS[world]
+    d = make(loss, np.random.default_rng(0))
+    assert d.mean() == pytest.approx(loss, abs=0.002) and np.abs(d).max() <= 1
+    assert ternary == (set(d.tolist()) <= {-1.0, 0.0, 1.0}) or loss == 0.0
+
+
+def test_stopping_early_saves_prompts_and_a_careless_way_to_stop_is_refuted(monkeypatch):
+    for name, value in {"RESAMPLES": 8, "TIMED": 4}.items():
+        monkeypatch.setattr(stopping, name, value)
+    planned, clear = (stopping.examined("many small differences", stop, 0.03, 0.95) for stop in ("planned", "clear"))
+    assert planned["kept"] == {"certified": 1.0, "prompts": 1000.0}
+    assert clear["kept"]["prompts"] < 1000 and clear["lost"]["certified"] == 0.0 and not clear["refuted"]
+    careless = SimpleNamespace(within=(True,), decoded=SimpleNamespace(differences=[0.0]))
+    monkeypatch.setattr(stopping, "try_setting", lambda *_arguments: careless)
+    found = stopping.examined("few large losses", "clear", 0.03, 0.95)
+    assert (found["share_holding"], found["refuted"]) == (0.0, True)
