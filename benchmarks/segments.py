@@ -3,14 +3,15 @@
     python -m benchmarks.segments [prompts]
 
 Needs the embedded pair and data/prompts. The opinion is a constant, so that the share of accepted segments is set and
-the texts mean nothing; the draft gets worse by noise on its weights, in standard deviations of each. Writes
-benchmarks/results/segments.json.
+the texts mean nothing: speed is compared per token. The draft gets worse by noise on its weights, in standard
+deviations of each. Writes benchmarks/results/segments.json.
 """
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,33 +25,52 @@ from pipeline.pairs import Pair, load_pair
 from pipeline.params import MethodParams, read_params
 from pipeline.segments.benchmark import race
 
-STYLES = {"clause": (r"re:[,.\n]\s*$", 16), "sentence": ("sentence", 24)}
+STYLES = {"clauses": (r"re:[,.\n]\s*$", 16), "sentences": ("sentence", 24), "whole answers": ("re:(?!)", 120)}
+"""Boundaries and limit in tokens; a whole answer ends with eos alone."""
 RATES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
 NOISES = (0.0, 0.1, 0.2)
+BLOCKS = (2, 4, 8)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     params = read_params()
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 10
+    number = int(sys.argv[1]) if len(sys.argv) > 1 else 12
     prompts = read_prompts("test")[:number]
     report = {}
     for noise in NOISES:
         pair = worse(load_pair(params), noise, params.seed)
-        report[f"noise {noise:g}"] = race(decoders(pair), prompts, request_of(prompts, pair), 2)
+        found = race(decoders(pair), prompts, request_of(prompts, pair), params)
+        report[f"noise {noise:g}"] = by_kind(found)
     write_json(Path("benchmarks/results/segments.json"), {"prompts": number, "by_draft": report})
 
 
 def decoders(pair: Pair) -> dict[str, Decoder]:
-    """Strict tokens at three K, and both kinds of segments at every share of accepted ones."""
-    found = {f"tokens, K = {k}": make_decoder(pair, MethodParams("exact"), {}, k) for k in (2, 4, 8)}
+    """Strict tokens at several K, and every kind of segment at every share of accepted ones."""
+    found = {f"strict, K = {k}": make_decoder(pair, MethodParams("exact"), {}, k) for k in BLOCKS}
     for name, (style, limit) in STYLES.items():
         for rate in RATES:
-            found[f"{name}s, {rate:g} accepted"] = segment_decoder(
+            found[f"{name}/{rate:g}"] = segment_decoder(
                 pair.target, pair.draft, pair.tokenizer, Constant(rate), SegmentDraw(), style=style, limit=limit,
                 vocabulary=len(pair.tokenizer),
             )  # fmt: skip
     return found
+
+
+def by_kind(found: dict[str, Any]) -> dict[str, Any]:
+    """Speed and tau of every kind of segment by the share of accepted ones, beside the best strict K."""
+    decoders, reference = found["decoders"], found["reference"]
+    segments = {
+        kind: {
+            f"{rate:g}": {
+                "faster": decoders[f"{kind}/{rate:g}"]["faster_per_token"],
+                "tau": decoders[f"{kind}/{rate:g}"]["tau"],
+            }
+            for rate in RATES
+        }
+        for kind in STYLES
+    }
+    return {"reference": reference, "tau": decoders[reference]["tau"], "segments": segments}
 
 
 def worse(pair: Pair, noise: float, seed: int) -> Pair:

@@ -3,7 +3,7 @@
     python -m pipeline.segments.benchmark
 
 Reads data/prompts, models/heads, models/segments and reports/segments/calibration, writes
-reports/segments/benchmark.json.
+reports/segments/benchmark.json. Segments run where they are compared in calibration.
 """
 
 from __future__ import annotations
@@ -11,82 +11,85 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from tqdm import tqdm
 
 from pipeline.stage import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.statistics import Statistics, total
 from gistgate.files import read_json, write_json
+from pipeline.benchmark import measure
 from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.paired import ratio_of_sums
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.segments.calibrate import REPORTS, Bench
-from pipeline.segments.methods import METHODS
+from pipeline.segments.calibrate import REPORTS, Bench, operating
+from pipeline.segments.methods import methods_of
+from pipeline.timed import Contender, machine, ours
 
 
 def main() -> None:
     params = read_params()
     torch.set_num_threads(params.benchmark.threads)
     bench = Bench(params)
-    decoders = {**token_decoders(bench, params), **segment_decoders(bench)}
     prompts = read_prompts("test")[: params.benchmark.prompts]
-    report = race(decoders, prompts, request_of(prompts, bench.pair), params.benchmark.repeats)
-    write_json(Path("reports/segments/benchmark.json"), report)
+    decoders = {**token_decoders(bench, params), **segment_decoders(bench)}
+    results = race(decoders, prompts, request_of(prompts, bench.pair), params)
+    write_json(Path("reports/segments/benchmark.json"), {"prompts": len(prompts), **results, "machine": machine()})
+
+
+def strict_names(params: Params) -> dict[str, int]:
+    """Strict verification of tokens, at its own best K and at the common one."""
+    return {f"strict, K = {k}": k for k in (params.decoding.strict_block, params.decoding.block)}
 
 
 def token_decoders(bench: Bench, params: Params) -> dict[str, Decoder]:
-    """Plain decoding, strict verification at its best K and at the common one, and the token gate alone."""
+    """Plain decoding, strict verification, and the token gate alone at both lengths."""
     exact, gated = MethodParams("exact"), MethodParams("autojudge", learned=True, head=bench.own.head)
-    settings, block = {"risk": bench.own.risk}, params.decoding.block
-    return {
-        "plain": make_decoder(bench.pair, MethodParams("exact", "none"), {}, 0),
-        f"strict tokens, K = {params.decoding.strict_block}": make_decoder(
-            bench.pair, exact, {}, params.decoding.strict_block
-        ),
-        f"strict tokens, K = {block}": make_decoder(bench.pair, exact, {}, block),
-        f"token gate, K = {block}": make_decoder(bench.pair, gated, settings, block, gate=bench.gate),
-        f"token gate, K = {bench.own.limit}": make_decoder(
-            bench.pair, gated, settings, bench.own.limit, gate=bench.gate
-        ),
+    settings = {"risk": bench.own.risk}
+    strict = {name: make_decoder(bench.pair, exact, {}, k) for name, k in strict_names(params).items()}
+    gates = {
+        f"token gate, K = {k}": make_decoder(bench.pair, gated, settings, k, gate=bench.gate)
+        for k in (params.decoding.block, bench.own.limit)
     }
+    return {"plain": make_decoder(bench.pair, MethodParams("exact", "none"), {}, 0), **strict, **gates}
 
 
 def segment_decoders(bench: Bench) -> dict[str, Decoder]:
-    """Every way of judging segments at its certified value; those that have none are left out, single points stay."""
-    found = {}
-    for name, method in METHODS.items():
-        value = read_json(REPORTS / f"{name}.json")["certified"] if method.certified else method.grid[0]
-        if value is not None:
-            title = f"segments: {name} {value:g}" if method.certified else f"segments: {name}, not certified"
-            found[title] = method.decoder(bench.pair, bench.probes, value, bench.gate, bench.own.risk)
-    return found
+    """Every way of judging segments, where calibration compares it."""
+    reports = {name: read_json(REPORTS / f"{name}.json") for name in methods_of(bench.own)}
+    return {
+        f"segments: {name}": method.decoder(bench.parts, operating(reports[name])["value"])
+        for name, method in methods_of(bench.own).items()
+    }
 
 
 def race(
-    decoders: dict[str, Decoder], prompts: list[dict[str, Any]], request: dict[str, Any], repeats: int
+    decoders: dict[str, Decoder], prompts: list[dict[str, Any]], request: dict[str, Any], params: Params
 ) -> dict[str, Any]:
-    """Tokens per second and counts of every decoder; each prompt's best time of `repeats` counts."""
-    seconds = {name: [float("inf")] * len(prompts) for name in decoders}
-    counted: dict[str, list[Statistics]] = {name: [] for name in decoders}
-    for again in range(repeats):
-        for place, prompt in enumerate(tqdm(prompts, desc="race", unit="prompt", mininterval=5)):
-            for name, decoder in decoders.items():
-                statistics = decoder.generate([prompt["ids"]], seeds=[place], **request)[0].statistics
-                seconds[name][place] = min(seconds[name][place], statistics.seconds["total"])
-                if not again:
-                    counted[name].append(statistics)
-    report = {}
-    for name in decoders:
-        one = total(counted[name])
-        report[name] = {
-            "tokens_per_second": one.tokens / sum(seconds[name]),
-            "tau": one.mean_accepted_length,
-            "draft_forwards_per_token": one.draft_forwards / one.tokens,
-            "loose_per_100": one.loose_per_100,
-        }
-    return report
+    """What each decoder does per second and forward, and how that compares to the better strict one.
+
+    Each prompt's best time of the repeats counts.
+    """
+    field = [Contender(name, ours(decoder, request), decoder.block) for name, decoder in decoders.items()]
+    found = measure(field, [prompt["ids"] for prompt in prompts], params)["methods"]
+    seconds = {name: np.array(one["seconds"]).min(axis=1) for name, one in found.items()}
+    speed = {name: sum(found[name]["tokens"]) / seconds[name].sum() for name in found}
+    reference = max((name for name in found if name.startswith("strict")), key=lambda name: speed[name])
+    return {
+        "reference": reference,
+        "decoders": {
+            name: {
+                "tokens_per_second": speed[name],
+                "tau": sum(one["tokens"]) / sum(one["target_forwards"]),
+                "faster_per_answer": ratio_of_sums(seconds[reference], seconds[name]).as_dict(),
+                "faster_per_token": ratio_of_sums(
+                    seconds[reference] / np.array(found[reference]["tokens"]), seconds[name] / np.array(one["tokens"])
+                ).as_dict(),
+            }
+            for name, one in found.items()
+        },
+    }
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pipeline.stage import run  # first: it sets the environment that the librar
 
 # isort: split
 from gistgate.decoding.statistics import Statistics, total
-from gistgate.files import read_json_lines, write_json, write_json_lines
+from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.segments.files import load_probes
 from pipeline.arms import strict_scores
 from pipeline.binding import gate_hash
@@ -29,8 +29,9 @@ from pipeline.certify import fixed_sequence
 from pipeline.decode import read_prompts, run_split
 from pipeline.pairs import load_pair
 from pipeline.params import Params, read_params
+from pipeline.prefilled import Prefilled
 from pipeline.scratch import SCRATCH, fingerprint, sources
-from pipeline.segments.methods import METHODS, Method
+from pipeline.segments.methods import METHODS, Method, Parts, methods_of
 from pipeline.segments.params import read_segment_params
 from pipeline.segments.train import FOLDER
 from pipeline.served import load_gate
@@ -44,8 +45,10 @@ SETTINGS = 2
 
 
 def main() -> None:
-    params = read_params()
-    side_by_side(calibrator, params, list(METHODS), params.decoding.workers, "calibrate", "method")
+    params, methods = read_params(), methods_of(read_segment_params())
+    # Those that take their value from another method wait for it.
+    for group in ([name for name in methods if not methods[name].like], [n for n in methods if methods[n].like]):
+        side_by_side(calibrator, params, group, params.decoding.workers, "calibrate", "method")
 
 
 def calibrator(params: Params) -> Callable[[str], None]:
@@ -61,10 +64,12 @@ class Bench:
         self.params, self.pair, self.task = params, load_pair(params), load_task(params)
         self.probes, self.own = load_probes(FOLDER, self.pair.target, self.pair.draft), read_segment_params()
         self.gate = load_gate(self.own.head, self.pair)
+        self.parts = Parts(self.pair, self.probes, self.gate, self.own)
+        self.prefilled = Prefilled(params.decoding.prompt_memory_mb)
         self.prompts = {split: read_prompts(split) for split in ("development", "calibration")}
         self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
         self.name = fingerprint(
-            FOLDER, gate_hash(self.gate), self.own.risk, *self.pair.files,
+            FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *self.pair.files,
             *(Path(f"data/prompts/{split}.jsonl") for split in self.prompts), params.seed,
             *sources("gistgate.segments", "gistgate.decoding", "gistgate.rules", "pipeline.segments.methods"),
         )  # fmt: skip
@@ -73,10 +78,8 @@ class Bench:
         """Differences strict - loose [N] and what was counted."""
         path = SCRATCH / f"segment-calibrate-{self.name}" / f"{name}-{value:g}-{split}.jsonl"
         if not path.exists():
-            decoder = METHODS[name].decoder(self.pair, self.probes, value, self.gate, self.own.risk)
-            done = run_split(
-                decoder, self.task, self.pair, self.prompts[split], self.params, f"{name} {value:g}, {split}"
-            )
+            decoder, title = METHODS[name].decoder(self.parts, value), f"{name} {value:g}, {split}"
+            done = run_split(decoder, self.task, self.pair, self.prompts[split], self.params, title, self.prefilled)
             write_json_lines(path, [{"score": o.score, "statistics": o.statistics.as_dict(timed=False)} for o in done])
         rows = read_json_lines(path)
         counted = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
@@ -87,7 +90,8 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     """One method: what development saw, what was tested, and what is certified."""
     method, budget = METHODS[name], bench.params.headline_budget
     if not method.certified:
-        return {"certified": None, "calibration": [point(bench, name, method.grid[0], "calibration")]}
+        value = rate_of(method.like) if method.like else method.grid[0]
+        return {"certified": None, "calibration": [point(bench, name, value, "calibration")]}
     seen = develop(bench, name, method, budget)
     values = promising(seen, bench.params, budget)
     tested: list[dict[str, Any]] = []
@@ -95,7 +99,22 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     for one, bound in zip(tested, verdict.bounds, strict=True):
         one["bound"] = asdict(bound)
     certified = None if verdict.passed is None else values[verdict.passed]
-    return {"certified": certified, "budget": budget, "development": seen, "calibration": tested}
+    return {
+        "certified": certified, "refusal": verdict.refusal, "budget": budget, "development": seen,
+        "calibration": tested,
+    }  # fmt: skip
+
+
+def operating(report: dict[str, Any]) -> dict[str, Any]:
+    """Where a method is compared: its certified point, else the first that was tested."""
+    points: list[dict[str, Any]] = report["calibration"]
+    return next((one for one in points if one["value"] == report["certified"]), points[0])
+
+
+def rate_of(name: str) -> float:
+    """The share of its segments that a method passed where it is compared."""
+    rate: float = operating(read_json(REPORTS / f"{name}.json"))["passed"]
+    return rate
 
 
 def develop(bench: Bench, name: str, method: Method, budget: float) -> list[dict[str, Any]]:
@@ -140,6 +159,19 @@ def point(bench: Bench, name: str, value: float, split: str) -> dict[str, Any]:
         "tau": counted.mean_accepted_length,
         "loose_per_100": counted.loose_per_100,
         "draft_forwards_per_token": counted.draft_forwards / max(1, counted.tokens),
+        **segments_of(counted),
+    }
+
+
+def segments_of(counted: Statistics) -> dict[str, Any]:
+    """Segments per hundred tokens, the shares that passed and that were kept, and what opinions noted."""
+    extra, segments = counted.extra, counted.extra.get("segments", 0.0)
+    noted = {name: count for name, count in extra.items() if not name.startswith("segments")}
+    return {
+        "segments_per_100": 100 * segments / max(1, counted.tokens),
+        "passed": extra.get("segments_passed", 0.0) / max(1.0, segments),
+        "kept": extra.get("segments_kept", 0.0) / max(1.0, segments),
+        **({"noted": noted} if noted else {}),
     }
 
 

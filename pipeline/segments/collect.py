@@ -59,8 +59,8 @@ def main() -> None:
 def judges_of(own: SegmentParams, task: Task) -> dict[str, Judge]:
     """All judges that can be asked here."""
     with_model = ["nli" if own.judge == "nli" else "embedding"] if own.judge_model else []
-    names = ["answer", "exact", "value", *with_model]
-    return {name: make_judge(name, own, task) for name in names}
+    truth = ["truth"] if own.judge == "truth" or task.name == "wordproblems" else []
+    return {name: make_judge(name, own, task) for name in ["answer", "exact", *truth, *with_model]}
 
 
 def collect(
@@ -86,7 +86,8 @@ def collect(
     rows = []
     for index, prefix in enumerate(prefixes):
         segments = [ids for role in ROLES for ids in written[role][index]]
-        texts = [Sample(pair.tokenizer.decode(ids), answers[index, tuple(ids)]) for ids in segments]
+        before = pair.tokenizer.decode(prefix.answer)
+        texts = [Sample(pair.tokenizer.decode(ids), answers[index, tuple(ids)], before) for ids in segments]
         doc = prompts[prefix.problem]["doc"]
         rows.append(
             {
@@ -118,17 +119,18 @@ def answers_of(
 
 
 def shares(row: dict[str, Any], judge: str, role: str) -> list[float]:
-    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group."""
+    """Semantic probability of every sample of a prefix under one model: the share of its samples in that group.
+
+    The model finished at least one of them.
+    """
     groups = row["groups"][judge]
     mine = Counter(group for group, who in zip(groups, row["roles"], strict=True) if who == role)
-    return [mine[group] / mine.total() if mine else 0.0 for group in groups]
+    return [mine[group] / mine.total() for group in groups]
 
 
 def agreement(rows: list[dict[str, Any]], judges: list[str]) -> dict[str, Any]:
     """How often two judges say the same about two samples of one prefix, and Cohen's kappa of it."""
-    pairs = {
-        judge: [a == b for row in rows for a, b in combinations(row["groups"][judge], 2)] for judge in judges
-    }  # fmt: skip
+    pairs = {judge: [a == b for row in rows for a, b in combinations(row["groups"][judge], 2)] for judge in judges}
     report = {}
     for one, other in combinations(judges, 2):
         same = [a == b for a, b in zip(pairs[one], pairs[other], strict=True)]

@@ -5,7 +5,6 @@ A group is greedy: a sample joins the first group whose first member it equals, 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,15 +15,19 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from gistgate.errors import UserError
 from pipeline.segments.params import SegmentParams
+from pipeline.segments.truth import groups_by_truth
 from pipeline.tasks import Task
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A segment, and the whole answer that follows when the target goes on behind it."""
+    """A segment in its answer."""
 
     text: str
     answer: str
+    """The whole answer that follows when the target goes on behind the segment."""
+    before: str = ""
+    """The answer up to the segment."""
 
 
 class Judge(Protocol):
@@ -55,13 +58,13 @@ class Exact:
         return grouped(len(texts), lambda i, j: texts[i] == texts[j])
 
 
-class Value:
-    """Equal last numbers: the truth of the embedded word problems, whose steps end with their total."""
+class Truth:
+    """What the generator of the embedded word problems knows: true segments are alike, false ones by their numbers."""
 
     def groups(self, doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        found = [re.findall(r"\d+", sample.text) for sample in samples]
-        values = [numbers[-1] if numbers else None for numbers in found]
-        return grouped(len(values), lambda i, j: values[i] == values[j])
+        if not samples:
+            return []
+        return groups_by_truth(doc["answer"], samples[0].before, [sample.text for sample in samples])
 
 
 class Answer:
@@ -150,4 +153,4 @@ def make_judge(name: str, params: SegmentParams, task: Task) -> Judge:
         return Entailment(str(params.judge_model))
     if name == "embedding":
         return Embedding(str(params.judge_model), params.similarity)
-    return Exact() if name == "exact" else Value()
+    return Exact() if name == "exact" else Truth()

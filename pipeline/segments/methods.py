@@ -5,61 +5,130 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from transformers import AutoModelForSequenceClassification
+
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.stopping import eos_ids
+from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.segments.boundaries import Boundaries
 from gistgate.segments.building import segment_decoder
 from gistgate.segments.files import Probes
 from gistgate.segments.judges import Constant, MeanLogprob, Opinion, Semantic
 from gistgate.segments.rule import SegmentDraw, SegmentRule
+from gistgate.segments.steps import Pair as OwnStep
+from gistgate.segments.steps import Reward, Score, same_numbers
+from gistgate.segments.writing import SegmentWriter
 from pipeline.pairs import Pair
+from pipeline.segments.judges import load
+from pipeline.segments.params import SegmentParams
+
+GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+SCORES = (9 / 9, 8 / 9, 7 / 9, 6 / 9, 5 / 9, 4 / 9)
+REWARDS = (0.9, 0.8, 0.7, 0.6, 0.5)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What opinions are made of."""
+
+    pair: Pair
+    probes: Probes
+    gate: Gate
+    own: SegmentParams
 
 
 @dataclass(frozen=True)
 class Method:
     """An opinion on segments and the rule that uses it, with one value to set."""
 
-    rule: Callable[[float], SegmentRule]
-    opinion: Callable[[Probes, float], Opinion]
-    grid: tuple[float, ...] = field(default=SegmentRule.grid)
+    opinion: Callable[[Parts, float], Opinion]
+    rule: Callable[[float], SegmentRule] = field(default=lambda value: SegmentRule(threshold=value))
+    grid: tuple[float, ...] = GRID
     """Values from strict to loose; a single one where nothing is calibrated."""
     certified: bool = True
     """False for a point that is measured as it is."""
     gated: bool = False
     """Whether the token gate speaks inside refused segments."""
+    replacement: str = "token"
+    """What follows a refused segment."""
+    like: str | None = None
+    """The method whose share of passed segments is the value; None: the grid's."""
 
-    def decoder(self, pair: Pair, probes: Probes, value: float, gate: Gate, risk: float) -> Decoder:
+    def decoder(self, parts: Parts, value: float) -> Decoder:
         """The decoder at this value."""
+        pair, probes, own = parts.pair, parts.probes, parts.own
         return segment_decoder(
-            pair.target, pair.draft, pair.tokenizer, self.opinion(probes, value), self.rule(value), style=probes.style,
-            limit=probes.limit, vocabulary=len(pair.tokenizer), token_gate=gate if self.gated else None, risk=risk,
+            pair.target, pair.draft, pair.tokenizer, self.opinion(parts, value), self.rule(value), style=probes.style,
+            limit=probes.limit, replacement=self.replacement, vocabulary=len(pair.tokenizer),
+            token_gate=parts.gate if self.gated else None, risk=own.risk,
         )  # fmt: skip
 
 
-def target_probe(probes: Probes, _value: float) -> Opinion:
-    return Semantic(probes.target)
+def target_probe(parts: Parts, _value: float) -> Opinion:
+    return Semantic(parts.probes.target)
 
 
-def both_probes(probes: Probes, _value: float) -> Opinion:
-    return Semantic(probes.target, probes.draft)
+def both_probes(parts: Parts, _value: float) -> Opinion:
+    return Semantic(parts.probes.target, parts.probes.draft)
 
 
-def logprob(_probes: Probes, _value: float) -> Opinion:
+def logprob(_parts: Parts, _value: float) -> Opinion:
     return MeanLogprob()
 
 
-def at_rate(_probes: Probes, value: float) -> Opinion:
+def at_rate(_parts: Parts, value: float) -> Opinion:
     return Constant(value)
 
 
-GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
+def score(parts: Parts, _value: float) -> Opinion:
+    return Score(parts.pair.target, parts.pair.tokenizer)
+
+
+def own_step(parts: Parts, _value: float) -> Opinion:
+    """The judge of the embedded pair's steps are their numbers: it knows more than a model asked yes or no."""
+    pair, ends = parts.pair, eos_ids(parts.pair.target, parts.pair.tokenizer)
+    boundaries = Boundaries(pair.tokenizer, parts.probes.style, ends)
+    writer = SegmentWriter(pair.target, pair.tokenizer, boundaries, parts.probes.limit, eos_ids=ends)
+    return OwnStep(writer, same_numbers)
+
+
+def reward(parts: Parts, _value: float) -> Opinion:
+    if parts.own.reward_model is None:
+        raise UserError("The control prm needs a reward model. Name one as reward_model in segments/params.yaml.")
+    tokenizer, model = load(AutoModelForSequenceClassification, parts.own.reward_model)
+    return Reward(model, tokenizer, parts.pair.tokenizer)
+
+
+def drawn(_value: float) -> SegmentRule:
+    return SegmentDraw()
+
+
+def published(_value: float) -> SegmentRule:
+    return SegmentDraw(partial=False, shortcut="top2")
+
 
 METHODS = {
-    "probe": Method(lambda value: SegmentRule(threshold=value), target_probe, GRID),
-    "probe-gate": Method(lambda value: SegmentRule(threshold=value), target_probe, GRID, gated=True),
-    "logprob": Method(lambda value: SegmentRule(threshold=value), logprob, GRID),
-    "constant": Method(lambda _: SegmentDraw(), at_rate, (0.02, 0.05, 0.1, 0.2, 0.3)),
-    "strict": Method(lambda _: SegmentRule(threshold=2.0), at_rate, (1.0,), certified=False),
-    "ratio": Method(lambda _: SegmentDraw(), both_probes, (1.0,), certified=False),
-    "ratio-top2": Method(lambda _: SegmentDraw(shortcut="top2"), both_probes, (1.0,), certified=False),
+    "probe": Method(target_probe),
+    "probe-gate": Method(target_probe, gated=True),
+    "probe-whole": Method(target_probe, lambda value: SegmentRule(threshold=value, partial=False)),
+    "probe-replaced": Method(target_probe, replacement="segment"),
+    "logprob": Method(logprob),
+    "constant": Method(at_rate, drawn, (0.02, 0.05, 0.1, 0.2, 0.3)),
+    "score": Method(score, grid=SCORES),
+    "pair": Method(own_step, grid=(0.5,)),
+    "prm": Method(reward, grid=REWARDS),
+    "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False, gated=True),
+    "strict": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False),
+    "ratio": Method(both_probes, drawn, (1.0,), certified=False),
+    "ratio-top2": Method(both_probes, lambda _: SegmentDraw(shortcut="top2"), (1.0,), certified=False),
+    "published": Method(both_probes, published, (1.0,), certified=False, replacement="segment"),
+    "constant-same": Method(at_rate, drawn, (), certified=False, like="probe"),
 }
-"""By name; the last two are the published rule, without and with its shortcut, but with partial acceptance."""
+"""By name. `gate-only` and `strict` refuse every segment, so that only the boundaries differ from the token rules;
+`published` is SemanticSpec as released: ratio, shortcut, nothing kept of a refused segment, then the target's own."""
+
+
+def methods_of(own: SegmentParams) -> dict[str, Method]:
+    """Those that can run here: prm only with a reward model."""
+    return {name: method for name, method in METHODS.items() if name != "prm" or own.reward_model}

@@ -11,7 +11,7 @@ from gistgate.errors import UserError
 from gistgate.segments.probes import POOLINGS
 
 FILE = Path("segments/params.yaml")
-JUDGES = ("answer", "exact", "value", "nli", "embedding")
+JUDGES = ("answer", "exact", "truth", "nli", "embedding")
 LOSSES = ("bce", "mse")
 
 
@@ -38,6 +38,7 @@ class SegmentParams:
     batch_size: int
     head: str
     risk: float
+    reward_model: str | None
 
     def __post_init__(self) -> None:
         for name, known in (("judge", JUDGES), ("pooling", POOLINGS), ("loss", LOSSES)):

@@ -40,10 +40,15 @@ class Examples:
 
 
 def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int) -> Examples:
-    """What a model's states say about every different segment, labelled by `judge`."""
+    """What a model's states say about every different segment, labelled by `judge`.
+
+    Prefixes behind which the model itself finished none are left out: they have no shares.
+    """
     prefixes, segments, problems, labels = [], [], [], []
     drawn: dict[str, list[int]] = {name: [] for name in ROLES}
     for row in rows:
+        if role not in row["roles"]:
+            continue
         own = shares(row, judge, role)
         known = {tuple(ids): share for ids, share in zip(row["segments"], own, strict=True)}
         writers = [(tuple(ids), who) for ids, who in zip(row["segments"], row["roles"], strict=True)]

@@ -9,9 +9,9 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from gistgate.errors import UserError
 from pipeline.params import read_params
-from pipeline.segments.calibrate import promising
+from pipeline.segments.calibrate import operating, promising
 from pipeline.segments.collect import agreement, shares
-from pipeline.segments.judges import Answer, Embedding, Entailment, Exact, Sample, Value, make_judge
+from pipeline.segments.judges import Answer, Embedding, Entailment, Exact, Sample, Truth, make_judge
 from pipeline.segments.params import read_segment_params
 from tests.tiny import byte_tokenizer
 
@@ -48,11 +48,32 @@ class SameLastSign:
         return text[-1] == reference[-1] if reference else None
 
 
-def test_texts_values_and_answers_make_their_own_groups():
+def test_texts_and_answers_make_their_own_groups():
     assert Exact().groups({}, SAMPLES) == [0, 0, 1, 2]
-    assert Value().groups({}, SAMPLES) == [0, 0, 0, 1]
     assert Answer(SameLastSign()).groups({}, SAMPLES) == [0, 0, 0, 1]
     assert Answer(SameLastSign()).groups({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
+
+
+SOLUTION = "We had 11 nuts. Then we lost 8, in numbers - 8 + 11 = 3 of them. Next it doubled: 2 * 3 = 6. So 6.\n#### 6"
+
+
+def told(before, *segments):
+    return Truth().groups({"answer": SOLUTION}, [Sample(text, "", before) for text in segments])
+
+
+def test_the_generators_numbers_are_the_truth():
+    before = "There were 11 nuts. Later they took"
+    assert told(before, " 8,", " away 8, so 11 - 8 = 3.", " 8 and had - 8 + 11 = 3.", " some.") == [0] * 4
+    assert told(before, " 8,", " 9,", " 8, so 11 - 8 = 4.", " 8, so 3 - 8 = 3.", " just 9.") == [0, 1, 2, 3, 1]
+    assert told("", " 12 nuts.", " 11 nuts.", " nuts.") == [0, 1, 1]
+    done = " 11 nuts, lost 8: 11 - 8 = 3. Then 3 + 3 = 6."
+    assert told(done, " So 6.\n#### 6", " So 3.", " Then 6 * 2 = 12.") == [0, 1, 2]
+    assert told("") == []
+
+
+def test_other_tasks_have_no_known_truth():
+    with pytest.raises(UserError, match="Judge this task by its answers"):
+        Truth().groups({"answer": "Because."}, SAMPLES)
 
 
 def test_entailment_has_to_hold_both_ways(tmp_path):
@@ -97,6 +118,12 @@ def test_agreement_compares_pairs_of_samples():
     assert report["agreement"]["a, c"] == {"agree": 1.0, "kappa": 1.0}
     assert report["agreement"]["a, b"]["agree"] == pytest.approx(2 / 3)
     assert report["pairs_alike"] == {"a": pytest.approx(1 / 3), "b": 0.0, "c": pytest.approx(1 / 3)}
+
+
+def test_a_method_is_compared_where_it_is_certified_or_at_its_strictest():
+    points = [{"value": 0.9, "passed": 0.2}, {"value": 0.8, "passed": 0.4}]
+    assert operating({"certified": 0.8, "calibration": points})["passed"] == 0.4
+    assert operating({"certified": None, "calibration": points})["passed"] == 0.2
 
 
 def test_only_values_with_room_for_the_bound_are_tested():

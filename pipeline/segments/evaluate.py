@@ -1,0 +1,63 @@
+"""Let lm-eval judge segments on the test prompts, where calibration compares them.
+
+    python -m pipeline.segments.evaluate
+
+Reads data/prompts, models/segments, reports/segments/calibration and the strict reference in reports/evaluation, writes
+reports/segments/evaluation. What was to be certified and was not is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline.stage import run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+from gistgate.errors import UserError
+from gistgate.files import read_json, read_json_lines, write_json
+from pipeline.evaluate import Bench as Evaluation
+from pipeline.paired import accuracy_difference
+from pipeline.params import Params, read_params
+from pipeline.segments.calibrate import REPORTS, Bench, operating
+from pipeline.segments.methods import METHODS, methods_of
+from pipeline.segments.params import read_segment_params
+from pipeline.workers import side_by_side
+
+STRICT = Path("reports/evaluation/exact/samples.jsonl")
+FOLDER = Path("reports/segments/evaluation")
+
+
+def main() -> None:
+    params, methods = read_params(), methods_of(read_segment_params())
+    known = {name: read_json(REPORTS / f"{name}.json")["certified"] for name in methods}
+    names = [name for name in methods if known[name] is not None or not methods[name].certified]
+    side_by_side(evaluator, params, names, params.decoding.workers, "evaluate", "method")
+
+
+def evaluator(params: Params) -> Callable[[str], None]:
+    """Judges one method after another on the same pair and prompts."""
+    bench, evaluation = Bench(params), Evaluation(params)
+    strict = read_json_lines(STRICT)
+    if [row["id"] for row in strict] != [prompt["id"] for prompt in evaluation.prompts]:
+        raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of ../dvc.yaml again.")
+
+    def work(name: str) -> None:
+        value = operating(read_json(REPORTS / f"{name}.json"))["value"]
+        judged = evaluation.judge(METHODS[name].decoder(bench.parts, value))
+        found = [sample["correct"] for sample in judged.samples]
+        write_json(
+            FOLDER / f"{name}.json",
+            {
+                "value": value,
+                "accuracy": judged.accuracy,
+                "tau": judged.statistics.mean_accepted_length,
+                "difference": accuracy_difference(found, [row["correct"] for row in strict]).as_dict(),
+            },
+        )
+
+    return work
+
+
+if __name__ == "__main__":
+    run(main)

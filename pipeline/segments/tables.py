@@ -1,0 +1,107 @@
+"""The tables of docs/segments.md, made from the published summary alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+ORDER = (
+    "probe", "probe-gate", "probe-whole", "probe-replaced", "logprob", "constant", "constant-same", "score", "pair",
+    "prm", "ratio", "ratio-top2", "published", "gate-only", "strict",
+)  # fmt: skip
+
+
+def content(summary: dict[str, Any]) -> str:
+    """What stands between the page's markers."""
+    parts = (
+        ("Ways of judging", methods(summary)),
+        ("Judges of meaning", judges(summary["agreement"])),
+        ("Probes", probes(summary["probes"])),
+        ("When segments beat tokens", study(summary["study"])),
+    )
+    return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
+
+
+def methods(summary: dict[str, Any]) -> str:
+    """Loss, certificate, acceptance and speed of every way of judging, below the token rules."""
+    found = summary["methods"]
+    rows = [
+        (name, "-", "-", "-", "-", "-", f"{one['tau']:.2f}", "-", speed(one)) for name, one in summary["tokens"].items()
+    ]
+    rows += [method_row(name, found[name]) for name in ORDER if name in found]
+    head = ("judged by", "value", "loss, %", "bound, %", "test, points", "passed", "tau", "draft", "speed")
+    text = (
+        f"`loss` and `bound` on the calibration prompts, certified ones in bold; `test` is lm-eval's accuracy minus "
+        f"the strict one on other prompts, with its 90 % interval; `passed` is the share of finished segments that the "
+        f"opinion let through; `draft` counts draft forwards per token; `speed` is the time of {summary['reference']} "
+        f"over that of the method on the same {summary['speed_prompts']} test prompts, one row, with its 90 % interval."
+    )
+    return f"{table(head, rows)}\n\n{text}"
+
+
+def method_row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
+    bound = f"{100 * one['bound']['value']:.2f}" if "bound" in one else "-"
+    test = interval(one["test"]["difference"], 100, "{:+.1f}") if one["test"] else "-"
+    return (
+        f"**{name}**" if one["certified"] else name,
+        f"{one['value']:.3g}",
+        f"{100 * one['loss']:.2f}",
+        f"**{bound}**" if one["certified"] else bound,
+        test,
+        f"{one['passed']:.2f}",
+        f"{one['tau']:.2f}",
+        f"{one['draft_forwards_per_token']:.2f}",
+        speed(one["speed"]),
+    )
+
+
+def speed(one: dict[str, Any]) -> str:
+    return interval(one["faster_per_answer"], 1, "{:.2f}")
+
+
+def interval(found: dict[str, float], scale: float, form: str) -> str:
+    """A value with its ends."""
+    mean, low, high = (form.format(scale * found[name]) for name in ("mean", "low", "high"))
+    return f"{mean} ({low} to {high})"
+
+
+def judges(agreement: dict[str, Any]) -> str:
+    """How often judges agree about two samples of one prefix."""
+    rows = [(pair, f"{one['agree']:.3f}", f"{one['kappa']:.3f}") for pair, one in agreement["agreement"].items()]
+    alike = ", ".join(f"{name} {share:.3f}" for name, share in agreement["pairs_alike"].items())
+    return (
+        f"{table(('judges', 'agree', 'kappa'), rows)}\n\n{agreement['segments']} segments behind "
+        f"{agreement['prefixes']} prefixes. Share of pairs that a judge calls alike: {alike}."
+    )
+
+
+def probes(found: dict[str, Any]) -> str:
+    """What probes are worth on unseen problems."""
+    rows = []
+    for role, trials in found.items():
+        for trial, one in trials.items():
+            nested = one if "target" in one or "draft" in one else {"draft": one}
+            rows += [(role, trial, writer, *probe_cells(one)) for writer, one in nested.items()]
+    head = ("probe of", "trained", "measured on segments of", "Brier", "constant", "ECE", "correlation")
+    return table(head, rows)
+
+
+def probe_cells(one: dict[str, Any]) -> tuple[str, ...]:
+    return tuple(f"{one[name]:.3f}" for name in ("brier", "brier_constant", "ece", "correlation"))
+
+
+def study(found: dict[str, Any]) -> str:
+    """Speed against strict tokens by the share of accepted segments, for each draft and kind of segment."""
+    rows = []
+    for draft, one in found["by_draft"].items():
+        for kind, by_rate in one["segments"].items():
+            cells = (f"{point['faster']['mean']:.2f}" for point in by_rate.values())
+            rows.append((draft, kind, f"{one['tau']:.2f}", *cells))
+    rates = next(iter(next(iter(found["by_draft"].values()))["segments"].values()))
+    return table(("draft", "segments", "strict tau", *rates), rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
