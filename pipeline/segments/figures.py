@@ -23,7 +23,7 @@ def reliability(probes: dict[str, Any]) -> Figure:
     """Predicted against found shares on the draft's segments of unseen problems, for every pooling and loss."""
     figure, axes = plt.subplots(1, len(probes), figsize=(8, 3.6), sharey=True, layout="constrained")
     for axis, (role, trials) in zip(axes, probes.items(), strict=True):
-        curves = {name: one["reliability"] for name, one in trials.items() if "reliability" in one}
+        curves = {name: one["draft"]["reliability"] for name, one in trials.items()}
         look = looks(curves)
         for name, curve in curves.items():
             colour, marker = look[name]

@@ -77,11 +77,12 @@ def judges(agreement: dict[str, Any]) -> str:
 
 def probes(found: dict[str, Any]) -> str:
     """What probes are worth on unseen problems."""
-    rows = []
-    for role, trials in found.items():
-        for trial, one in trials.items():
-            nested = one if "target" in one or "draft" in one else {"draft": one}
-            rows += [(role, trial, writer, *probe_cells(one)) for writer, one in nested.items()]
+    rows = [
+        (role, trial, writer, *probe_cells(one))
+        for role, trials in found.items()
+        for trial, by_writer in trials.items()
+        for writer, one in by_writer.items()
+    ]
     head = ("probe of", "trained", "measured on segments of", "Brier", "constant", "ECE", "correlation")
     return table(head, rows)
 

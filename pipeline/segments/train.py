@@ -41,10 +41,7 @@ def main() -> None:
     examples = {role: examples_of(rows, models[role], role, own.judge, own.limit) for role in ROLES}
     report, probes = {}, {}
     for role in ROLES:
-        report[role] = compare(examples[role], role, params, own)
-        # Both probes judge what the draft has written.
-        writers = ROLES if role == "target" else ("draft",)
-        probes[role] = Trial(examples[role], params, own).fit(writers, own.pooling, own.loss)
+        report[role], probes[role] = compare(examples[role], role, params, own)
     Probes(probes["target"], probes["draft"], own.style, own.limit).save(
         FOLDER, pair.target, pair.draft, settings=asdict(own), seed=params.seed
     )
@@ -65,29 +62,37 @@ class Trial:
         one = self.examples
         return fit_probe(one.where(train), one.where(validation), writers, pooling, loss, self.own, self.params.seed)
 
-    def measure(self, probe: Any, writer: str, parts: Parts | None = None) -> dict[str, Any]:
-        """What it is worth on the test problems, on segments of this writer."""
+    def measure(self, probe: Any, writers: tuple[str, ...], parts: Parts | None = None) -> dict[str, Any]:
+        """What it is worth on the test problems, on segments of each of these writers."""
         parts = parts or self.parts
-        seen = self.examples.where(parts.train)
-        count = seen.drawn[writer].float()
-        base = float((seen.share * count).sum() / count.sum())
-        return measure(probe, self.examples.where(parts.test), writer, base)
+        seen, test = self.examples.where(parts.train), self.examples.where(parts.test)
+        report = {}
+        for writer in writers:
+            count = seen.drawn[writer].float()
+            base = float((seen.share * count).sum() / count.sum())
+            report[writer] = measure(probe, test, writer, base)
+        return report
 
 
-def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -> dict[str, Any]:
-    """Poolings and losses, who wrote the training segments, and what a split by sample would have claimed."""
-    trial, report = Trial(examples, params, own), {}
-    both = ROLES if role == "target" else ("draft",)
+def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -> tuple[dict[str, Any], Any]:
+    """Poolings and losses, who wrote the training segments, what a split by sample would have claimed; and the probe.
+
+    Both probes judge what the draft has written, so that is what both are trained on, the target's on its own as well.
+    """
+    trial, report, chosen = Trial(examples, params, own), {}, None
+    writers = ROLES if role == "target" else ("draft",)
     for pooling in POOLINGS:
         for loss in LOSSES:
-            probe = trial.fit(both, pooling, loss)
-            report[f"{pooling}, {loss}"] = trial.measure(probe, "draft")
-    alone = trial.fit((role,), own.pooling, own.loss)
-    report["own segments only"] = {writer: trial.measure(alone, writer) for writer in dict.fromkeys((role, "draft"))}
+            probe = trial.fit(writers, pooling, loss)
+            report[f"{pooling}, {loss}"] = trial.measure(probe, writers)
+            if (pooling, loss) == (own.pooling, own.loss):
+                chosen = probe
+    if role == "target":
+        report["own segments only"] = trial.measure(trial.fit((role,), own.pooling, own.loss), writers)
     leaking = by_sample(len(examples.problem), trial.parts, params.seed)
-    probe = trial.fit(both, own.pooling, own.loss, leaking)
-    report["split by sample"] = trial.measure(probe, "draft", leaking)
-    return report
+    probe = trial.fit(writers, own.pooling, own.loss, leaking)
+    report["split by sample"] = trial.measure(probe, writers, leaking)
+    return report, chosen
 
 
 def by_sample(num: int, parts: Parts, seed: int) -> Parts:
