@@ -57,7 +57,7 @@ class CorpusDrafter(TextDrafter):
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the corpus does not contain the end of the text."""
-        length, first, last = self.longest(text)
+        length, first, last = self.corpus.longest_end(text, self.n_min, self.n_max)
         if not length:
             return []
         ids: list[int] = []
@@ -70,17 +70,3 @@ class CorpusDrafter(TextDrafter):
             ids.append(int(tokens[counts.argmax()]))
             next_HK = next_HK[next_HK[:, step] == ids[-1]]
         return ids
-
-    def longest(self, text: Sequence[int]) -> tuple[int, int, int]:
-        """Length of the longest end that occurs, and its part of the suffix array; length 0 for none."""
-        best = (0, 0, 0)
-        # Where an end occurs all shorter ones do, so that the longest is found by bisection.
-        low, high = self.n_min, min(self.n_max, len(text))
-        while low <= high:
-            length = (low + high) // 2
-            first, last = self.corpus.find(text[-length:])
-            if first < last:
-                best, low = (length, first, last), length + 1
-            else:
-                high = length - 1
-        return best

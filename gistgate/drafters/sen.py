@@ -1,7 +1,11 @@
-"""SENSE's retrieval: propose what followed where the target's hidden state was similar (arXiv 2606.00021).
+"""SENSE's retrieval: propose what followed where text and state of the target were alike (arXiv 2606.00021).
 
-The state that predicted the latest token is the query; a neighbour counts only where it was followed by that token.
-Lexical matches in the request's own text and semantic ones are scored together; the best candidate is the chain.
+Candidates are what followed the longest end of the text that the store contains, and what followed it earlier in the
+request. The state that predicted the latest token is the query: the nearer a candidate's own state, the more its vote
+weighs. Where the store does not contain even the latest tokens, its nearest states are asked instead; in the paper's
+terms alpha is so much larger than beta that lexical candidates come first.
+
+Axis letters: B rows, H candidates, K tokens of each, P width of a key.
 """
 
 from __future__ import annotations
@@ -9,67 +13,75 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Sampling
 from gistgate.drafters.base import Draft
 from gistgate.drafters.chains import TextDrafter, ragged
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.lookup_tree import occurrences
+from gistgate.drafters.suffix_array import SuffixArray, spaced
 from gistgate.errors import UserError
 from gistgate.retrieval.search import ExactIndex, Index
-from gistgate.retrieval.store import Datastore
-
-
-class Candidate(NamedTuple):
-    """A continuation."""
-
-    score: float
-    """alpha * [lexical match] + beta * cosine."""
-    ids: list[int]
+from gistgate.retrieval.store import END, Datastore
+from gistgate.retrieval.votes import Votes, chain
 
 
 @dataclass
 class RowStates:
     """The dynamic part of one row: its own states, and the tokens they predicted."""
 
-    keys: list[Tensor] = field(default_factory=list)
-    """One [P] for every token of `tokens`, on the CPU; the last is the query."""
+    keys: list[np.ndarray] = field(default_factory=list)
+    """One [P] for every token of `tokens`; the last is the query."""
     tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
 class SenDrafter(TextDrafter):
-    """Needs the decoder to call `observe` after every verification; before the first one only the text is searched."""
+    """Needs the decoder to call `observe` after every verification; before the first one only texts are compared."""
 
     store: Datastore
-    neighbours: int = 8
-    """Neighbours looked at in the store."""
-    alpha: float = 1.0
-    """Score of a lexical match."""
-    beta: float = 0.1
-    """Score of a cosine of 1."""
-    n_max: int = 3
-    """Longest n-gram that is looked up in the request's own text, in tokens."""
-    n_min: int = 2
-    """Shortest, in tokens."""
+    n_max: int = 8
+    """Longest end of the text that is looked up, in tokens."""
+    n_min: int = 1
+    """Shortest; behind it the store is searched by states."""
+    hits: int = 128
+    """Occurrences in the store that vote at most; of more, evenly spaced ones."""
+    neighbours: int = 32
+    """Nearest states that vote where the text is not found."""
+    temperature: float = 0.1
+    """A vote weighs exp(cosine / temperature): near 0 the nearest state decides, a large one counts votes."""
+    min_share: float = 0.4
+    """Where fewer of the votes agree on the proposal so far, it ends; 0 never ends it."""
+    own_share: float = 0.25
+    """Share of the votes that the request's own text has where both have candidates."""
     semantic: bool = True
-    """False: the lexical part alone."""
+    """False: all votes weigh the same and states are never asked for."""
     index: Index | None = None
-    """How the store is searched; default: exactly, on the CPU."""
+    """How the store is searched by states; default: exactly, on the CPU."""
 
     def __post_init__(self) -> None:
-        if self.neighbours < 1 or not 1 <= self.n_min <= self.n_max:
+        if min(self.hits, self.neighbours) < 1 or not 1 <= self.n_min <= self.n_max:
             raise UserError(
-                f"sen: neighbours {self.neighbours} is 1 or more, and n_min {self.n_min} lies in 1 .. n_max "
-                f"{self.n_max}. Change the one that does not."
+                f"sen: hits {self.hits} and neighbours {self.neighbours} are 1 or more, and n_min {self.n_min} lies in "
+                f"1 .. n_max {self.n_max}. Change the one that does not."
             )
+        if not (self.temperature > 0 and 0 <= self.min_share <= 1 and 0 <= self.own_share < 1):
+            raise UserError(
+                f"sen: temperature {self.temperature:g} is above 0, min_share {self.min_share:g} in [0, 1] and "
+                f"own_share {self.own_share:g} in [0, 1). Change the one that is not."
+            )
+        empty = not self.store.config.num_keys
+        self.lexicon = None if empty else SuffixArray.build(self.store.answers, self.n_max)
         self.search: Index = self.index or ExactIndex(self.store.keys)
         self.fallbacks: Counter[str] = Counter()
-        """Proposals made without the store, by reason: "no state", "empty store", "not finite"."""
+        """Proposals made without states, by reason: "no state", "empty store", "not finite"."""
         self.rows: list[RowStates] = []
+        self._keys = self.store.keys.numpy()
+        self._projection = self.store.projection
 
     @property
     def layers(self) -> frozenset[str]:
@@ -92,63 +104,87 @@ class SenDrafter(TextDrafter):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
+        found = self.candidates(texts, num_draft, vocabulary)
+        return ragged([[] if votes is None else chain(votes, self.min_share) for votes in found])
+
+    def candidates(self, texts: Sequence[Sequence[int]], num: int, vocabulary: int) -> list[Votes | None]:
+        """What votes in every row."""
         if len(self.rows) != len(texts):
             self.start(len(texts))
-        chains = []
-        for row, text in zip(self.rows, texts, strict=True):
-            found = [*self.lexical(text, num_draft), *self.nearest(row, text, num_draft)]
-            best = max(found, key=lambda candidate: candidate.score, default=Candidate(0.0, []))
-            outside = next((place for place, token in enumerate(best.ids) if token >= vocabulary), len(best.ids))
-            chains.append(best.ids[:outside])
-        return ragged(chains)
+        return [self.votes(row, text, num, vocabulary) for row, text in zip(self.rows, texts, strict=True)]
 
-    def lexical(self, text: Sequence[int], num_draft: int) -> list[Candidate]:
-        """The copy that prompt lookup finds, unless its match is shorter than `n_min`."""
-        if len(text) < self.n_min:
-            return []
-        lookup = PromptLookup(self.n_max, "last")
-        ids = lookup.continuation(text, num_draft)
-        if not ids or (self.n_min > 1 and not contains(text[:-1], text[-self.n_min :])):
-            return []
-        return [Candidate(self.alpha, ids)]
+    def votes(self, row: RowStates, text: Sequence[int], num: int, vocabulary: int) -> Votes | None:
+        """All candidates of at most `num` tokens, none of them outside the vocabulary; None without any."""
+        query = self.query(row, text)
+        own, stored = self.earlier(row, text, query, num), self.stored(text, query, num)
+        if own is not None and stored is not None:
+            share = self.own_share / (1 - self.own_share)
+            stored = stored.scaled(1.0).beside(own.scaled(share)) if share else stored
+        votes = own if stored is None else stored
+        return None if votes is None else Votes(np.where(votes.ids < vocabulary, votes.ids, END), votes.weights)
 
-    def nearest(self, row: RowStates, text: Sequence[int], num_draft: int) -> list[Candidate]:
-        """Continuations of similar states, of the store and of this request, that began with the latest token."""
+    def query(self, row: RowStates, text: Sequence[int]) -> np.ndarray | None:
+        """The state [P] that predicted the latest token, or None; why not is counted."""
         if not self.semantic:
-            return []
+            return None
         if not row.keys or row.tokens[-1] != text[-1]:
             self.fallbacks["no state"] += 1
-            return []
-        query, found = row.keys[-1], []
-        if not bool(query.isfinite().all()):
+        elif not np.isfinite(row.keys[-1]).all():
             self.fallbacks["not finite"] += 1
-            return []
-        if not self.store.config.num_keys:
-            self.fallbacks["empty store"] += 1
         else:
-            cosines, numbers = self.search.search(query[None], self.neighbours)
-            for cosine, number in zip(cosines[0].tolist(), numbers[0].tolist(), strict=True):
-                if number >= 0:
-                    found.append((cosine, self.store.following(number, num_draft + 1)))
-        if len(row.keys) > 1:
-            values, places = (torch.stack(row.keys[:-1]) @ query).topk(min(self.neighbours, len(row.keys) - 1))
-            for cosine, place in zip(values.tolist(), places.tolist(), strict=True):
-                found.append((cosine, row.tokens[place : place + num_draft + 1]))
-        return [Candidate(self.beta * cosine, ids[1:]) for cosine, ids in found if ids[:1] == [text[-1]] and ids[1:]]
+            return row.keys[-1]
+        return None
+
+    def stored(self, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
+        """What the store has: after the longest end of the text, else near the query."""
+        if self.lexicon is None:
+            self.fallbacks["empty store"] += 1
+            return None
+        length, first, last = self.lexicon.longest_end(text, self.n_min, self.n_max)
+        if length:
+            places_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64) + length
+            numbers_H = np.searchsorted(self.store.places, places_H - 1)
+            cosines_H = np.zeros(len(places_H)) if query is None else self._keys[numbers_H].astype(np.float32) @ query
+        elif query is None:
+            return None
+        else:
+            found = self.search.search(torch.from_numpy(query)[None], self.neighbours)
+            cosines_H, numbers_H = (one[0].numpy() for one in found)
+            places_H = self.store.places[numbers_H] + 1
+            fits_H = (numbers_H >= 0) & (self.store.tokens[places_H - 1] == text[-1])
+            places_H, cosines_H = places_H[fits_H], cosines_H[fits_H]
+        return self.weighed(self.store.tokens, places_H, cosines_H, num)
+
+    def earlier(self, row: RowStates, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
+        """What followed the longest end of the text earlier in it; where no state is known, the cosine is 0."""
+        found = occurrences(text, self.n_max)
+        longest, place = next(found, (0, 0))
+        if longest < self.n_min:
+            return None
+        places = [place, *(place for _, place in takewhile(lambda one: one[0] == longest, found))]
+        unknown = len(text) - len(row.keys)
+        cosines = [
+            0.0 if query is None or place <= unknown else float(row.keys[place - 1 - unknown] @ query)
+            for place in places
+        ]
+        return self.weighed(np.array([*text, END]), np.array(places), np.array(cosines), num)
+
+    def weighed(self, tokens: np.ndarray, places_H: np.ndarray, cosines_H: np.ndarray, num: int) -> Votes | None:
+        """The votes of what stands at these places of `tokens`, which end with an end mark."""
+        if not len(places_H):
+            return None
+        ids_HK = tokens[(places_H[:, None] + np.arange(num)).clip(max=len(tokens) - 1)]
+        return Votes(ids_HK, np.exp((cosines_H - cosines_H.max()) / self.temperature))
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Remember the states that predicted the tokens which stayed, and those tokens."""
         if not self.semantic or not self.rows:
             return
-        keys_BKP = self.store.projection.to(block.hidden[self.store.config.layer].device)(
-            block.hidden[self.store.config.layer]
-        ).cpu()
+        h_BKD = block.hidden[self.store.config.layer]
+        if self._projection.bias.device != h_BKD.device:
+            self._projection = self.store.projection.to(h_BKD.device)
+        keys_BKP = self._projection(h_BKD).cpu().numpy()
         ids, own = block.draft_ids.tolist(), acceptance.own_ids.tolist()
         for place, (row, length) in enumerate(zip(self.rows, acceptance.length.tolist(), strict=True)):
             row.keys.extend(keys_BKP[place, : length + 1])
             row.tokens.extend([*ids[place][:length], own[place]])
-
-
-def contains(text: Sequence[int], run: Sequence[int]) -> bool:
-    """Whether `run` occurs in `text`."""
-    return any(list(text[start : start + len(run)]) == list(run) for start in range(len(text) - len(run) + 1))

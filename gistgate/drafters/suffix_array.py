@@ -131,6 +131,23 @@ class SuffixArray:
         first = bisect_left(places, wanted, key=lambda index: self.run(index, length))
         return first, bisect_right(places, wanted, lo=first, key=lambda index: self.run(index, length))
 
+    def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
+        """Length of the longest end of `text`, of n_min .. n_max tokens, that occurs, and its part of the order.
+
+        The length is 0 where none occurs; n_max is at most the depth.
+        """
+        best = (0, 0, 0)
+        # Where an end occurs all shorter ones do, so that the longest is found by bisection.
+        low, high = n_min, min(n_max, len(text))
+        while low <= high:
+            length = (low + high) // 2
+            first, last = self.find(text[-length:])
+            if first < last:
+                best, low = (length, first, last), length + 1
+            else:
+                high = length - 1
+        return best
+
     def following(self, first: int, last: int, length: int, num: int, most: int) -> np.ndarray:
         """What follows the runs of `length` tokens at places `first` .. `last` - 1 of the order [H, num].
 

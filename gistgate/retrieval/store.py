@@ -43,7 +43,7 @@ class Datastore:
         cls, config: DatastoreConfig, projection: Projection, keys: Tensor, answers: Sequence[Sequence[int]]
     ) -> Datastore:
         """A store in memory; the keys [N, P] stand in the order of the answers' tokens, one for each token."""
-        tokens_T = np.array([token for answer in answers for token in (*answer, END)], dtype=np.int32)
+        tokens_T = np.array([token for answer in answers if answer for token in (*answer, END)], dtype=np.int32)
         places_N = np.flatnonzero(tokens_T != END)
         if len(keys) != len(places_N):
             raise UserError(f"There are {len(keys)} keys for {len(places_N)} tokens. Give one state for every token.")
@@ -90,11 +90,17 @@ class Datastore:
             raise UserError(f"{folder} is damaged (its keys are not those of its tokens). Build the datastore again.")
         return cls(config, projection, keys, tokens_T, places_N)
 
-    def following(self, number: int, num: int) -> list[int]:
-        """At most `num` tokens from the one that state `number` predicted, up to the end of its answer."""
-        place = int(self.places[number])
-        run: list[int] = self.tokens[place : place + num].tolist()
-        return run[: run.index(END)] if END in run else run
+    @property
+    def answers(self) -> list[list[int]]:
+        """The stored answers, in order."""
+        ends = np.flatnonzero(self.tokens == END)
+        return [part.tolist() for part in np.split(self.tokens[self.tokens != END], ends - np.arange(len(ends)))[:-1]]
+
+    def first(self, num: int) -> Datastore:
+        """A store of the first `num` answers alone."""
+        answers = self.answers[:num]
+        keys = self.keys[: sum(map(len, answers))]
+        return Datastore.build(self.config, self.projection, keys, answers)
 
 
 def mapped(path: Path, size: int) -> dict[str, Tensor]:
