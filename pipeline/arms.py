@@ -19,6 +19,7 @@ from pipeline.decode import make_decoder, read_prompts, run_split
 from pipeline.pairs import load_pair
 from pipeline.params import MethodParams, Params
 from pipeline.prefilled import Prefilled
+from pipeline.retrieval.drafters import files_behind
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.served import load_gate
 from pipeline.settings import Setting
@@ -27,7 +28,8 @@ from pipeline.tasks import load_task
 
 SOURCES = (
     "gistgate.block", "gistgate.rules", "gistgate.drafters", "gistgate.decoding", "gistgate.gates",
-    "pipeline.decode", "pipeline.prefilled", "pipeline.tasks", "pipeline.arms",
+    "gistgate.retrieval", "pipeline.decode", "pipeline.retrieval.drafters", "pipeline.prefilled", "pipeline.tasks",
+    "pipeline.arms",
 )  # fmt: skip
 """Modules whose source decides what is decoded."""
 
@@ -120,8 +122,8 @@ class Arm:
             return Path("data/reference") / f"{split}.jsonl"
         name = fingerprint(
             self.bench.dependencies, method.rule, method.drafter, self.params.block_of(self.name),
-            self.settings(setting), *files_of(self.settings(setting)), gate and gate_hash(gate),
-            Path("data/prompts") / f"{split}.jsonl",
+            self.settings(setting), *files_of(self.settings(setting)), *files_behind(method.drafter),
+            gate and gate_hash(gate), Path("data/prompts") / f"{split}.jsonl",
         )  # fmt: skip
         return SCRATCH / "calibrate" / f"{self.name}-{split}-{name}.jsonl"
 

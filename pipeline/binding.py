@@ -12,6 +12,7 @@ from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
+from pipeline.retrieval.drafters import files_behind
 from pipeline.scratch import fingerprint
 from pipeline.tasks import Task
 
@@ -26,6 +27,7 @@ def binding_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | N
     return {
         "target": model_hash(identify_model(pair.target)),
         "draft": model_hash(identify_model(pair.draft)) if method.drafter == "model" else None,
+        "drafter_data": fingerprint(*files) if (files := files_behind(method.drafter)) else None,
         "tokenizer": identify_tokenizer(pair.tokenizer).vocabulary,
         "gate": None if gate is None else gate_hash(gate),
         "task": task_hash(task, params),

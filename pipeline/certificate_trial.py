@@ -22,6 +22,7 @@ from pipeline.decode import make_decoder, request_of
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams
 from pipeline.prefilled import Prefilled
+from pipeline.retrieval.drafters import files_behind
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.settings import Setting
 from pipeline.tango import Array
@@ -99,7 +100,7 @@ class Trial:
         asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]
         name = fingerprint(
             self.ground.dependencies, method.rule, method.drafter, self.block, settings, *files_of(settings),
-            gate and gate_hash(gate), asked,
+            *files_behind(method.drafter), gate and gate_hash(gate), asked,
         )  # fmt: skip
         path = SCRATCH / "certificates" / f"{method.rule}-{name}.jsonl"
         if not path.exists():

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -30,29 +29,21 @@ from transformers import PreTrainedModel
 
 from gistgate.decoding.states import tap
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines, write_json
+from gistgate.files import write_json
 from gistgate.gates.identity import identify_model, identify_tokenizer
 from gistgate.retrieval.config import DatastoreConfig
 from gistgate.retrieval.projection import Projection
 from gistgate.retrieval.store import Datastore
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import read_params
+from pipeline.retrieval.texts import STORE, Text, training_texts
 from pipeline.stage import run
 
-PROMPTS, ANSWERS = Path("data/prompts/train.jsonl"), Path("data/reference/train.jsonl")
-STORE, REPORT = Path("models/datastore"), Path("reports/retrieval/datastore.json")
+REPORT = Path("reports/retrieval/datastore.json")
 BATCH = 16
 """Texts that are read at once."""
 CHUNK = 1 << 14
 """States that are fitted and projected at once."""
-
-
-@dataclass(frozen=True)
-class Text:
-    """A prompt and its strict answer, as token ids."""
-
-    prompt: list[int]
-    answer: list[int]
 
 
 def main() -> None:
@@ -75,20 +66,6 @@ def main() -> None:
     }
     write_json(REPORT, report)
     print(f"{report['keys']} keys, {report['bytes'] / 1e6:.1f} MB, {report['keys_per_second']:.0f} keys per second")
-
-
-def training_texts() -> list[Text]:
-    """Training prompts with their strict answers.
-
-    Raises:
-        UserError: a prompt without an answer.
-    """
-    answers = {row["id"]: row["ids"] for row in read_json_lines(ANSWERS)}
-    prompts = read_json_lines(PROMPTS)
-    missing = [row["id"] for row in prompts if row["id"] not in answers]
-    if missing:
-        raise UserError(f"{ANSWERS} has no answer to '{missing[0]}'. Run `python -m pipeline.reference` again.")
-    return [Text(row["ids"], answers[row["id"]]) for row in prompts]
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:

@@ -22,6 +22,7 @@ from gistgate.rules import make_rule
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.prefilled import Prefilled
+from pipeline.retrieval.drafters import RETRIEVAL
 
 if TYPE_CHECKING:
     from pipeline.tasks import Task  # brings lm-eval along
@@ -52,8 +53,10 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     """A fresh drafter by id; "none" is plain decoding."""
     if drafter_id == "none":
         return None
+    if drafter_id in RETRIEVAL:
+        return RETRIEVAL[drafter_id](pair.target)
     if drafter_id not in DRAFTERS:
-        raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join(DRAFTERS)}.")
+        raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join([*DRAFTERS, *RETRIEVAL])}.")
     with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)
     drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if with_model else DRAFTERS[drafter_id]()
     return drafter

@@ -30,6 +30,7 @@ from pipeline.pair_source import read_pair
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.prompts import context_length
+from pipeline.retrieval.drafters import files_behind
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.served import gate_folder, load_gate
 from pipeline.stage import item, run
@@ -86,9 +87,9 @@ def dependencies(params: Params, point: Operating) -> str:
     source = read_pair(params.pair)
     pair = [Path(model.model) for model in (source.target, source.draft) if model.is_folder]
     gate = [gate_folder(point.head)] if point.head else []
-    files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *sources(*SOURCES)]
+    files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
     settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
-    return fingerprint(*(repr(setting) for setting in settings), *files)
+    return fingerprint(*(repr(setting) for setting in settings), *files, *sources(*SOURCES))
 
 
 class Bench:

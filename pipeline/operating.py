@@ -61,7 +61,7 @@ def evaluation_folder(params: Params, name: str, reports: Path = REPORTS) -> Pat
     return folder_of(params, name, reports) / "evaluation" / name
 
 
-def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
+def operating_point(params: Params, name: str, budget: float | None = None, reports: Path = REPORTS) -> Operating:
     """Where `name` runs at `budget` (default: the headline budget).
 
     Raises:
@@ -73,11 +73,11 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
     if method.knob is None:
         return Operating(name, method.rule, method.drafter, block, method.settings({}, None), head=method.head)
     budget = params.headline_budget if budget is None else budget
-    report = read_json(calibration_file(params, name))
+    report = read_json(calibration_file(params, name, reports))
     found = next((entry for key, entry in report["budgets"].items() if float(key) == budget), None)
     if found is None:
         raise UserError(
-            f"{calibration_file(params, name)} says nothing about the budget {budget:g}. "
+            f"{calibration_file(params, name, reports)} says nothing about the budget {budget:g}. "
             "Add it to calibrate.budgets in params.yaml and run the stage `calibrate` again."
         )
     if not found["certified"]:

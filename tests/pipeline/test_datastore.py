@@ -17,11 +17,12 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json_lines
 from gistgate.retrieval.store import Datastore
 from pipeline import datastore
+from pipeline.retrieval import texts
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
 
 TRAIN = prompts(5, 17, 2, 10)
-TEXTS = [datastore.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
+TEXTS = [texts.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
 
 
 def tiny(kind: str = "llama") -> SimpleNamespace:
@@ -39,25 +40,25 @@ def test_only_training_prompts_enter(tmp_path: Path, monkeypatch: pytest.MonkeyP
     opened: list[str] = []
     monkeypatch.chdir(tmp_path)
     names = [f"train-{place}" for place in range(len(TEXTS))]
-    write_json_lines(datastore.PROMPTS, [{"id": n, "ids": t.prompt} for n, t in zip(names, TEXTS, strict=True)])
+    write_json_lines(texts.PROMPTS, [{"id": n, "ids": t.prompt} for n, t in zip(names, TEXTS, strict=True)])
     answers = [{"id": n, "ids": t.answer} for n, t in zip(names, TEXTS, strict=True)]
-    write_json_lines(datastore.ANSWERS, answers[::-1])
+    write_json_lines(texts.ANSWERS, answers[::-1])
     for other in ("calibration", "development", "test"):
         for folder in ("prompts", "reference"):
             (tmp_path / f"data/{folder}/{other}.jsonl").write_text("nobody reads this")
-    monkeypatch.setattr(datastore, "read_json_lines", reader)
+    monkeypatch.setattr(texts, "read_json_lines", reader)
     monkeypatch.setattr(datastore, "read_params", lambda: None)
     monkeypatch.setattr(datastore, "load_pair", lambda params: tiny())
     monkeypatch.setattr(sys, "argv", ["datastore", "post", "16"])
     datastore.main()
-    assert sorted(opened) == [str(datastore.PROMPTS), str(datastore.ANSWERS)]
-    store = Datastore.load(datastore.STORE, pair("llama")[0], "post")
+    assert sorted(opened) == [str(texts.PROMPTS), str(texts.ANSWERS)]
+    store = Datastore.load(texts.STORE, pair("llama")[0], "post")
     assert store.tokens.tolist() == [token for text in TEXTS for token in (*text.answer, -1)]
     assert store.config.provenance == {"split": "train", "prompts": len(TEXTS), "answers": "strict"}
     report = read_json(datastore.REPORT)
     assert report["keys"] == 160 and report["bytes"] > 160 * 16 * 2 and report["keys_per_second"] > 0
     assert [one.ids for one in decoded(SenDrafter(store), "llama", TRAIN)] == wanted("llama", TRAIN)
-    write_json_lines(datastore.ANSWERS, answers[1:])
+    write_json_lines(texts.ANSWERS, answers[1:])
     with pytest.raises(UserError, match="no answer to 'train-0'"):
         datastore.main()
 

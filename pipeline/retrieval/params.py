@@ -1,0 +1,58 @@
+"""The methods of the retrieval stages; retrieval/params.yaml says what each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+
+from gistgate.files import read_text
+from gistgate.rules import RULES
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import one_dictionary as together
+from pipeline.params.methods import MethodGroups
+from pipeline.params.reading import Between, build
+
+FILE, REPORTS = Path("retrieval/params.yaml"), Path("reports/retrieval")
+
+
+@dataclass(frozen=True)
+class RetrievalParams:
+    """retrieval/params.yaml."""
+
+    methods: MethodGroups = field(default_factory=MethodGroups)
+    """What is compared."""
+    sizes: tuple[Annotated[int, Between(1)], ...] = (320,)
+    """Training prompts in the store, one store for each."""
+    size_prompts: Annotated[int, Between(1)] = 200
+    """Test prompts that are decoded with each."""
+
+    @property
+    def by_name(self) -> dict[str, MethodParams]:
+        """All methods; a soft one without a grid has its rule's."""
+        return {name: with_grid(method) for name, method in together(self.methods).items()}
+
+
+def with_grid(method: MethodParams) -> MethodParams:
+    """The method with the knob, grid and variants that its rule declares, where it has none of its own."""
+    rule = RULES.get(method.rule)
+    if rule is None or method.knob is not None or rule.knob is None:
+        return method
+    return replace(method, knob=rule.knob, grid=tuple(rule.grid), variants=tuple(rule.variants))
+
+
+def read_retrieval_params(path: Path = FILE) -> RetrievalParams:
+    """Read the file.
+
+    Raises:
+        UserError: it is missing, or holds an unknown key, a wrong type or a value out of range.
+    """
+    content: Any = yaml.safe_load(read_text(path))
+    return build(RetrievalParams, content or {})
+
+
+def retrieval_params() -> Params:
+    """params.yaml with the methods of retrieval/params.yaml in place of its own."""
+    return replace(read_params(), methods=read_retrieval_params().by_name)
