@@ -4,7 +4,7 @@
 
 Reads data/prompts, data/reference, models/heads and models/segments, writes reports/segments/calibration. Development
 prompts choose two values at most; these are decoded on the calibration prompts from strict to loose until one fails.
-Decoded values wait in the scratch folder.
+Single points that nobody certifies are decoded on the development prompts. Decoded values wait in the scratch folder.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     method, budget = METHODS[name], bench.params.headline_budget
     if not method.certified:
         value = rate_of(method.like) if method.like else method.grid[0]
-        return {"certified": None, "calibration": [point(bench, name, value, "calibration")]}
-    seen = develop(bench, name, method, budget)
-    values = promising(seen, bench.params, budget)
+        return {"certified": None, "development": [point(bench, name, value, "development")]}
+    seen = develop(bench, name, method, budget) if len(method.grid) > 1 else []
+    values = promising(seen, bench.params, budget) if seen else list(method.grid)
     tested: list[dict[str, Any]] = []
     verdict = fixed_sequence(differences(bench, name, values, tested), budget, bench.params.calibrate.confidence)
     for one, bound in zip(tested, verdict.bounds, strict=True):
@@ -106,8 +106,8 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
 
 
 def operating(report: dict[str, Any]) -> dict[str, Any]:
-    """Where a method is compared: its certified point, else the first that was tested."""
-    points: list[dict[str, Any]] = report["calibration"]
+    """Where a method is compared: its certified point, else the first that was tested, else the one there is."""
+    points: list[dict[str, Any]] = report.get("calibration") or report["development"]
     return next((one for one in points if one["value"] == report["certified"]), points[0])
 
 
@@ -154,6 +154,7 @@ def point(bench: Bench, name: str, value: float, split: str) -> dict[str, Any]:
     d, counted = bench.decoded(name, value, split)
     return {
         "value": value,
+        "n": len(d),
         "loss": float(d.mean()),
         "deviation": float(d.std()),
         "tau": counted.mean_accepted_length,

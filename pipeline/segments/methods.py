@@ -23,8 +23,8 @@ from pipeline.pairs import Pair
 from pipeline.segments.judges import load
 from pipeline.segments.params import SegmentParams
 
-GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6)
-SCORES = (9 / 9, 8 / 9, 7 / 9, 6 / 9, 5 / 9, 4 / 9)
+GRID = (0.95, 0.85, 0.7, 0.5)
+SCORES = (9 / 9, 8 / 9, 7 / 9, 5 / 9)
 REWARDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
@@ -114,7 +114,7 @@ METHODS = {
     "probe-whole": Method(target_probe, lambda value: SegmentRule(threshold=value, partial=False)),
     "probe-replaced": Method(target_probe, replacement="segment"),
     "logprob": Method(logprob),
-    "constant": Method(at_rate, drawn, (0.02, 0.05, 0.1, 0.2, 0.3)),
+    "constant": Method(at_rate, drawn, (0.03, 0.1, 0.2, 0.3)),
     "score": Method(score, grid=SCORES),
     "pair": Method(own_step, grid=(0.5,)),
     "prm": Method(reward, grid=REWARDS),

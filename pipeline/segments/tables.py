@@ -26,15 +26,17 @@ def methods(summary: dict[str, Any]) -> str:
     """Loss, certificate, acceptance and speed of every way of judging, below the token rules."""
     found = summary["methods"]
     rows = [
-        (name, "-", "-", "-", "-", "-", f"{one['tau']:.2f}", "-", speed(one)) for name, one in summary["tokens"].items()
+        (name, "-", "-", "-", "-", "-", "-", f"{one['tau']:.2f}", "-", speed(one))
+        for name, one in summary["tokens"].items()
     ]
     rows += [method_row(name, found[name]) for name in ORDER if name in found]
-    head = ("judged by", "value", "loss, %", "bound, %", "test, points", "passed", "tau", "draft", "speed")
+    head = ("judged by", "value", "n", "loss, %", "bound, %", "test, points", "passed", "tau", "draft", "speed")
     text = (
-        f"`loss` and `bound` on the calibration prompts, certified ones in bold; `test` is lm-eval's accuracy minus "
-        f"the strict one on other prompts, with its 90 % interval; `passed` is the share of finished segments that the "
-        f"opinion let through; `draft` counts draft forwards per token; `speed` is the time of {summary['reference']} "
-        f"over that of the method on the same {summary['speed_prompts']} test prompts, one row, with its 90 % interval."
+        "`loss` and `bound` on n prompts, those of calibration where something is certified (bold) and of development "
+        "elsewhere; `test` is lm-eval's accuracy minus the strict one on other prompts (90 % interval); `passed` "
+        "is the share of finished segments that the opinion let through; `draft` counts draft forwards per token; "
+        f"`speed` is the time of {summary['reference']} over that of the method on the same {summary['speed_prompts']} "
+        "test prompts, one row, with its 90 % interval."
     )
     return f"{table(head, rows)}\n\n{text}"
 
@@ -45,6 +47,7 @@ def method_row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
     return (
         f"**{name}**" if one["certified"] else name,
         f"{one['value']:.3g}",
+        str(one["n"]),
         f"{100 * one['loss']:.2f}",
         f"**{bound}**" if one["certified"] else bound,
         test,
