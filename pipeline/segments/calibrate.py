@@ -90,7 +90,7 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     """One method: what development saw, what was tested, and what is certified."""
     method, budget = METHODS[name], bench.params.headline_budget
     if not method.certified:
-        value = rate_of(method.like) if method.like else method.grid[0]
+        value = value_of(*method.like) if method.like else method.grid[0]
         return {"certified": None, "development": [point(bench, name, value, "development")]}
     seen = develop(bench, name, method, budget) if len(method.grid) > 1 else []
     values = promising(seen, bench.params, budget) if seen else list(method.grid)
@@ -111,10 +111,10 @@ def operating(report: dict[str, Any]) -> dict[str, Any]:
     return next((one for one in points if one["value"] == report["certified"]), points[0])
 
 
-def rate_of(name: str) -> float:
-    """The share of its segments that a method passed where it is compared."""
-    rate: float = operating(read_json(REPORTS / f"{name}.json"))["passed"]
-    return rate
+def value_of(name: str, entry: str) -> float:
+    """An entry of the point where another method is compared."""
+    value: float = operating(read_json(REPORTS / f"{name}.json"))[entry]
+    return value
 
 
 def develop(bench: Bench, name: str, method: Method, budget: float) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
     python -m pipeline.segments.evaluate
 
 Reads data/prompts, models/segments, reports/segments/calibration and the strict reference in reports/evaluation, writes
-reports/segments/evaluation. What was to be certified and was not is left out.
+reports/segments/evaluation: what is certified, and the controls of CONTROLS.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from pipeline.workers import side_by_side
 
 STRICT = Path("reports/evaluation/exact/samples.jsonl")
 FOLDER = Path("reports/segments/evaluation")
+CONTROLS = ("constant", "ratio", "published")
+"""Points without a certificate that the test prompts judge as well."""
 
 
 def main() -> None:
     params, methods = read_params(), methods_of(read_segment_params())
-    known = {name: read_json(REPORTS / f"{name}.json")["certified"] for name in methods}
-    names = [name for name in methods if known[name] is not None or not methods[name].certified]
+    certified = [name for name in methods if read_json(REPORTS / f"{name}.json")["certified"] is not None]
+    names = [*certified, *CONTROLS]
     side_by_side(evaluator, params, names, params.decoding.workers, "evaluate", "method")
 
 

@@ -24,8 +24,6 @@ from pipeline.segments.judges import load
 from pipeline.segments.params import SegmentParams
 
 GRID = (0.95, 0.85, 0.7, 0.5)
-SCORES = (9 / 9, 8 / 9, 7 / 9, 5 / 9)
-REWARDS = (0.9, 0.8, 0.7, 0.6, 0.5)
 
 
 @dataclass(frozen=True)
@@ -52,8 +50,9 @@ class Method:
     """Whether the token gate speaks inside refused segments."""
     replacement: str = "token"
     """What follows a refused segment."""
-    like: str | None = None
-    """The method whose share of passed segments is the value; None: the grid's."""
+    like: tuple[str, str] | None = None
+    """Method and entry of its compared point that is the value here, such as its share of passed segments; None: the
+    grid's."""
 
     def decoder(self, parts: Parts, value: float) -> Decoder:
         """The decoder at this value."""
@@ -111,22 +110,28 @@ def published(_value: float) -> SegmentRule:
 METHODS = {
     "probe": Method(target_probe),
     "probe-gate": Method(target_probe, gated=True),
-    "probe-whole": Method(target_probe, lambda value: SegmentRule(threshold=value, partial=False)),
-    "probe-replaced": Method(target_probe, replacement="segment"),
     "logprob": Method(logprob),
-    "constant": Method(at_rate, drawn, (0.03, 0.1, 0.2, 0.3)),
-    "score": Method(score, grid=SCORES),
-    "pair": Method(own_step, grid=(0.5,)),
-    "prm": Method(reward, grid=REWARDS),
+    "score": Method(score, grid=(7 / 9,), certified=False),
+    "pair": Method(own_step, grid=(0.5,), certified=False),
+    "prm": Method(reward, grid=(0.7,), certified=False),
     "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False, gated=True),
     "strict": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False),
     "ratio": Method(both_probes, drawn, (1.0,), certified=False),
     "ratio-top2": Method(both_probes, lambda _: SegmentDraw(shortcut="top2"), (1.0,), certified=False),
     "published": Method(both_probes, published, (1.0,), certified=False, replacement="segment"),
-    "constant-same": Method(at_rate, drawn, (), certified=False, like="probe"),
+    "constant": Method(at_rate, drawn, (), certified=False, like=("probe", "passed")),
+    "probe-whole": Method(
+        target_probe,
+        lambda value: SegmentRule(threshold=value, partial=False),
+        (),
+        certified=False,
+        like=("probe", "value"),
+    ),
+    "probe-replaced": Method(target_probe, grid=(), certified=False, replacement="segment", like=("probe", "value")),
 }
 """By name. `gate-only` and `strict` refuse every segment, so that only the boundaries differ from the token rules;
-`published` is SemanticSpec as released: ratio, shortcut, nothing kept of a refused segment, then the target's own."""
+`score` and `prm` run at the published thresholds; `published` is SemanticSpec as released: ratio, shortcut, nothing of
+a refused segment kept, then the target's own. `constant` passes as many segments as the probe does."""
 
 
 def methods_of(own: SegmentParams) -> dict[str, Method]:

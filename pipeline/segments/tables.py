@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 ORDER = (
-    "probe", "probe-gate", "probe-whole", "probe-replaced", "logprob", "constant", "constant-same", "score", "pair",
-    "prm", "ratio", "ratio-top2", "published", "gate-only", "strict",
+    "probe", "probe-gate", "logprob", "constant", "probe-whole", "probe-replaced", "score", "pair", "prm", "ratio",
+    "ratio-top2", "published", "gate-only", "strict",
 )  # fmt: skip
 
 
