@@ -23,7 +23,7 @@ from pipeline.pairs import Pair
 from pipeline.segments.judges import load
 from pipeline.segments.params import SegmentParams
 
-GRID = (0.95, 0.85, 0.7, 0.5)
+GRID = (0.99, 0.97, 0.95, 0.85)
 
 
 @dataclass(frozen=True)
@@ -108,17 +108,17 @@ def published(_value: float) -> SegmentRule:
 
 
 METHODS = {
-    "probe": Method(target_probe),
     "probe-gate": Method(target_probe, gated=True),
-    "logprob": Method(logprob),
-    "score": Method(score, grid=(7 / 9,), certified=False),
-    "pair": Method(own_step, grid=(0.5,), certified=False),
-    "prm": Method(reward, grid=(0.7,), certified=False),
+    "probe": Method(target_probe),
+    "logprob": Method(logprob, grid=(0.95, 0.85, 0.7)),
     "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False, gated=True),
     "strict": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False),
     "ratio": Method(both_probes, drawn, (1.0,), certified=False),
     "ratio-top2": Method(both_probes, lambda _: SegmentDraw(shortcut="top2"), (1.0,), certified=False),
     "published": Method(both_probes, published, (1.0,), certified=False, replacement="segment"),
+    "score": Method(score, grid=(7 / 9,), certified=False),
+    "pair": Method(own_step, grid=(0.5,), certified=False),
+    "prm": Method(reward, grid=(0.7,), certified=False),
     "constant": Method(at_rate, drawn, (), certified=False, like=("probe", "passed")),
     "probe-whole": Method(
         target_probe,
