@@ -1,11 +1,11 @@
-"""Drafter by rule in one run: speed, accepted length and loss of retrieval, lookup, corpus and draft model.
+"""SENSE taken apart, and what the size of its datastore is worth, in one run.
 
-    python -m benchmarks.drafters [--prompts 24] [--scored 200] [--ablation] [--results FOLDER]
+    python -m benchmarks.drafters [--prompts 16] [--scored 200] [--sizes 10,20,40,80,160] [--results FOLDER]
 
-In the folder of a finished run with a datastore (`make retrieval`). Speed one row at a time on the first prompts, eager
-engine; accuracy against plain decoding on `scored` test prompts in batches. `sense` runs at the setting that was
-certified for the draft model where there is one, else at its default: with another drafter that is **no certificate**.
-`--ablation` compares SENSE alone: without states, without its soft gate, without both.
+In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for it; without its
+states, without its soft gate, and without both. Parts of it hold no certificate of their own: `difference` says what
+they lose on `scored` test prompts. Stores of fewer training prompts draft for strict decoding. Speed one row at a time
+on the first prompts, eager engine.
 """
 
 from __future__ import annotations
@@ -17,105 +17,90 @@ import torch
 
 from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
 from benchmarks.workload import Workload
+from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import total
-from gistgate.drafters import ModelDrafter, PromptLookup, SuffixDrafter
 from gistgate.drafters.base import Drafter
-from gistgate.drafters.corpus import CorpusDrafter
 from gistgate.drafters.sen import SenDrafter
-from gistgate.drafters.suffix_array import SuffixArray
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines
-from gistgate.retrieval import Datastore
 from gistgate.rules import make_rule
-from pipeline.decode import read_prompts
+from pipeline.decode import make_drafter, read_prompts
+from pipeline.operating import Operating, operating_point
+from pipeline.paired import accuracy_difference
+from pipeline.retrieval.drafters import store_for
+from pipeline.retrieval.params import REPORTS, retrieval_params
+from pipeline.tasks import load_task
 from pipeline.timed import Contender, ours
 
-STORE, ANSWERS = Path("models/datastore"), Path("data/reference/train.jsonl")
-REFERENCES = ("plain", "lookup+exact", "corpus+exact", "model+exact")
+METHOD = "sen-sense"
+PARTS = {
+    "SENSE": ("sen", True),
+    "without states": ("sen-lexical", True),
+    "without soft gate": ("sen", False),
+    "without both": ("sen-lexical", False),
+    "corpus + exact": ("corpus", False),
+    "prompt lookup + exact": ("lookup", False),
+}
+"""Drafter, and whether the soft gate decides."""
+STORE = "exact, store of "
 
 
 def main(
-    prompts: int = 24, scored: int = 200, block: int = 8, ablation: bool = False, threads: int = 1,
-    results: Path = RESULTS,
-) -> None:  # fmt: skip
+    prompts: int = 16, scored: int = 200, sizes: str = "10,20,40,80,160", threads: int = 1, results: Path = RESULTS
+) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(prompts)
-    decoders = {name: decoder(workload, name, block) for name in names(ablation)}
+    workload, point = Workload.load(prompts), certified()
+    drafters: dict[str, tuple[Drafter | None, bool]] = {"plain": (None, False)}
+    drafters |= {name: (make_drafter(workload.pair, drafter), soft) for name, (drafter, soft) in PARTS.items()}
+    store = store_for(workload.pair.target)
+    counts = [int(size) for size in sizes.split(",") if size]
+    drafters |= {f"{STORE}{size}": (SenDrafter(store.first(size)), False) for size in counts}
+    decoders = {name: decoder(workload, drafter, point, soft) for name, (drafter, soft) in drafters.items()}
     field = [Contender(name, ours(one, workload.request), one.block) for name, one in decoders.items()]
-    measured = ratios(side_by_side(field, [[ids] for ids in workload.ids]), REFERENCES)
+    measured = ratios(side_by_side(field, [[ids] for ids in workload.ids]), ("plain", "SENSE"))
     for name, quality in losses(workload, decoders, scored).items():
         measured[name] |= quality
         tau, loss = quality["mean_accepted_length"], quality["accuracy_difference"]["mean"]
-        print(f"{name:24} tau {tau:.2f} difference {loss:+.3f}")
+        print(f"{name:24} tau {tau:.2f} difference {loss:+.3f}", flush=True)
     payload = {
         "pair": workload.pair.name,
-        "block": block,
+        "block": point.block,
         "scored": scored,
-        "sense": settings(workload),
+        "settings": point.settings,
+        "keys": {str(size): store.first(size).config.num_keys for size in counts} | {"all": store.config.num_keys},
         "arms": measured,
     }
-    save("ablation" if ablation else "drafters", payload, results)
+    save("drafters", payload, results, lambda: figure(payload))
 
 
-def names(ablation: bool) -> list[str]:
-    """Arms as drafter+rule."""
-    if ablation:
-        return ["plain", "sen+sense", "sen-lexical+sense", "sen+exact", "sen-lexical+exact"]
-    drafters = ["lookup", "suffix", "corpus", "sen", "model"]
-    return ["plain", *[f"{drafter}+{rule}" for drafter in drafters for rule in ("exact", "sense")]]
-
-
-def decoder(workload: Workload, name: str, block: int) -> Decoder:
-    """The decoder of one arm."""
-    drafter, _, rule = name.partition("+")
-    pair = workload.pair
-    return Decoder(
-        pair.target,
-        None if name == "plain" else make(workload, drafter),
-        make_rule(rule or "exact", **(settings(workload) if rule == "sense" else {})),
-        0 if name == "plain" else block,
-        tokenizer=pair.tokenizer,
-        vocabulary=len(pair.tokenizer),
-    )
-
-
-def settings(workload: Workload) -> dict[str, Any]:
-    """Of the soft gate: what was certified for the draft model, else the defaults."""
-    point = workload.points.get("sense")
-    return dict(point.settings) if point is not None else {}
-
-
-def make(workload: Workload, drafter: str) -> Drafter:
-    """A drafter by its name in this table.
+def certified() -> Operating:
+    """Where SENSE may run.
 
     Raises:
-        UserError: the datastore or the training answers are missing.
+        UserError: nothing is certified for it.
     """
-    if drafter == "model":
-        return ModelDrafter(workload.pair.draft)
-    if drafter in ("lookup", "suffix"):
-        return PromptLookup() if drafter == "lookup" else SuffixDrafter()
-    if drafter == "corpus":
-        texts = training_texts()
-        return CorpusDrafter(SuffixArray.build(texts))
-    if not STORE.is_dir():
-        raise UserError(f"{STORE} is missing. Run `make retrieval` in this folder first.")
-    return SenDrafter(Datastore.load(STORE, workload.pair.target), semantic=drafter == "sen")
+    point = operating_point(retrieval_params(), METHOD, reports=REPORTS)
+    if not point.certified:
+        raise UserError(
+            f"Nothing is certified for '{METHOD}' in this folder. Run `make retrieval` with a wider budget."
+        )
+    return point
 
 
-def training_texts() -> list[list[int]]:
-    """Training prompts with the target's answers to them: all that a retrieval drafter may know."""
-    answers = {row["id"]: row["ids"] for row in read_json_lines(ANSWERS)}
-    return [[*prompt["ids"], *answers[prompt["id"]]] for prompt in read_prompts("train") if prompt["id"] in answers]
+def decoder(workload: Workload, drafter: Drafter | None, point: Operating, soft: bool) -> Decoder:
+    """The decoder of one arm."""
+    return Decoder(
+        workload.pair.target,
+        drafter,
+        make_rule(point.rule, **point.settings) if soft else make_rule("exact"),
+        0 if drafter is None else point.block,
+        tokenizer=workload.pair.tokenizer,
+        vocabulary=len(workload.pair.tokenizer),
+    )
 
 
 def losses(workload: Workload, decoders: dict[str, Decoder], count: int) -> dict[str, dict[str, Any]]:
     """Accepted length, loose tokens, and accuracy against plain decoding, by arm."""
-    from gistgate.decoding.batches import decode_all
-    from pipeline.paired import accuracy_difference
-    from pipeline.tasks import load_task
-
     task, prompts = load_task(workload.params), read_prompts("test")[:count]
     scores, counts = {}, {}
     for name, one in decoders.items():
@@ -134,6 +119,30 @@ def losses(workload: Workload, decoders: dict[str, Decoder], count: int) -> dict
         }
         for name in decoders
     }
+
+
+def figure(payload: dict[str, Any]) -> Any:
+    """Speed against plain decoding and accepted length, by keys in the store."""
+    from matplotlib import pyplot as plt
+
+    from pipeline.figures import STYLE
+
+    arms = {payload["keys"][name.removeprefix(STORE)]: arm for name, arm in payload["arms"].items() if STORE in name}
+    arms[payload["keys"]["all"]] = payload["arms"]["without soft gate"]
+    with plt.rc_context(STYLE):
+        drawn, (left, right) = plt.subplots(1, 2, figsize=(8, 3.2), layout="constrained")
+        sizes = sorted(arms)
+        speeds = [arms[size]["vs_plain"] for size in sizes]
+        middle = [one["mean"] for one in speeds]
+        errors = [[one["mean"] - one["low"] for one in speeds], [one["high"] - one["mean"] for one in speeds]]
+        left.errorbar(sizes, middle, errors, marker="o", ms=4, capsize=2)
+        left.set_ylabel("speed against plain, 90 %")
+        right.plot(sizes, [arms[size]["mean_accepted_length"] for size in sizes], marker="o", ms=4)
+        right.set_ylabel("tau")
+        for axes in (left, right):
+            axes.set_xscale("log")
+            axes.set_xlabel("keys in the store")
+    return drawn
 
 
 if __name__ == "__main__":

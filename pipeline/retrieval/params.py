@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import yaml
 
@@ -13,7 +13,7 @@ from gistgate.rules import RULES
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.params import one_dictionary as together
 from pipeline.params.methods import MethodGroups
-from pipeline.params.reading import Between, build
+from pipeline.params.reading import build
 
 FILE, REPORTS = Path("retrieval/params.yaml"), Path("reports/retrieval")
 
@@ -24,10 +24,6 @@ class RetrievalParams:
 
     methods: MethodGroups = field(default_factory=MethodGroups)
     """What is compared."""
-    sizes: tuple[Annotated[int, Between(1)], ...] = (320,)
-    """Training prompts in the store, one store for each."""
-    size_prompts: Annotated[int, Between(1)] = 200
-    """Test prompts that are decoded with each."""
 
     @property
     def by_name(self) -> dict[str, MethodParams]:
