@@ -147,10 +147,14 @@ class Block:
         return self.logprobs.gather(-1, self.top_ids[..., None]).squeeze(-1)
 
     @cached_property
+    def draft_logit(self) -> Tensor:
+        """z(x_j) [B, K]; -inf where x_j is forbidden."""
+        return self.logits[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+
+    @cached_property
     def draft_rank(self) -> Tensor:
         """Number of tokens that the target finds more probable than x_j [B, K]; 0 for a match."""
-        z_x = self.logits[:, :-1].gather(-1, self.draft_ids[..., None])
-        return (self.logits[:, :-1] > z_x).sum(-1)
+        return (self.logits[:, :-1] > self.draft_logit[..., None]).sum(-1)
 
     @cached_property
     def entropy(self) -> Tensor:

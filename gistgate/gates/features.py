@@ -92,8 +92,8 @@ def lookahead(block: Block, _layer: str) -> Tensor:
     there_BK = block.valid.float()
     columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
     num = block.draft_ids.shape[1]
-    shifted = [F.pad(column, (0, w))[:, w : w + num] for w in range(1, LOOK_AHEAD + 1) for column in columns]
-    return torch.stack(shifted, dim=-1)
+    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, LOOK_AHEAD))
+    return torch.cat([padded[:, w : w + num] for w in range(1, LOOK_AHEAD + 1)], dim=-1)
 
 
 def draft_confidence(block: Block, _layer: str) -> Tensor:

@@ -89,10 +89,11 @@ def allowed(block: Block) -> Tensor:
     A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
     steers the protocol: the draft must not end an answer that the target goes on with, nor the reverse.
     """
-    may = block.valid & (block.draft_logprob > -torch.inf)
+    may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
-        may &= ~torch.isin(block.draft_ids, block.protocol)
-        may &= ~torch.isin(block.top_ids[:, :-1], block.protocol)
+        ids_BK2 = torch.stack([block.draft_ids, block.top_ids[:, :-1]], dim=-1)
+        # A handful of ids: comparing them all melts into one kernel of a compiled round, which `isin` would not.
+        may &= (ids_BK2[..., None] != block.protocol).all(-1).all(-1)
     return may
 
 
@@ -102,17 +103,27 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
     if rule.lossless:
         stays_BK = strict_BK = opinion_BK & block.valid
     elif rule.superset:
-        stays_BK = strict_BK | (opinion_BK & allowed(block))
+        loose = opinion_BK is not strict_BK
+        stays_BK = strict_BK | (opinion_BK & allowed(block)) if loose else strict_BK
     else:
         stays_BK = opinion_BK & (strict_BK | allowed(block))
-    length_B = stays_BK.long().cumprod(-1).sum(-1)
+    length_B = leading(stays_BK)
     return Acceptance(length_B, rule.own(block, length_B), reasons(strict_BK))
+
+
+def leading(stays_BK: Tensor) -> Tensor:
+    """Number of True values in front of the first False of every row [B]."""
+    num = stays_BK.shape[-1]
+    if not num:
+        return stays_BK.new_zeros(len(stays_BK), dtype=torch.long)
+    return torch.where(stays_BK, num, torch.arange(num, device=stays_BK.device)).amin(-1)
 
 
 def reasons(strict_BK: Tensor) -> Tensor:
     """Reason of every position, were it accepted [B, K]."""
-    after_loose_BK = (~strict_BK).long().cumsum(-1) > 0
-    carried_BK = torch.where(strict_BK & after_loose_BK, int(Reason.CARRIED), int(Reason.STRICT))
+    places_K = torch.arange(strict_BK.shape[-1], device=strict_BK.device)
+    after_loose_BK = places_K > leading(strict_BK)[:, None]
+    carried_BK = torch.where(after_loose_BK, int(Reason.CARRIED), int(Reason.STRICT))
     return torch.where(strict_BK, carried_BK, int(Reason.LOOSE))
 
 

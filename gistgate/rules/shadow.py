@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Reason
-from gistgate.rules.base import Rule, State, own_token, settle
+from gistgate.rules.base import Rule, State, leading, own_token, settle
 
 Watcher = Callable[[Block, Acceptance], None]
 """Sees every block with what the rule would have accepted of it."""
@@ -100,5 +100,5 @@ def until_protocol(block: Block, length_B: Tensor) -> Tensor:
     """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
     if block.protocol is None or not block.protocol.numel() or not block.draft_ids.shape[1]:
         return length_B
-    before_B = (~torch.isin(block.draft_ids, block.protocol)).long().cumprod(-1).sum(-1)
+    before_B = leading(~torch.isin(block.draft_ids, block.protocol))
     return torch.minimum(length_B, before_B)
