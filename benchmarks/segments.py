@@ -1,22 +1,21 @@
 """When do segments beat tokens: speed by segment length, share of accepted segments and quality of the draft.
 
-    python -m benchmarks.segments [prompts]
+    python -m benchmarks.segments [--prompts 8] [--results FOLDER]
 
 Needs the embedded pair and data/prompts. The opinion is a constant, so that the share of accepted segments is set and
 the texts mean nothing: speed is compared per token. The draft gets worse by noise on its weights, in standard
-deviations of each. Writes benchmarks/results/segments.json.
+deviations of each.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.bench import RESULTS, command, save
 from gistgate.decoding.decoder import Decoder
-from gistgate.files import write_json
 from gistgate.segments.building import segment_decoder
 from gistgate.segments.judges import Constant
 from gistgate.segments.rule import SegmentDraw
@@ -32,17 +31,15 @@ NOISES = (0.0, 0.1, 0.2)
 BLOCKS = (4, 8)
 
 
-def main() -> None:
+def main(prompts: int = 8, results: Path = RESULTS) -> None:
     torch.set_num_threads(1)
-    params = read_params()
-    number = int(sys.argv[1]) if len(sys.argv) > 1 else 8
-    prompts = read_prompts("test")[:number]
+    params, chosen = read_params(), read_prompts("test")[:prompts]
     report = {}
     for noise in NOISES:
         pair = worse(load_pair(params), noise, params.seed)
-        found = race(decoders(pair), prompts, request_of(prompts, pair), params)
-        report[f"noise {noise:g}"] = by_kind(found)
-    write_json(Path("benchmarks/results/segments.json"), {"prompts": number, "by_draft": report})
+        report[f"noise {noise:g}"] = by_kind(race(decoders(pair), chosen, request_of(chosen, pair), params))
+        print(f"noise {noise:g}: done", flush=True)
+    save("segments", {"prompts": prompts, "by_draft": report}, results)
 
 
 def decoders(pair: Pair) -> dict[str, Decoder]:
@@ -83,4 +80,4 @@ def worse(pair: Pair, noise: float, seed: int) -> Pair:
 
 
 if __name__ == "__main__":
-    main()
+    command(main)

@@ -2,7 +2,7 @@
 
     python -m pipeline.segments.publish
 
-Reads reports/segments and benchmarks/results/segments.json, writes docs/results/segments/{summary.json,figures} and the
+Reads reports/segments and benchmarks/results/segments-cpu.json, writes docs/results/segments/{summary.json,figures} and the
 part of docs/segments.md between its markers.
 """
 
@@ -21,7 +21,7 @@ from pipeline.segments.figures import draw_all
 from pipeline.segments.tables import content
 
 REPORTS, RESULTS, PAGE = Path("reports/segments"), Path("docs/results/segments"), Path("docs/segments.md")
-STUDY = Path("benchmarks/results/segments.json")
+STUDY = Path("benchmarks/results/segments-cpu.json")
 
 
 def main() -> None:
