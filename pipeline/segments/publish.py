@@ -2,8 +2,8 @@
 
     python -m pipeline.segments.publish
 
-Reads reports/segments and benchmarks/results/segments-cpu.json, writes docs/results/segments/{summary.json,figures} and the
-part of docs/segments.md between its markers.
+Reads reports/segments and benchmarks/results/segments-cpu.json, writes docs/results/segments/{summary.json,figures} and
+the part of docs/segments.md between its markers.
 """
 
 from __future__ import annotations
