@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.sen import SenDrafter
+from gistgate.drafters.sen_tree import SenTree
 from gistgate.errors import UserError
 from gistgate.gates.identity import TokenizerIdentity, identify_model
 from gistgate.retrieval.config import DatastoreConfig
 from gistgate.retrieval.projection import Projection
 from gistgate.retrieval.search import ExactIndex
 from gistgate.retrieval.store import Datastore
-from tests.architectures import SIZES, greedy, pair, prompts
-from tests.drafters.proposing import decoded, num_accepted, wanted
+from gistgate.rules import make_rule
+from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
+from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 
 BATCH = prompts(5, 17, 2, 10)
 
@@ -42,6 +47,76 @@ def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
     assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
     assert num_accepted(with_store) > num_accepted(without)
     assert full.fallbacks == {"no state": len(BATCH)} and empty.fallbacks["empty store"] > 0
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
+    tree, chain = SenTree(store_of(kind, BATCH)), SenDrafter(store_of(kind, BATCH), min_share=0.0)
+    answers = decoded(tree, kind, BATCH)
+    assert [one.ids for one in answers] == wanted(kind, BATCH)
+    assert num_accepted(answers) >= num_accepted(decoded(chain, kind, BATCH))
+
+
+def test_a_tree_deeper_than_the_context_is_cut():
+    prompt, room = prompts(CONTEXT - 7)[0], 7
+    store = store_of("llama", BATCH)
+    decoder = Decoder(pair("llama")[0], SenTree(store), make_rule("exact"), 20)
+    found = decoder.generate([prompt], max_new_tokens=room)[0].ids
+    assert found == greedy("llama", tuple(prompt), room)
+
+
+def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
+    drafter = SenDrafter(store_of("llama", BATCH))
+    text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
+    before = proposed(drafter, [text], 5, 259)
+    assert drafter.fallbacks == {"no state": 1} and before[0], "the first round of a request has no state yet"
+    drafter.rows[0].keys, drafter.rows[0].tokens = [np.full(32, np.nan, np.float32)], [text[-1]]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.fallbacks["not finite"] == 1
+    drafter.rows[0].tokens = [text[-1] + 1]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.fallbacks["no state"] == 2
+
+
+def test_the_nearer_state_decides_between_equal_texts():
+    """The store holds [7, 8] and [7, 9]; the query is the state in front of one of the sevens."""
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
+    for near, token in ((0, 8), (2, 9)):
+        drafter = SenDrafter(store)
+        drafter.start(1)
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [7]
+        assert proposed(drafter, [[5, 7]], 3, 259) == [[token]]
+        assert proposed(SenDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
+
+
+def test_where_the_text_is_unknown_the_nearest_states_are_asked():
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
+    drafter = SenDrafter(store, n_min=2, neighbours=1)
+    drafter.start(1)
+    drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
+    assert proposed(drafter, [[5, 7]], 3, 259) == [[9]]
+    drafter.rows[0].tokens = [6]
+    assert proposed(drafter, [[5, 6]], 3, 259) == [[]], "the neighbour was not followed by the latest token"
+
+
+def test_ids_outside_the_vocabulary_end_a_proposal():
+    store = store_of("llama", BATCH)
+    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8, 300, 9]])
+    assert proposed(SenDrafter(store), [[5, 7]], 3, 259) == [[8]]
+    draft = SenTree(store).propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[draft.valid].tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_min": 0}, {"n_max": 0}, {"hits": 0}, {"temperature": 0.0}, {"min_share": 2.0}, {"own_share": 1.0}]
+)
+def test_impossible_settings_are_refused(wrong: dict[str, float]):
+    with pytest.raises(UserError, match="Change the one that"):
+        SenDrafter(store_of("llama", []), **wrong)
+    with pytest.raises(UserError, match="0 nodes make no tree"):
+        SenTree(store_of("llama", []), nodes=0)
 
 
 def test_without_the_semantic_part_no_state_is_asked_for():
