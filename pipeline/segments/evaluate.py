@@ -1,9 +1,9 @@
-"""Let lm-eval judge segments on the test prompts, where calibration compares them.
+"""Let lm-eval judge certified segments on the test prompts.
 
     python -m pipeline.segments.evaluate
 
 Reads data/prompts, models/segments, reports/segments/calibration and the strict reference in reports/evaluation, writes
-reports/segments/evaluation: what is certified, and the controls of CONTROLS.
+reports/segments/evaluation. Only what is certified is judged.
 """
 
 from __future__ import annotations
@@ -19,21 +19,18 @@ from gistgate.files import read_json, read_json_lines, write_json
 from pipeline.evaluate import Bench as Evaluation
 from pipeline.paired import accuracy_difference
 from pipeline.params import Params, read_params
-from pipeline.segments.calibrate import REPORTS, Bench, operating
+from pipeline.segments.calibrate import REPORTS, Bench
 from pipeline.segments.methods import METHODS, methods_of
 from pipeline.segments.params import read_segment_params
 from pipeline.workers import side_by_side
 
 STRICT = Path("reports/evaluation/exact/samples.jsonl")
 FOLDER = Path("reports/segments/evaluation")
-CONTROLS = ("constant", "ratio", "published")
-"""Points without a certificate that the test prompts judge as well."""
 
 
 def main() -> None:
     params, methods = read_params(), methods_of(read_segment_params())
-    certified = [name for name in methods if read_json(REPORTS / f"{name}.json")["certified"] is not None]
-    names = [*certified, *CONTROLS]
+    names = [name for name in methods if read_json(REPORTS / f"{name}.json")["certified"] is not None]
     side_by_side(evaluator, params, names, params.decoding.workers, "evaluate", "method")
 
 
@@ -45,7 +42,7 @@ def evaluator(params: Params) -> Callable[[str], None]:
         raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of ../dvc.yaml again.")
 
     def work(name: str) -> None:
-        value = operating(read_json(REPORTS / f"{name}.json"))["value"]
+        value = read_json(REPORTS / f"{name}.json")["certified"]
         judged = evaluation.judge(METHODS[name].decoder(bench.parts, value))
         found = [sample["correct"] for sample in judged.samples]
         write_json(
