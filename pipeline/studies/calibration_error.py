@@ -41,6 +41,8 @@ OUTPUT = Path("reports/studies/calibration_error.json")
 SHARD = 20
 """Problems decoded and labelled together; an interruption loses at most so many."""
 RESAMPLES = 1000
+UNSURE = 0.9
+"""P(kept) below which rows are measured apart: nearly all rows are sure, and bins of equal mass show little else."""
 
 
 def main() -> None:
@@ -99,8 +101,9 @@ def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> Table:
 
 
 def measured(table: Table) -> dict[str, Any]:
-    """Calibration error with its interval over problems, and the reliability bins."""
+    """Calibration error with its interval over problems, the reliability bins, and the same of unsure rows."""
     kept, probability = table["kept"].double().numpy(), table["probability"].double().numpy()
+    low = probability < UNSURE
     return {
         "n": len(kept),
         "problems": int(table["problem"].unique().numel()),
@@ -109,7 +112,16 @@ def measured(table: Table) -> dict[str, Any]:
         **probability_metrics(kept, probability),
         "ece_interval": ece_interval(kept, probability, table["problem"].numpy()),
         "reliability": reliability(kept, probability),
+        "unsure": {"below": UNSURE, "n": int(low.sum()), **of_unsure(kept[low], probability[low])},
     }
+
+
+def of_unsure(kept: Array, probability: Array) -> dict[str, Any]:
+    """What the gate says on average of these rows, what was seen, and the error over bins; None without rows."""
+    if not len(kept):
+        return {"predicted": None, "observed": None, "ece": None}
+    bins = reliability(kept, probability)
+    return {"predicted": float(probability.mean()), "observed": float(kept.mean()), "ece": weighted_gap(bins)}
 
 
 def ece_interval(kept: Array, probability: Array, problem: np.ndarray, seed: int = 0) -> list[float]:
@@ -119,9 +131,13 @@ def ece_interval(kept: Array, probability: Array, problem: np.ndarray, seed: int
     found = []
     for _ in range(RESAMPLES):
         drawn = np.concatenate([rows[at] for at in rng.integers(0, len(rows), len(rows))])
-        bins = reliability(kept[drawn], probability[drawn])
-        found.append(sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / len(drawn))
+        found.append(weighted_gap(reliability(kept[drawn], probability[drawn])))
     return [float(q) for q in np.quantile(found, (0.025, 0.975))]
+
+
+def weighted_gap(bins: list[dict[str, Any]]) -> float:
+    """Mean distance of what is predicted from what is observed, by rows."""
+    return float(sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / sum(b["n"] for b in bins))
 
 
 if __name__ == "__main__":

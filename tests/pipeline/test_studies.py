@@ -61,7 +61,11 @@ def test_calibration_error_of_a_fair_gate_is_small_and_of_a_boastful_one_large()
     fair = measured(table)
     assert fair["ece"] < 0.04
     assert fair["ece_interval"][0] <= fair["ece_interval"][1]
-    assert measured({**table, "probability": torch.ones(3000)})["ece"] == pytest.approx(0.5, abs=0.05)
+    assert fair["unsure"]["n"] == int((p < 0.9).sum())
+    assert fair["unsure"]["observed"] == pytest.approx(0.45, abs=0.03) == fair["unsure"]["predicted"]
+    boastful = measured({**table, "probability": torch.ones(3000)})
+    assert boastful["ece"] == pytest.approx(0.5, abs=0.05)
+    assert (boastful["unsure"]["n"], boastful["unsure"]["ece"]) == (0, None)
     json.dumps(fair)
 
 
