@@ -4,7 +4,7 @@
 
 Reads data/prompts, data/reference, models/heads and models/segments, writes reports/segments/calibration. Development
 prompts choose two values at most; these are decoded on the calibration prompts from strict to loose until one fails.
-Single points that nobody certifies are decoded on the development prompts. Decoded values wait in the scratch folder.
+Points that nobody certifies are measured on fewer development prompts. Decoded values wait in the scratch folder.
 """
 
 from __future__ import annotations
@@ -40,8 +40,11 @@ from pipeline.tasks import load_task
 from pipeline.workers import side_by_side
 
 REPORTS = Path("reports/segments/calibration")
+SPLITS = ("development", "calibration")
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
+SINGLES = 150
+"""Development prompts on which points are measured that nobody certifies."""
 
 
 def main() -> None:
@@ -66,11 +69,13 @@ class Bench:
         self.gate = load_gate(self.own.head, self.pair)
         self.parts = Parts(self.pair, self.probes, self.gate, self.own)
         self.prefilled = Prefilled(params.decoding.prompt_memory_mb)
-        self.prompts = {split: read_prompts(split) for split in ("development", "calibration")}
+        self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
+        for known in (self.prompts, self.strict):
+            known["singles"] = known["development"][:SINGLES]
         self.name = fingerprint(
             FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *self.pair.files,
-            *(Path(f"data/prompts/{split}.jsonl") for split in self.prompts), params.seed,
+            *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), params.seed,
             *sources("gistgate.segments", "gistgate.decoding", "gistgate.rules", "pipeline.segments.methods"),
         )  # fmt: skip
 
@@ -91,7 +96,7 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     method, budget = METHODS[name], bench.params.headline_budget
     if not method.certified:
         value = value_of(*method.like) if method.like else method.grid[0]
-        return {"certified": None, "development": [point(bench, name, value, "development")]}
+        return {"certified": None, "development": [point(bench, name, value, "singles")]}
     seen = develop(bench, name, method, budget) if len(method.grid) > 1 else []
     values = promising(seen, bench.params, budget) if seen else list(method.grid)
     tested: list[dict[str, Any]] = []

@@ -110,7 +110,7 @@ def published(_value: float) -> SegmentRule:
 METHODS = {
     "probe-gate": Method(target_probe, gated=True),
     "probe": Method(target_probe),
-    "logprob": Method(logprob, grid=(0.95, 0.85, 0.7)),
+    "logprob": Method(logprob, grid=(0.7,)),
     "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False, gated=True),
     "strict": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False),
     "ratio": Method(both_probes, drawn, (1.0,), certified=False),
