@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
 
 import numpy as np
 import torch
@@ -22,7 +21,6 @@ from torch import Tensor
 from gistgate.block import Acceptance, Block, Sampling
 from gistgate.drafters.base import Draft
 from gistgate.drafters.chains import TextDrafter, ragged
-from gistgate.drafters.lookup_tree import occurrences
 from gistgate.drafters.suffix_array import SuffixArray, spaced
 from gistgate.errors import UserError
 from gistgate.retrieval.search import ExactIndex, Index
@@ -157,11 +155,9 @@ class SenDrafter(TextDrafter):
 
     def earlier(self, row: RowStates, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
         """What followed the longest end of the text earlier in it; where no state is known, the cosine is 0."""
-        found = occurrences(text, self.n_max)
-        longest, place = next(found, (0, 0))
-        if longest < self.n_min:
+        places = longest_matches(text, self.n_min, self.n_max)
+        if not places:
             return None
-        places = [place, *(place for _, place in takewhile(lambda one: one[0] == longest, found))]
         unknown = len(text) - len(row.keys)
         cosines = [
             0.0 if query is None or place <= unknown else float(row.keys[place - 1 - unknown] @ query)
@@ -188,3 +184,15 @@ class SenDrafter(TextDrafter):
         for place, (row, length) in enumerate(zip(self.rows, acceptance.length.tolist(), strict=True)):
             row.keys.extend(keys_BKP[place, : length + 1])
             row.tokens.extend([*ids[place][:length], own[place]])
+
+
+def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
+    """Where the text goes on behind earlier occurrences of its longest end of n_min .. n_max tokens that has any."""
+    places = [place for place, token in enumerate(text[:-1], start=1) if token == text[-1]]
+    length = 1
+    while places and length < n_max:
+        longer = [place for place in places if place > length and text[place - length - 1] == text[-length - 1]]
+        if not longer:
+            break
+        places, length = longer, length + 1
+    return places if length >= n_min else []

@@ -34,15 +34,19 @@ class Votes(NamedTuple):
 
 def chain(votes: Votes, min_share: float) -> list[int]:
     """The heaviest next token again and again, as long as `min_share` of all votes stay; of equals the smaller id."""
+    rows, weights = votes.ids.tolist(), votes.weights.tolist()  # a few dozen rows: quicker than arrays
     ids: list[int] = []
-    least, followers_H = min_share * float(votes.weights.sum()), np.arange(len(votes.weights))
+    least, followers = min_share * sum(weights), list(range(len(rows)))
     for step in range(votes.ids.shape[1]):
-        tokens, weights, which_H, followers_H = tally(votes, followers_H, step)
-        if not len(tokens) or weights.max() < least:
+        totals: dict[int, float] = {}
+        for row in followers:
+            totals[rows[row][step]] = totals.get(rows[row][step], 0.0) + weights[row]
+        totals.pop(END, None)
+        best = min(totals, key=lambda token: (-totals[token], token), default=END)
+        if best == END or totals[best] < least:
             break
-        best = int(weights.argmax())
-        ids.append(int(tokens[best]))
-        followers_H = followers_H[which_H == best]
+        ids.append(best)
+        followers = [row for row in followers if rows[row][step] == best]
     return ids
 
 
@@ -63,10 +67,12 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
     heap: list[tuple[float, int, int, int, int, np.ndarray]] = []
 
     def grow(node: int, depth: int, followers_H: np.ndarray) -> None:
-        tokens, weights, which_H, followers_H = tally(votes, followers_H, depth)
-        for place in np.flatnonzero(weights >= least).tolist():
-            followers = followers_H[which_H == place]
-            heappush(heap, (-float(weights[place]), next(ties), int(tokens[place]), node, depth + 1, followers))
+        next_H = votes.ids[followers_H, depth]
+        for token in np.unique(next_H[next_H != END]).tolist():
+            followers = followers_H[next_H == token]
+            weight = float(votes.weights[followers].sum())
+            if weight >= least:
+                heappush(heap, (-weight, next(ties), token, node, depth + 1, followers))
 
     grow(-1, 0, np.arange(len(votes.weights)))
     while heap and len(ids) < nodes:
@@ -76,12 +82,3 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
         if depth < votes.ids.shape[1]:
             grow(len(ids) - 1, depth, followers)
     return ids, parents
-
-
-def tally(votes: Votes, followers_H: np.ndarray, step: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The different tokens of these candidates at a step, what each weighs, who has which, and who is not over yet."""
-    next_H = votes.ids[followers_H, step]
-    alive_H = next_H != END
-    followers_H = followers_H[alive_H]
-    tokens, which_H = np.unique(next_H[alive_H], return_inverse=True)
-    return tokens, np.bincount(which_H, votes.weights[followers_H], len(tokens)), which_H, followers_H

@@ -10,7 +10,8 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.sen import SenDrafter
+from gistgate.drafters.lookup_tree import occurrences
+from gistgate.drafters.sen import SenDrafter, longest_matches
 from gistgate.drafters.sen_tree import SenTree
 from gistgate.errors import UserError
 from gistgate.gates.identity import TokenizerIdentity, identify_model
@@ -153,3 +154,14 @@ def test_stores_that_do_not_fit_are_refused(tmp_path: Path):
     keys.write_bytes(keys.read_bytes()[:-64])
     with pytest.raises(UserError, match="bytes instead of"):
         Datastore.load(tmp_path, pair("llama")[0])
+
+
+@pytest.mark.parametrize("n_min", [1, 2])
+@pytest.mark.parametrize("n_max", [2, 5])
+def test_own_candidates_follow_the_longest_end_that_occurred(n_min: int, n_max: int):
+    for seed in range(20):
+        text = np.random.default_rng(seed).integers(0, 3, 12).tolist()
+        found = list(occurrences(text, n_max))
+        longest = max((length for length, _ in found), default=0)
+        wanted_places = sorted(place for length, place in found if length == longest >= n_min)
+        assert longest_matches(text, n_min, n_max) == wanted_places
