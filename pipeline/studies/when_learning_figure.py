@@ -15,6 +15,8 @@ PUBLISHED = {
     "similar, seed 2": "docs/results/beside/seed-2.json",
 }
 """Full-sized runs, by what they are called in the figure; the first one compares all rules, the others the core."""
+BESIDE = Path("benchmarks/results/when-learning-pays")
+"""Calibration files of further methods, made later in the folders of published runs, by the point's name."""
 METHODS = ("autojudge", "ensemble", "prob", "prob-ratio", "typical", "kl-judge", "fly", "exact")
 """What is shown, the learned gate first."""
 
@@ -24,9 +26,28 @@ def published() -> list[dict[str, Any]]:
     found = []
     for name, path in PUBLISHED.items():
         summary = read_json(Path(path))
+        tau = summary["methods"]["exact"]["mean_accepted_length"]
+        later = {file.stem: line(read_json(file), tau) for file in sorted((BESIDE / name).glob("*.json"))}
         row = {"point": name, "seed": summary["seed"], "budget": summary["headline_budget"]}
-        found.append({**row, "methods": summary["methods"], "published": path})
+        found.append({**row, "methods": {**summary["methods"], **later}, "published": path})
     return found
+
+
+def line(report: dict[str, Any], strict_tau: float) -> dict[str, Any]:
+    """One method at its certified setting, on the calibration prompts; without a certificate it runs strictly."""
+    budget = report["headline_budget"]
+    verdict = next(one for key, one in report["budgets"].items() if float(key) == budget)
+    kept = [one for one in report["settings"] if (one["knob"], one["fixed"]) == (verdict["knob"], verdict["fixed"])]
+    shown = kept[0] if verdict["certified"] else {"mean_accepted_length": strict_tau, "loss": 0.0, "n": verdict["n"]}
+    return {
+        "knob": verdict["knob"],
+        "fixed": verdict["fixed"],
+        "certified_bound": (0.0 if report["knob"] is None else verdict["bound"]) if verdict["certified"] else None,
+        "refusal": verdict["refusal"],
+        "mean_accepted_length": shown["mean_accepted_length"],
+        "loss": shown["loss"],
+        "n": shown["n"],
+    }
 
 
 def label(point: dict[str, Any]) -> str:

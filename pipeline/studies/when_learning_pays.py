@@ -30,7 +30,7 @@ from pipeline.results import STRICT
 from pipeline.scratch import SCRATCH, fingerprint
 from pipeline.smoke import ROOT, copy_project, dvc, merged
 from pipeline.stage import run
-from pipeline.studies.when_learning_figure import draw, published, table
+from pipeline.studies.when_learning_figure import draw, line, published, table
 
 OUTPUT = Path("benchmarks/results/when-learning-pays.json")
 GATE = "autojudge"
@@ -148,24 +148,7 @@ def collected(folder: Path) -> dict[str, Any]:
         "draft_accuracy": pair["draft"]["accuracy"],
         "strict_accuracy": strict["accuracy"],
         "ap": head["ap"],
-        "methods": {name: line(report, strict) for name, report in reports.items()},
-    }
-
-
-def line(report: dict[str, Any], strict: dict[str, Any]) -> dict[str, Any]:
-    """One method at its certified setting, on the calibration prompts; without a certificate it runs strictly."""
-    budget = report["headline_budget"]
-    verdict = next(one for key, one in report["budgets"].items() if float(key) == budget)
-    kept = [one for one in report["settings"] if (one["knob"], one["fixed"]) == (verdict["knob"], verdict["fixed"])]
-    shown = kept[0] if verdict["certified"] else strict
-    return {
-        "knob": verdict["knob"],
-        "fixed": verdict["fixed"],
-        "certified_bound": (0.0 if report["knob"] is None else verdict["bound"]) if verdict["certified"] else None,
-        "refusal": verdict["refusal"],
-        "mean_accepted_length": shown["mean_accepted_length"],
-        "loss": shown["loss"],
-        "n": shown["n"],
+        "methods": {name: line(report, strict["mean_accepted_length"]) for name, report in reports.items()},
     }
 
 

@@ -27,7 +27,7 @@ def calibration(name: str, settings: dict[float | None, float], passed: float | 
         {"knob": value, "fixed": fixed, "mean_accepted_length": tau, "loss": 0.01, "n": 1000, "accuracy": 0.9}
         for value, tau in settings.items()
     ]
-    verdict = {**kept, "fixed": fixed if kept["certified"] else None}
+    verdict = {**kept, "fixed": fixed if kept["certified"] else None, "n": 1000}
     return {"headline_budget": 0.03, "knob": knob, "settings": rows, "budgets": {"0.02": {}, "0.03": verdict}}
 
 
@@ -126,6 +126,20 @@ def test_the_figure_shows_published_and_new_points(monkeypatch):
     assert [text.get_text() for text in lower.get_xticklabels()][-1] == "skew-0\nseed 2"
     assert len(lower.patches) == len(points)
     assert {"autojudge", "fly", "exact"} <= {text.get_text() for text in upper.get_legend().get_texts()}
+
+
+def test_methods_calibrated_later_stand_beside_those_of_a_published_run(tmp_path, monkeypatch):
+    monkeypatch.chdir(study.ROOT)
+    monkeypatch.setattr(when_learning_figure, "BESIDE", tmp_path)
+    before = when_learning_figure.published()[1]["methods"]
+    (tmp_path / "neutral").mkdir()
+    for name, passed in (("mars", 0.3), ("top-k", None)):
+        (tmp_path / "neutral" / f"{name}.json").write_text(json.dumps(calibration(name, {0.3: 7.5}, passed)))
+    similar, neutral, _ = when_learning_figure.published()
+    assert neutral["methods"]["mars"]["mean_accepted_length"] == 7.5
+    assert neutral["methods"]["top-k"]["mean_accepted_length"] == before["exact"]["mean_accepted_length"]
+    assert neutral["methods"].keys() == before.keys() | {"mars", "top-k"}
+    assert similar["point"] == "similar"
 
 
 def test_the_table_says_which_methods_have_no_certificate():
