@@ -21,7 +21,7 @@ class SegmentRule(Superset):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
     threshold: float = 0.9
-    """Least opinion of an accepted segment; above 1 refuses all."""
+    """Least opinion of an accepted segment; 1 leaves refused segments to a token gate, above 1 refuses all."""
     shortcut: Literal["none", "top2"] = "none"
     """Whether a segment passes when all its tokens are among the target's two most probable."""
     partial: bool = True

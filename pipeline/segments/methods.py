@@ -111,7 +111,7 @@ METHODS = {
     "probe-gate": Method(target_probe, gated=True),
     "probe": Method(target_probe),
     "logprob": Method(logprob, grid=(0.7,)),
-    "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False, gated=True),
+    "gate-only": Method(at_rate, lambda _: SegmentRule(threshold=1.0), (0.0,), certified=False, gated=True),
     "strict": Method(at_rate, lambda _: SegmentRule(threshold=2.0), (1.0,), certified=False),
     "ratio": Method(both_probes, drawn, (1.0,), certified=False),
     "ratio-top2": Method(both_probes, lambda _: SegmentDraw(shortcut="top2"), (1.0,), certified=False),

@@ -121,6 +121,8 @@ def test_a_token_gate_speaks_inside_refused_and_cut_segments():
     assert judged.gate_probs[0].tolist() == pytest.approx([1.0, 1.0, 0.7])
     assert judged.gate_probs[1].tolist() == [1.0, 1.0, 0.0]
     assert SegmentRule(threshold=0.8).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    assert SegmentRule(threshold=1.0).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either
     assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [[True] * 3, [True, True, False]]
 
 

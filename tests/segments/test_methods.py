@@ -46,6 +46,20 @@ def test_every_way_of_judging_decodes_and_counts_its_segments(name):
     assert sum(answer.statistics.extra.get("segments", 0) for answer in answers) > 0
 
 
+def test_the_gate_alone_lets_tokens_pass_and_no_segment():
+    """Every token is harmless to this gate: what it alone decides is accepted, and `strict` accepts none of it."""
+
+    class Sure(Unsure):
+        def __call__(self, block):
+            return torch.ones(block.draft_ids.shape)
+
+    def loose(name):
+        decoder = METHODS[name].decoder(replace(parts(), gate=Sure()), METHODS[name].grid[0])
+        return sum(answer.statistics.loose for answer in decoder.generate(PROMPTS, max_new_tokens=40))
+
+    assert loose("gate-only") > 0 == loose("strict")
+
+
 def test_a_reward_model_is_compared_only_where_one_is_named():
     assert "prm" not in methods_of(OWN) and "prm" in methods_of(replace(OWN, reward_model="some/model"))
     with pytest.raises(UserError, match="needs a reward model"):
