@@ -43,8 +43,6 @@ REPORTS = Path("reports/segments/calibration")
 SPLITS = ("development", "calibration")
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
-SINGLES = 150
-"""Development prompts on which points are measured that nobody certifies."""
 
 
 def main() -> None:
@@ -71,24 +69,25 @@ class Bench:
         self.prefilled = Prefilled(params.decoding.prompt_memory_mb)
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
-        for known in (self.prompts, self.strict):
-            known["singles"] = known["development"][:SINGLES]
         self.name = fingerprint(
             FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *self.pair.files,
             *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), params.seed,
             *sources("gistgate.segments", "gistgate.decoding", "gistgate.rules", "pipeline.segments.methods"),
         )  # fmt: skip
 
-    def decoded(self, name: str, value: float, split: str) -> tuple[Array, Statistics]:
-        """Differences strict - loose [N] and what was counted."""
-        path = SCRATCH / f"segment-calibrate-{self.name}" / f"{name}-{value:g}-{split}.jsonl"
+    def decoded(self, name: str, value: float, split: str, first: int | None = None) -> tuple[Array, Statistics]:
+        """Differences strict - loose [N] and what was counted, on the `first` prompts of a split or on all."""
+        part = split if first is None else f"{split}-{first}"
+        path = SCRATCH / f"segment-calibrate-{self.name}" / f"{name}-{value:g}-{part}.jsonl"
         if not path.exists():
-            decoder, title = METHODS[name].decoder(self.parts, value), f"{name} {value:g}, {split}"
-            done = run_split(decoder, self.task, self.pair, self.prompts[split], self.params, title, self.prefilled)
+            decoder, title = METHODS[name].decoder(self.parts, value), f"{name} {value:g}, {part}"
+            done = run_split(
+                decoder, self.task, self.pair, self.prompts[split][:first], self.params, title, self.prefilled
+            )
             write_json_lines(path, [{"score": o.score, "statistics": o.statistics.as_dict(timed=False)} for o in done])
         rows = read_json_lines(path)
         counted = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
-        return self.strict[split] - np.array([row["score"] for row in rows], float), counted
+        return self.strict[split][:first] - np.array([row["score"] for row in rows], float), counted
 
 
 def calibrate(bench: Bench, name: str) -> dict[str, Any]:
@@ -96,7 +95,7 @@ def calibrate(bench: Bench, name: str) -> dict[str, Any]:
     method, budget = METHODS[name], bench.params.headline_budget
     if not method.certified:
         value = value_of(*method.like) if method.like else method.grid[0]
-        return {"certified": None, "development": [point(bench, name, value, "singles")]}
+        return {"certified": None, "development": [point(bench, name, value, "development", method.prompts)]}
     seen = develop(bench, name, method, budget) if len(method.grid) > 1 else []
     values = promising(seen, bench.params, budget) if seen else list(method.grid)
     tested: list[dict[str, Any]] = []
@@ -154,9 +153,9 @@ def differences(bench: Bench, name: str, values: list[float], tested: list[dict[
         yield bench.decoded(name, value, "calibration")[0]
 
 
-def point(bench: Bench, name: str, value: float, split: str) -> dict[str, Any]:
-    """What a value costs and saves on a split."""
-    d, counted = bench.decoded(name, value, split)
+def point(bench: Bench, name: str, value: float, split: str, first: int | None = None) -> dict[str, Any]:
+    """What a value costs and saves on the `first` prompts of a split, or on all."""
+    d, counted = bench.decoded(name, value, split, first)
     return {
         "value": value,
         "n": len(d),

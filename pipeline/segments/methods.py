@@ -24,6 +24,8 @@ from pipeline.segments.judges import load
 from pipeline.segments.params import SegmentParams
 
 GRID = (0.99, 0.97, 0.95, 0.85)
+COSTLY = 32
+"""Prompts for opinions that read the whole text again for each segment."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Method:
     """Whether the token gate speaks inside refused segments."""
     replacement: str = "token"
     """What follows a refused segment."""
+    prompts: int = 150
+    """Development prompts on which a point is measured that nobody certifies."""
     like: tuple[str, str] | None = None
     """Method and entry of its compared point that is the value here, such as its share of passed segments; None: the
     grid's."""
@@ -116,8 +120,8 @@ METHODS = {
     "ratio": Method(both_probes, drawn, (1.0,), certified=False),
     "ratio-top2": Method(both_probes, lambda _: SegmentDraw(shortcut="top2"), (1.0,), certified=False),
     "published": Method(both_probes, published, (1.0,), certified=False, replacement="segment"),
-    "score": Method(score, grid=(7 / 9,), certified=False),
-    "pair": Method(own_step, grid=(0.5,), certified=False),
+    "score": Method(score, grid=(7 / 9,), certified=False, prompts=COSTLY),
+    "pair": Method(own_step, grid=(0.5,), certified=False, prompts=COSTLY),
     "prm": Method(reward, grid=(0.7,), certified=False),
     "constant": Method(at_rate, drawn, (), certified=False, like=("probe", "passed")),
     "probe-whole": Method(
