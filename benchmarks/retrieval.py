@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class Source:
 
     def write(self, path: Path, num: int) -> tuple[Tensor, float]:
         """`num` keys in a file [num, P], float16, and how many were made per second."""
-        started, place = perf_counter(), 0
+        started, place = process_time(), 0
         written = np.memmap(path, np.float16, "w+", shape=(num, self.projection.size))
         kept: list[Tensor] = []
         for states in self.real():
@@ -114,7 +114,7 @@ class Source:
         for states in synthetic(torch.cat(kept), num - place):
             written[place : place + len(states)] = self.projection(states).half().numpy()
             place += len(states)
-        return torch.from_numpy(written), num / (perf_counter() - started)
+        return torch.from_numpy(written), num / (process_time() - started)
 
 
 def development_texts(num_states: int) -> list[Text]:
@@ -145,10 +145,10 @@ def measure(keys: Tensor, queries: Tensor, kinds: list[str]) -> dict[str, Any]:
     say(len(keys), "exact", found["exact"])
     del exact
     for kind in kinds:
-        started = perf_counter()
+        started = process_time()
         sample = keys[torch.linspace(0, len(keys) - 1, min(len(keys), sample_size(len(keys)))).long()]
         index = fill(new_index(kind, len(keys), keys.shape[1]), sample, keys.split(CHUNK))
-        rate = len(keys) / (perf_counter() - started)
+        rate = len(keys) / (process_time() - started)
         curve = [
             {
                 "effort": effort,
@@ -178,15 +178,18 @@ def quality(index: Index, queries: Tensor, truth: Tensor) -> dict[str, Any]:
 
 
 def timed(index: Index, queries: Tensor) -> dict[str, float]:
-    """Median milliseconds per query, one at a time and 16 at once, and the round that one query is 5 % of."""
+    """Median processor milliseconds per query, one at a time and 16 at once, and the round that one is 5 % of.
+
+    Seconds of this process, which with one thread are those of an idle machine, whoever else is at work on this one.
+    """
     times = {}
     for batch in (1, 16):
         parts = [part for part in queries.split(batch) if len(part) == batch] or [queries]
         seconds = []
         for part in parts[: max(4, 64 // batch)]:
-            started = perf_counter()
+            started = process_time()
             index.search(part, NEIGHBOURS)
-            seconds.append((perf_counter() - started) / len(part))
+            seconds.append((process_time() - started) / len(part))
         times[f"ms_batch_{batch}"] = 1000 * float(np.median(seconds))
     return {**times, "round_ms": times["ms_batch_1"] / SHARE}
 

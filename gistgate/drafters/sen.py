@@ -54,7 +54,7 @@ class SenDrafter(TextDrafter):
     """A vote weighs exp(cosine / temperature): near 0 the nearest state decides, a large one counts votes."""
     min_share: float = 0.4
     """Where fewer of the votes agree on the proposal so far, it ends; 0 never ends it."""
-    own_share: float = 0.25
+    own_share: float = 0.375
     """Share of the votes that the request's own text has where both have candidates."""
     semantic: bool = True
     """False: all votes weigh the same and states are never asked for."""

@@ -20,6 +20,8 @@ from torch import Tensor
 from gistgate.errors import UserError
 
 KINDS = ("ivf", "hnsw")
+ROUNDS = 4
+"""Rounds of the clustering that finds the lists; FAISS's own 10 take most of the time of a large index."""
 POINTS_PER_LIST = 40
 """Keys that the clustering of an inverted file sees per list: FAISS asks for 39 at least."""
 
@@ -92,7 +94,10 @@ def new_index(kind: Literal["ivf", "hnsw"], num_keys: int, size: int) -> Any:
     if kind not in KINDS or size % 4:
         raise UserError(f"There is no FAISS index '{kind}' of width {size}. Use ivf or hnsw and a multiple of 4.")
     description = f"IVF{num_lists(num_keys)}_HNSW32,PQ{size // 4}x8" if kind == "ivf" else "HNSW32,SQ8"
-    return faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.index_factory(size, description, faiss.METRIC_INNER_PRODUCT)
+    if kind == "ivf":
+        index.cp.niter, index.do_polysemous_training = ROUNDS, False  # the latter is for filtering by code, unused here
+    return index
 
 
 def num_lists(num_keys: int) -> int:

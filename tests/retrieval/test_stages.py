@@ -83,7 +83,9 @@ def test_the_file_names_drafters_and_rules_that_exist(tmp_path: Path):
     known = {"model", "lookup", "suffix", *RETRIEVAL}
     assert all(method.drafter in known and method.rule in RULES for method in methods.values())
     soft = methods["sen-sense"]
-    assert soft.knob == "gamma" and soft.grid == RULES["sense"].grid and methods["sen-exact"].knob is None
+    assert soft.knob == "gamma" and set(soft.grid) < set(RULES["sense"].grid) and methods["sen-exact"].knob is None
+    (tmp_path / "params.yaml").write_text("methods: {free: {a: {rule: sense, drafter: sen}}}")
+    assert read_retrieval_params(tmp_path / "params.yaml").by_name["a"].grid == RULES["sense"].grid
     (tmp_path / "params.yaml").write_text("methods: {free: {a: {rule: sense, drafters: sen}}}")
     with pytest.raises(UserError, match="drafters"):
         read_retrieval_params(tmp_path / "params.yaml")
