@@ -16,7 +16,7 @@ PUBLISHED = {
 }
 """Full-sized runs, by what they are called in the figure; the first one compares all rules, the others the core."""
 BESIDE = Path("benchmarks/results/when-learning-pays")
-"""Calibration files of further methods, made later in the folders of published runs, by the point's name."""
+"""Calibration files of further methods, made later in the folders of published runs, by the name of the run's file."""
 METHODS = ("autojudge", "ensemble", "prob", "prob-ratio", "typical", "kl-judge", "fly", "exact")
 """What is shown, the learned gate first."""
 
@@ -27,7 +27,7 @@ def published() -> list[dict[str, Any]]:
     for name, path in PUBLISHED.items():
         summary = read_json(Path(path))
         tau = summary["methods"]["exact"]["mean_accepted_length"]
-        later = {file.stem: line(read_json(file), tau) for file in sorted((BESIDE / name).glob("*.json"))}
+        later = {file.stem: line(read_json(file), tau) for file in sorted((BESIDE / Path(path).stem).glob("*.json"))}
         row = {"point": name, "seed": summary["seed"], "budget": summary["headline_budget"]}
         found.append({**row, "methods": {**summary["methods"], **later}, "published": path})
     return found

@@ -10,7 +10,7 @@ import torch
 
 from pipeline.fitting.rows import Rows
 from pipeline.params import Params
-from pipeline.studies import calibration_error, features
+from pipeline.studies import calibration_error, features, learning_curve
 from pipeline.studies.calibration_error import measured
 from pipeline.studies.label_noise import repetition
 from pipeline.studies.learning_curve import curve, next_labels
@@ -39,6 +39,17 @@ def world(n: int, seed: int) -> Rows:
 def test_more_labels_make_a_better_head():
     found = curve(world(600, 0), world(400, 1), "random", [12, 600], seed=0)
     assert found[0] < found[1]
+
+
+def test_the_learning_curve_is_drawn_with_every_way(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(learning_curve.pyplot, "close", drawn.append)
+    report = {"sizes": [300, 600], "ap": {way: [[0.9, 0.95], [0.92, 0.96]] for way in learning_curve.WAYS}}
+    learning_curve.draw(report, tmp_path / "curve.png")
+    (axes,) = drawn[0].axes
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(learning_curve.WAYS)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "600"]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_active_choice_takes_what_the_head_is_least_sure_of():
