@@ -4,7 +4,7 @@
 
 Reads data/prompts, data/reference, models/heads and models/segments, writes reports/segments/calibration. Development
 prompts choose two values at most; these are decoded on the calibration prompts from strict to loose until one fails.
-Points that nobody certifies are measured on fewer development prompts. Decoded values wait in the scratch folder.
+Points that nobody certifies are measured on the first development prompts. Decoded values wait in the scratch folder.
 """
 
 from __future__ import annotations
