@@ -16,7 +16,8 @@ def draw_all(summary: dict[str, Any], folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):
         save(reliability(summary["probes"]), folder / "reliability.png")
-        save(study(summary["study"]), folder / "when.png")
+        if summary["study"]:
+            save(study(summary["study"]), folder / "when.png")
 
 
 def reliability(probes: dict[str, Any]) -> Figure:

@@ -25,15 +25,15 @@ STUDY = Path("benchmarks/results/segments-cpu.json")
 
 
 def main() -> None:
-    summary = summarise(REPORTS, read_json(STUDY))
+    summary = summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None)
     split(read_text(PAGE))
     write_json(RESULTS / "summary.json", summary)
     draw_all(summary, RESULTS / "figures")
     write_text(PAGE, with_table(read_text(PAGE), content(summary)))
 
 
-def summarise(reports: Path, study: dict[str, Any]) -> dict[str, Any]:
-    """Everything that the page shows, in one mapping."""
+def summarise(reports: Path, study: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything that the page shows, in one mapping; the study of lengths and drafts where it was run."""
     benchmark = read_json(reports / "benchmark.json")
     speed = benchmark["decoders"]
     methods = {}
@@ -44,7 +44,7 @@ def summarise(reports: Path, study: dict[str, Any]) -> dict[str, Any]:
             "certified": found["certified"] is not None,
             "refusal": found.get("refusal"),
             "test": read_json(evaluated) if evaluated.is_file() else None,
-            "speed": speed.pop(f"segments: {path.stem}"),
+            "speed": speed.pop(f"segments: {path.stem}", None),
         }
     return {
         "agreement": read_json(reports / "agreement.json"),

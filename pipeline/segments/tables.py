@@ -17,7 +17,7 @@ def content(summary: dict[str, Any]) -> str:
         ("Ways of judging", methods(summary)),
         ("Judges of meaning", judges(summary["agreement"])),
         ("Probes", probes(summary["probes"])),
-        ("When segments beat tokens", study(summary["study"])),
+        *([("When segments beat tokens", study(summary["study"]))] if summary["study"] else []),
     )
     return "\n\n".join(f"### {title}\n\n{text}" for title, text in parts)
 
@@ -35,8 +35,8 @@ def methods(summary: dict[str, Any]) -> str:
         "`loss` and `bound` on n prompts, those of calibration where something is certified (bold) and of development "
         "elsewhere; `test` is lm-eval's accuracy minus the strict one on other prompts (90 % interval); `passed` "
         "is the share of finished segments that the opinion let through; `draft` counts draft forwards per token; "
-        f"`speed` is the time of {summary['reference']} over that of the method on the same {summary['speed_prompts']} "
-        "test prompts, one row, with its 90 % interval."
+        f"`speed` is the processor time of {summary['reference']} over that of the method on the same "
+        f"{summary['speed_prompts']} test prompts, one row and one thread, with its 90 % interval."
     )
     return f"{table(head, rows)}\n\n{text}"
 
@@ -54,7 +54,7 @@ def method_row(name: str, one: dict[str, Any]) -> tuple[str, ...]:
         f"{one['passed']:.2f}",
         f"{one['tau']:.2f}",
         f"{one['draft_forwards_per_token']:.2f}",
-        speed(one["speed"]),
+        speed(one["speed"]) if one["speed"] else "-",
     )
 
 
