@@ -180,7 +180,7 @@ def quality(index: Index, queries: Tensor, truth: Tensor) -> dict[str, Any]:
 def timed(index: Index, queries: Tensor) -> dict[str, float]:
     """Median processor milliseconds per query, one at a time and 16 at once, and the round that one is 5 % of.
 
-    Seconds of this process, which with one thread are those of an idle machine, whoever else is at work on this one.
+    Seconds of this process with its threads, so that whoever else is at work on the machine counts for little.
     """
     times = {}
     for batch in (1, 16):
