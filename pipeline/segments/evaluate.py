@@ -9,6 +9,7 @@ reports/segments/evaluation. Only what is certified is judged.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from pipeline.stage import run  # first: it sets the environment that the libraries read at import
@@ -37,13 +38,14 @@ def main() -> None:
 def evaluator(params: Params) -> Callable[[str], None]:
     """Judges one method after another on the same pair and prompts."""
     bench, evaluation = Bench(params), Evaluation(params)
+    parts = replace(bench.parts, pair=evaluation.pair)  # lm-eval's model and the decoder share one target
     strict = read_json_lines(STRICT)
     if [row["id"] for row in strict] != [prompt["id"] for prompt in evaluation.prompts]:
         raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of ../dvc.yaml again.")
 
     def work(name: str) -> None:
         value = read_json(REPORTS / f"{name}.json")["certified"]
-        judged = evaluation.judge(METHODS[name].decoder(bench.parts, value))
+        judged = evaluation.judge(METHODS[name].decoder(parts, value))
         found = [sample["correct"] for sample in judged.samples]
         write_json(
             FOLDER / f"{name}.json",
