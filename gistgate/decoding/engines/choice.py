@@ -60,6 +60,8 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
     drafter = parts.drafter
     if len(rows) > MOST_ROWS:
         return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
+    if hasattr(drafter, "boundaries"):
+        return f"the drafter {type(drafter).__name__} writes segments, whose length is not known beforehand"
     if parts.observer is not None:
         return "an observer looks at every block"
     if parts.guards:
@@ -72,8 +74,6 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
         return "the request names costs"
     if getattr(drafter, "nodes", None):
         return f"the drafter {type(drafter).__name__} returns trees"
-    if hasattr(drafter, "boundaries"):
-        return f"the drafter {type(drafter).__name__} writes segments, whose length is not known beforehand"
     if (
         drafter is not None
         and not isinstance(drafter, ModelDrafter)
