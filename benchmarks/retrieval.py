@@ -41,7 +41,7 @@ CENTRES = 1 << 15
 """Real states that synthetic ones are made from."""
 EFFORTS = {"ivf": (1, 4, 16, 64, 256), "hnsw": (16, 64, 128, 256, 512)}
 """Lists visited, or candidates kept on the way."""
-REFINES = (4, 16, 64)
+REFINES = (4, 16, 64, 256)
 """Proposed neighbours for every one asked for; a graph, whose keys are hardly compressed, has the middle one alone."""
 NEIGHBOURS, SHARE = 8, 0.05
 """Neighbours that are asked for, and the share of a round that retrieval may take."""
