@@ -27,7 +27,7 @@ from pipeline.segments.benchmark import race
 STYLES = {"clauses": (r"re:[,.\n]\s*$", 16), "sentences": ("sentence", 24), "lines": ("step", 64)}
 """Boundaries and limit in tokens; these answers have two lines."""
 RATES = (0.0, 0.5, 0.8, 1.0)
-NOISES = (0.0, 0.2)
+NOISES = (0.0, 0.5)
 BLOCKS = (4, 8)
 
 
