@@ -24,11 +24,11 @@ from gistgate.decoding.decoder import Decoder
 from pipeline.timed import synchronise
 
 TURN = (
-    ("step", False), ("step", True), ("verify", False), ("draft", True), ("verify", True), ("draft", False),
-    ("judged", True),
+    ("step", False), ("step", True), ("verify", False), ("draft", True), ("verify", True), ("judged", False),
+    ("draft", False), ("judged", True),
 )  # fmt: skip
-"""Parts in the order of their calls, and which calls count: each behind what precedes it in a round, because weights
-that have just been read are still in the processor's caches."""
+"""Parts in the order of their calls, and which calls count: each behind what precedes it in a round, and a draft after
+its own last call, so that all find the processor's caches alike."""
 
 
 def main(
