@@ -32,7 +32,7 @@ table: $(STAMP)  ## compare every rule of the library at the headline budget; sh
 certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
 	dvc repro certify/dvc.yaml
 
-retrieval: $(STAMP)  ## build the datastore of the target's states along the training prompts
+retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter, compare drafters and rules
 	dvc repro retrieval/dvc.yaml
 
 segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
