@@ -36,7 +36,8 @@ def main(
     if unknown := [name for name in names if name != STRICT and name not in workload.points]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join([STRICT, *workload.points])}.")
     found = {name: sweep(workload, name, [int(k) for k in ks.split(",")], engine) for name in names}
-    save("block", {"pair": workload.pair.name, "engine": engine, "methods": found}, results)
+    payload = {"pair": workload.pair.name, "engine": engine, "methods": found}
+    save("block", payload, results, lambda: figure(payload))
     if write:
         propose({name: entry["proposed"] for name, entry in found.items()}, Path("params.yaml"))
 
@@ -96,6 +97,13 @@ def propose(proposals: dict[str, int], path: Path) -> None:
     editor.dump(params, text)
     write_text(path, text.getvalue())
     print(f"Written: {path}")
+
+
+def figure(payload: dict[str, Any]) -> Any:
+    """Drawn only where matplotlib is installed."""
+    from benchmarks.figures import block_figure
+
+    return block_figure(payload)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ def main(
         for name, make in cases.items():
             found[engine][name] = limit(workload, make(engine), calls)
             print(engine, name, {key: round(value, 3) for key, value in found[engine][name].items()}, flush=True)
-    save("limit", {"pair": workload.pair.name, "engines": found}, results)
+    payload = {"pair": workload.pair.name, "engines": found}
+    save("limit", payload, results, lambda: figure(payload))
 
 
 def chosen(workload: Workload) -> list[str]:
@@ -127,6 +128,13 @@ def clock(decoder: Decoder, ids: list[int], request: dict[str, Any]) -> tuple[fl
     answer = decoder.generate([ids], **request)[0]
     synchronise()
     return perf_counter() - started, answer
+
+
+def figure(payload: dict[str, Any]) -> Any:
+    """Drawn only where matplotlib is installed."""
+    from benchmarks.figures import limit_figure
+
+    return limit_figure(payload)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Models of real shapes without weights, whose texts are fixed beforehand.
+"""Models of real shapes without weights, whose texts are fixed beforehand, and a gate for them.
 
 Every forward does the whole work of its shape; then the next token of a script gets the highest logit. The draft's
 script is the target's with some tokens exchanged, so the accepted length is controlled and only the engine is measured.
@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from gistgate.gates.config import GateConfig
+from gistgate.gates.features import LOOK_AHEAD, SCALARS
+from gistgate.gates.gate import Gate
+from gistgate.gates.identity import ModelIdentity, TokenizerIdentity
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {
@@ -93,3 +98,14 @@ def scripts(length: int, vocabulary: int, error: float, seed: int) -> tuple[Tens
     text = torch.randint(2, vocabulary, (length,), generator=generator)
     wrong = torch.rand(length, generator=generator) < error
     return text, torch.where(wrong, 2 + (text - 1) % (vocabulary - 2), text)
+
+
+def random_gate(target: PreTrainedModel) -> Gate:
+    """A gate of the pipeline's default features for this target, untrained: it costs what a trained one does."""
+    config = target.config
+    width = config.hidden_size
+    features = {"h_tok:post": width, "h_pred:post": width, "scalars": len(SCALARS), "lookahead": 3 * LOOK_AHEAD}
+    model = ModelIdentity(
+        "scripted", None, config.model_type, width, config.num_hidden_layers, config.vocab_size, str(target.dtype), ""
+    )
+    return Gate(GateConfig({"type": "linear"}, features, model, None, TokenizerIdentity("none", "", config.vocab_size)))

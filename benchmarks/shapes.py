@@ -11,14 +11,15 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
-from benchmarks.parts import DraftStep, Forward, bandwidth, seconds_of
-from benchmarks.scripted import VOCABULARY, scripted, scripts
+from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, seconds_of, warm
+from benchmarks.scripted import VOCABULARY, random_gate, scripted, scripts
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
@@ -46,7 +47,8 @@ def main(
     on_gpu = torch.cuda.is_available()
     names = (pairs or ("7B/0.5B,8B/1B" if on_gpu else "150M/20M")).split(",")
     found = {name: one(name, block, error, tokens, repeats, on_gpu) for name in names}
-    save("shapes", {"prompt": PROMPT, "tokens": tokens, "error": error, "pairs": found}, results)
+    payload = {"prompt": PROMPT, "tokens": tokens, "error": error, "pairs": found}
+    save("shapes", payload, results, lambda: figure(payload))
 
 
 def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: bool) -> dict[str, Any]:
@@ -72,6 +74,10 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
         decoders[f"strict-{engine}"] = Decoder(
             pair.target, ModelDrafter(pair.draft), make_rule("exact"), block, engine=engine
         )
+        decoders[f"closed-gate-{engine}"] = Decoder(  # it is asked about every token and lets none pass
+            pair.target, ModelDrafter(pair.draft), make_rule("autojudge", risk=-1.0), block,
+            gate=random_gate(pair.target), engine=engine,
+        )  # fmt: skip
     field += [Contender(label, ours(decoder, request), decoder.block) for label, decoder in decoders.items()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -79,7 +85,23 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
         times = side_by_side(field, [[prompt]] * repeats)
         answer = decoders["strict-compiled"].generate([prompt], **request)[0]
     measured = ratios(times, ("generate", "assisted", "plain-eager", "plain-compiled"))
-    return {"contenders": measured, "limit": limit(pair, block, answer, measured["strict-compiled"]), "block": block}
+    found = limit(pair, block, answer, measured["strict-compiled"])
+    for label in ("strict", "closed-gate"):
+        found[f"judging_{label}"] = judging(pair, decoders[f"{label}-compiled"], request)
+    return {"contenders": measured, "limit": found, "block": block}
+
+
+@torch.inference_mode()
+def judging(pair: Shaped, decoder: Decoder, request: dict[str, Any], calls: int = 30) -> float:
+    """Share of gate and rule in a compiled round: verification with and without them, each behind the draft's steps."""
+    draft = warm(DraftStep(pair.draft, decoder.block), "compiled")
+    parts = [
+        warm(Forward(pair.target, decoder.block + 1), "compiled"),
+        warm(Verification(decoder, request), "compiled"),
+    ]
+    spent = [[seconds for part in parts for seconds in (once(draft), once(part))] for _ in range(calls)]
+    first, bare, second, judged = (median(column) for column in zip(*spent, strict=True))
+    return (judged - bare) / (judged + (first + second) / 2)
 
 
 def limit(pair: Shaped, block: int, answer: Any, strict: dict[str, Any]) -> dict[str, float]:
@@ -99,6 +121,13 @@ def limit(pair: Shaped, block: int, answer: Any, strict: dict[str, Any]) -> dict
         "reached_with_prompt": strict["tokens_per_second"] * step / possible,
         **bandwidth(pair.target, step),
     }
+
+
+def figure(payload: dict[str, Any]) -> Any:
+    """Drawn only where matplotlib is installed."""
+    from benchmarks.figures import shapes_figure
+
+    return shapes_figure(payload)
 
 
 if __name__ == "__main__":

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from matplotlib.text import Text
 from transformers import LlamaConfig
 
-from benchmarks import scripted, shapes
+from benchmarks import figures, scripted, shapes
 from benchmarks.bench import ratios, save, side_by_side
 from benchmarks.block import propose
 from benchmarks.memory import per_token
@@ -85,6 +86,33 @@ def test_an_accepted_length_follows_the_error(tiny: None):
         answer = decoder.generate([text[:10].tolist()], max_new_tokens=50)[0]
         lengths.append(answer.statistics.mean_accepted_length)
     assert lengths[0] == 5.0 > lengths[1] > lengths[2] == 1.0
+
+
+def test_a_closed_gate_changes_nothing_and_is_asked(tiny: None):
+    """What `shapes` times as the price of a gate decodes as strict decoding does."""
+    text, draft_text = scripted.scripts(60, 50, 0.3, seed=2)
+    target = scripted.scripted("tiny", text, 50, torch.float32, "cpu")
+    draft = scripted.scripted("tiny", draft_text, 50, torch.float32, "cpu")
+    gate = scripted.random_gate(target)
+    asked = []
+    gate.register_forward_hook(lambda *call: asked.append(call[-1]))
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge", risk=-1.0), 4, gate=gate)
+    strict = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
+    prompt = text[:10].tolist()
+    with_gate, without = (one.generate([prompt], max_new_tokens=40)[0] for one in (decoder, strict))
+    assert with_gate.ids == without.ids
+    assert with_gate.statistics.mean_accepted_length == without.statistics.mean_accepted_length
+    assert len(asked) == with_gate.statistics.forwards > 1
+
+
+@pytest.mark.parametrize("name", ["limit", "block"])
+def test_figures_of_published_results(name: str):
+    payload = json.loads((ROOT / f"benchmarks/results/{name}-cpu.json").read_text())
+    drawn = getattr(figures, f"{name}_figure")(payload)
+    drawn.draw_without_rendering()
+    shown = {text.get_text() for axes in drawn.axes for text in axes.findobj(Text)}
+    methods = payload["methods"] if name == "block" else next(iter(payload["engines"].values()))
+    assert all(any(method in line for line in shown) for method in methods)
 
 
 def test_a_wrong_pair_of_shapes():
