@@ -54,7 +54,7 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     if drafter_id == "none":
         return None
     if drafter_id in RETRIEVAL:
-        return RETRIEVAL[drafter_id](pair.target)
+        return RETRIEVAL[drafter_id](pair)
     if drafter_id not in DRAFTERS:
         raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join([*DRAFTERS, *RETRIEVAL])}.")
     with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.lookup_tree import LookupTree
 from gistgate.drafters.model import ModelDrafter
@@ -18,5 +19,7 @@ DRAFTERS: dict[str, Any] = {
     "lookup-tree": LookupTree,
     "suffix": SuffixDrafter,
     "recycle": TokenRecycling,
+    "cascade": CascadeDrafter,
 }
-"""The drafters that need nothing but a request, or the draft model; `CorpusDrafter` wants its corpus."""
+"""The drafters that need nothing but a request, or the draft model; `CorpusDrafter` wants its corpus, `ChoiceDrafter`
+what there is to choose from."""

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from gistgate.block import Sampling
 from gistgate.decoding.reader import left_padded
 from gistgate.drafters.base import Draft, Drafter
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 
@@ -23,12 +24,13 @@ from gistgate.errors import UserError
 class CascadeDrafter(ModelDrafter):
     """Proposes exactly what the draft model alone would, in fewer of its forwards where `inner` guesses well."""
 
-    def __init__(self, model: PreTrainedModel, inner: Drafter, inner_block: int = 4) -> None:
-        """`inner` proposes up to `inner_block` tokens for every forward of `model`.
+    def __init__(self, model: PreTrainedModel, inner: Drafter | None = None, inner_block: int = 4) -> None:
+        """`inner`, prompt lookup unless another is given, proposes up to `inner_block` tokens per forward of `model`.
 
         Raises:
             UserError: the inner drafter learns from the rows that verify it, or the block is below 1.
         """
+        inner = PromptLookup() if inner is None else inner
         if inner_block < 1 or hasattr(inner, "observe"):
             raise UserError(
                 f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone, such as "

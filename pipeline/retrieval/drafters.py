@@ -1,4 +1,4 @@
-"""Drafters by id that know more than the request: the datastore's, and the corpus of the training texts."""
+"""Drafters by id that know more than the request: the datastore's, the corpus of training texts, and their choice."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ from pathlib import Path
 from transformers import PreTrainedModel
 
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.choice import ChoiceDrafter, Option
 from gistgate.drafters.corpus import CorpusDrafter
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.sen import SenDrafter
 from gistgate.drafters.sen_tree import SenTree
 from gistgate.drafters.suffix_array import SuffixArray
 from gistgate.errors import UserError
 from gistgate.retrieval import Datastore
+from pipeline.pairs import Pair
+from pipeline.retrieval.params import FILE, ChoiceParams, read_retrieval_params
 from pipeline.retrieval.texts import ANSWERS, PROMPTS, STORE, training_texts
 
 
@@ -28,22 +33,34 @@ def store_for(target: PreTrainedModel) -> Datastore:
     return Datastore.load(STORE, target)
 
 
-def corpus(_target: PreTrainedModel) -> Drafter:
+def corpus(_pair: Pair) -> Drafter:
     """REST-like retrieval from prompts and answers."""
     return CorpusDrafter(SuffixArray.build([*text.prompt, *text.answer] for text in training_texts()))
 
 
-RETRIEVAL: dict[str, Callable[[PreTrainedModel], Drafter]] = {
+def choice(pair: Pair, params: ChoiceParams | None = None) -> Drafter:
+    """Corpus, prompt lookup and draft model, by what each promises in this row."""
+    params = params or read_retrieval_params().choice
+    options = [
+        Option(corpus(pair)),
+        Option(PromptLookup(), min_match=params.min_match),
+        Option(ModelDrafter(pair.draft), cost=params.cost),
+    ]
+    return ChoiceDrafter(options, params.verify, block=params.block, prior=params.prior, weight=params.weight)
+
+
+RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
     "corpus": corpus,
-    "sen": lambda target: SenDrafter(store_for(target)),
-    "sen-lexical": lambda target: SenDrafter(store_for(target), semantic=False),
-    "sen-tree": lambda target: SenTree(store_for(target)),
+    "sen": lambda pair: SenDrafter(store_for(pair.target)),
+    "sen-lexical": lambda pair: SenDrafter(store_for(pair.target), semantic=False),
+    "sen-tree": lambda pair: SenTree(store_for(pair.target)),
+    "choice": choice,
 }
 """By id, as in the method tables of params.yaml; `sen-lexical` is `sen` without its states."""
 
 
 def files_behind(drafter_id: str) -> list[Path]:
     """What a drafter knows besides the request: a certificate holds for no other content."""
-    if drafter_id == "corpus":
-        return [PROMPTS, ANSWERS]
+    if drafter_id in ("corpus", "choice"):
+        return [PROMPTS, ANSWERS, *([FILE] if drafter_id == "choice" else [])]
     return [STORE] if drafter_id in RETRIEVAL else []

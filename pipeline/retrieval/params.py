@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
 
@@ -13,9 +13,27 @@ from gistgate.rules import RULES
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.params import one_dictionary as together
 from pipeline.params.methods import MethodGroups
-from pipeline.params.reading import build
+from pipeline.params.reading import Between, build
 
 FILE, REPORTS = Path("retrieval/params.yaml"), Path("reports/retrieval")
+
+
+@dataclass(frozen=True)
+class ChoiceParams:
+    """What the drafter `choice` expects, measured beforehand: texts must not depend on the clock."""
+
+    verify: Annotated[float, Between(0.1, 100)] = 1.6
+    """v, a verification in plain forwards of the target; `benchmarks.limit` measures it."""
+    cost: Annotated[float, Between(0, 10)] = 0.42
+    """c, a step of the draft model in plain forwards of the target; `benchmarks.limit` measures it."""
+    block: Annotated[int, Between(1)] = 8
+    """K, tokens at which promises are compared."""
+    min_match: Annotated[int, Between(0)] = 2
+    """Latest tokens that have to occur earlier in the text before prompt lookup is asked."""
+    prior: Annotated[float, Between(0, 1)] = 0.8
+    """Acceptance that every drafter begins a request with."""
+    weight: Annotated[float, Between(0.1, 10_000)] = 16.0
+    """Tokens that the prior counts for."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +42,8 @@ class RetrievalParams:
 
     methods: MethodGroups = field(default_factory=MethodGroups)
     """What is compared."""
+    choice: ChoiceParams = field(default_factory=ChoiceParams)
+    """The drafter `choice`."""
 
     @property
     def by_name(self) -> dict[str, MethodParams]:

@@ -63,4 +63,4 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]):
 
 
 def test_drafters_go_by_name():
-    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle"]
+    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade"]

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from gistgate.drafters import DRAFTERS
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_json_lines
 from gistgate.rules import RULES
@@ -27,6 +28,8 @@ TRAIN = prompts(5, 17, 2, 10)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with training texts, and files of other splits that nobody can read."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "retrieval").mkdir()
+    (tmp_path / "retrieval/params.yaml").write_text("choice: {cost: 0.1}")
     rows = [{"id": f"train-{place}", "ids": prompt} for place, prompt in enumerate(TRAIN)]
     write_json_lines(texts.PROMPTS, rows)
     answers = [{"id": row["id"], "ids": greedy("llama", tuple(row["ids"]), 40)} for row in rows]
@@ -76,11 +79,24 @@ def test_a_certificate_is_bound_to_what_the_drafter_knows(folder: Path):
     store_of("llama", TRAIN[:2]).save(texts.STORE)
     write_json_lines(texts.ANSWERS, read_json_lines(texts.ANSWERS)[1:])
     assert all(fingerprint(*files_behind(name)) != before[name] for name in RETRIEVAL)
+    before = fingerprint(*files_behind("choice"))
+    (folder / "retrieval/params.yaml").write_text("choice: {cost: 0.2}")
+    assert fingerprint(*files_behind("choice")) != before
+
+
+def test_the_choice_reads_its_costs(folder: Path):
+    (folder / "retrieval/params.yaml").write_text("choice: {verify: 2.0, cost: 0.25, min_match: 3, block: 4}")
+    made = make_drafter(tiny(), "choice")
+    assert [option.cost for option in made.options] == [0, 0, 0.25] and made.options[1].min_match == 3
+    assert made.verify == 2 and made.block == 4
+    (folder / "retrieval/params.yaml").write_text("choice: {verify: 0}")
+    with pytest.raises(UserError, match="verify"):
+        make_drafter(tiny(), "choice")
 
 
 def test_the_file_names_drafters_and_rules_that_exist(tmp_path: Path):
     methods = read_retrieval_params(Path(__file__).parents[2] / "retrieval/params.yaml").by_name
-    known = {"model", "lookup", "suffix", *RETRIEVAL}
+    known = {*DRAFTERS, *RETRIEVAL}
     assert all(method.drafter in known and method.rule in RULES for method in methods.values())
     soft = methods["sen-sense"]
     assert soft.knob == "gamma" and set(soft.grid) < set(RULES["sense"].grid) and methods["sen-exact"].knob is None
