@@ -22,28 +22,32 @@ from gistgate.trees.growth import Growth
 class TreeDrafter(ModelDrafter):
     """Level by level, the most probable nodes are read in one forward, and each gets its most probable successors.
 
-    Greedy requests keep the `nodes` most probable candidates of all levels. Sampled ones draw every node's successors
-    independently, and nothing is chosen by what was drawn, so that lossless rules stay lossless: the tree ends where
-    the budget does.
+    Greedy requests keep the `nodes` most probable candidates of all levels. Sampled ones draw `chains` independent
+    continuations, each nodes / chains tokens long: nothing is left out because of what was drawn, so that lossless
+    rules stay lossless.
     """
 
-    def __init__(self, model: PreTrainedModel, nodes: int = 16, width: int = 4, branch: int = 3) -> None:
+    def __init__(
+        self, model: PreTrainedModel, nodes: int = 16, width: int = 4, branch: int = 3, chains: int = 2
+    ) -> None:
         """A drafter around a draft model with the target's vocabulary.
 
         Args:
             model: the draft model.
             nodes: N, most nodes of a tree.
-            width: nodes of a level that get successors.
+            width: nodes of a level that get successors, of greedy requests.
             branch: successors of each of them.
+            chains: continuations of sampled requests.
 
         Raises:
             UserError: one of them is less than 1.
         """
-        if min(nodes, width, branch) < 1:
+        if min(nodes, width, branch, chains) < 1:
             raise UserError(
-                f"tree: {nodes} nodes, width {width} and branch {branch} make no tree. Each has to be at least 1."
+                f"tree: {nodes} nodes, width {width}, branch {branch} and {chains} chains make no tree. "
+                "Each has to be at least 1."
             )
-        self.nodes, self.width, self.branch = nodes, width, branch
+        self.nodes, self.width, self.branch, self.chains = nodes, width, branch, min(chains, nodes)
         super().__init__(model)
 
     def start(self, batch: int) -> None:
@@ -75,18 +79,17 @@ class TreeDrafter(ModelDrafter):
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
             growth.add(tokens)
             room = self.nodes - growth.size
-            if level == num_draft - 1 or (not sampling.greedy and room < 1):
+            if level == num_draft - 1 or (not sampling.greedy and room < self.chains):
                 break
-            fresh = growth.advance(self.width if sampling.greedy else min(self.width, -(-room // self.branch)))
+            fresh = growth.advance(self.width if sampling.greedy else self.chains)
             z = self.reader.read(fresh, None, fresh.shape[1], growth.read_parents)[..., :vocabulary]
             forwards += 1
         self._growth = growth
         return growth.draft(self.nodes, forwards, with_q=want_q or not sampling.greedy)
 
     def _drawn(self, q_BWV: Tensor, used: int, uniforms: Tensor) -> Tensor:
-        """Independent successors of every node [B, W, branch], fewer where the budget ends."""
-        width = q_BWV.shape[1]
-        branch = max(1, min(self.branch, (self.nodes - used) // width))
+        """The first token of every chain [B, 1, chains], then the next one of each [B, chains, 1]."""
+        width, branch = q_BWV.shape[1], 1 if used else self.chains
         u = uniforms[:, used : used + width * branch].view(-1, width, branch)
         return draw(q_BWV[:, :, None].expand(-1, -1, branch, -1), u)
 

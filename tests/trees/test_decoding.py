@@ -118,11 +118,23 @@ def test_a_tree_deeper_than_the_context_is_cut(kind: str):
 def test_a_tree_of_one_branch_is_the_draft_model_s_chain():
     target, draft = pair("llama")
     for sampling in (Sampling(), Sampling(1.0)):
-        one = Decoder(target, TreeDrafter(draft, nodes=5, width=1, branch=1), make_rule("exact"), 5)
+        one = Decoder(target, TreeDrafter(draft, nodes=5, width=1, branch=1, chains=1), make_rule("exact"), 5)
         chain = Decoder(target, ModelDrafter(draft), make_rule("exact"), 5)
         texts = [d.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for d in (one, chain)]
         assert [a.ids for a in texts[0]] == [b.ids for b in texts[1]]
         assert [a.statistics.histogram for a in texts[0]] == [b.statistics.histogram for b in texts[1]]
+
+
+@pytest.mark.parametrize(("nodes", "chains", "parents"), [(6, 2, [-1, -1, 0, 1, 2, 3]), (5, 3, [-1, -1, -1])])
+def test_a_sampled_tree_is_whole_chains(nodes: int, chains: int, parents: list[int]):
+    """Each node is drawn from its own q, and none is left out because of what was drawn."""
+    tree = TreeDrafter(pair("llama")[1], nodes=nodes, chains=chains)
+    tree.start(2)
+    uniforms = torch.rand(2, 2 * nodes + 1, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    draft = tree.propose(BATCH[:2], 4, vocabulary=100, sampling=Sampling(1.0), uniforms=uniforms, want_q=True)
+    assert draft.parents is not None and draft.parents.tolist() == [parents] * 2
+    below = (draft.q.cumsum(-1) < uniforms[:, : len(parents), None]).sum(-1)
+    assert torch.equal(below, draft.ids)
 
 
 def test_a_tree_accepts_more_than_the_chain_of_its_depth():
