@@ -29,6 +29,8 @@ class Reason(IntEnum):
     """A strict accept behind a loose accept of the same block."""
     OWN = 3
     """The target's own token: the correction after a refusal, or the bonus after a whole block."""
+    LOOP = 4
+    """A strict accept while the loop guard kept the gate closed; counted as strict."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.timing import Clock
 from gistgate.tracing import TracedToken
 
-COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white"}
+COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
 def coloured(tokens: Sequence[TracedToken]) -> str:

@@ -18,7 +18,7 @@ class TracedToken:
     text: str
     """What it adds to the text."""
     reason: str
-    """strict, loose, carried or own."""
+    """strict, loose, carried, own or loop."""
     kept: float | None
     """The gate's probability that the draft token keeps the meaning; None for the target's own and without a gate."""
     probability: float

@@ -20,7 +20,7 @@ GRAM = 4
 class LoopGuard:
     """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat itself.
 
-    Counted in `statistics.extra`: `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed),
+    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counted in `statistics.extra`: `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed),
     `loop_target` (windows at whose end the strict text looped still, or loops without any loose token before: the
     target's own) and `loop_open` (1 where the answer ends in a loop).
     """
@@ -47,7 +47,8 @@ class LoopGuard:
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in firsts(rows).values():
-            count(row, "loop_rounds", self._is_closed(row))
+            row.guarded["loop_closed"] = self._is_closed(row)
+            count(row, "loop_rounds", row.guarded["loop_closed"])
         return [CLOSED if self._is_closed(row) else None for row in rows]
 
     def _is_closed(self, row: Row) -> bool:
@@ -59,6 +60,8 @@ class LoopGuard:
 
     def _look(self, row: Row) -> None:
         answer, until = row.answer, row.guarded.get(self.id, 0)
+        if row.guarded.pop("loop_closed", False):
+            mark(row, row.guarded["loop_seen"])
         # The target's own token ends every round and may differ each time, so all new ends are looked at.
         new = range(row.guarded.get("loop_seen", 0) + 1, len(answer) + 1)
         row.guarded["loop_seen"] = len(answer)
@@ -90,6 +93,11 @@ class LoopGuard:
         last = ids[-self.span :]
         grams = {tuple(last[i : i + GRAM]) for i in range(self.span - GRAM + 1)}
         return len(grams) < self.variety * (self.span - GRAM + 1)
+
+
+def mark(row: Row, start: int) -> None:
+    """Give the strict accepts from `start` on the guard's reason: the last round, which was counted before."""
+    row.reasons[start:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[start:]]
 
 
 def count(row: Row, name: str, number: float) -> None:

@@ -82,8 +82,11 @@ def test_the_guard_closes_for_the_rest():
     guarded = answer(LoopGuard(window=None))
     first = next(end for end in range(LENGTH) if LoopGuard().is_loop(guarded.ids[:end]))
     behind = guarded.reasons[first + 17 :]  # the block in which it was noticed is committed
-    assert Reason.LOOSE not in behind and Reason.CARRIED not in behind and len(behind) > LENGTH / 2
+    assert set(behind) == {Reason.LOOP, Reason.OWN} and len(behind) > LENGTH / 2
     extra = guarded.statistics.extra
+    assert Reason.LOOP not in guarded.reasons[: first + 1]
+    counted = guarded.statistics
+    assert counted.strict == guarded.reasons.count(Reason.LOOP) + guarded.reasons.count(Reason.STRICT)
     assert extra["loop_alarms"] == 1 and extra["loop_rounds"] > 5 and extra["loop_open"] == 0
     said = guarded_in_words(guarded.statistics, ["loop"])
     assert said == f"guards: loop 1 alarms, {extra['loop_rounds']:.0f} rounds stricter"
