@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from gistgate.drafters import DRAFTERS
 from gistgate.errors import UserError
@@ -105,6 +106,18 @@ def test_the_file_names_drafters_and_rules_that_exist(tmp_path: Path):
     (tmp_path / "params.yaml").write_text("methods: {free: {a: {rule: sense, drafters: sen}}}")
     with pytest.raises(UserError, match="drafters"):
         read_retrieval_params(tmp_path / "params.yaml")
+
+
+def test_stages_that_make_drafters_depend_on_the_texts_behind_them():
+    stages = yaml.safe_load((Path(__file__).parents[2] / "retrieval/dvc.yaml").read_text())["stages"]
+    making = {
+        name: stage["deps"] for name, stage in stages.items() if "pipeline/retrieval/drafters.py" in stage["deps"]
+    }
+    assert set(making) == {"calibrate", "evaluate", "benchmark"}
+    for deps in making.values():
+        assert {"pipeline/retrieval/texts.py", "models/datastore", "retrieval/params.yaml"} <= set(deps)
+        for path in files_behind("corpus"):
+            assert {str(path), str(path.parent)} & set(deps)
 
 
 def test_speeds_are_ratios_of_summed_seconds():
