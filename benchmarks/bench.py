@@ -12,7 +12,7 @@ import typer
 from benchmarks.intervals import ratio_of_sums
 from gistgate.files import write_json
 from pipeline.stage import run
-from pipeline.timed import Contender, Prompts, machine
+from pipeline.timed import Contender, Prompts, drop_loops, machine
 
 RESULTS = Path("benchmarks/results")
 
@@ -32,17 +32,20 @@ def device_kind() -> str:
 def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> dict[str, dict[str, Any]]:
     """Every contender on every batch, batch by batch in an order that rotates; the first batch warms up.
 
-    Returns for each name the seconds and new tokens of every batch.
+    Returns for each name the seconds and new tokens of every batch that nobody answered with a loop.
     """
     for contender in field:
         contender.decode(batches[0])
     times: dict[str, dict[str, Any]] = {c.name: {"block": c.block, "seconds": [], "tokens": []} for c in field}
+    loops = [False] * len(batches)
     for place, batch in enumerate(batches):
         turn = place % len(field)
         for contender in [*field[turn:], *field[:turn]]:
             timed = contender.timed(batch)
             times[contender.name]["seconds"].append(timed.seconds)
             times[contender.name]["tokens"].append(timed.tokens)
+            loops[place] |= timed.loops
+    drop_loops(times, loops)
     if say:
         for name, entry in times.items():
             print(f"{name:28} {sum(entry['tokens']) / sum(entry['seconds']):8.1f} tokens per second", flush=True)
@@ -57,7 +60,8 @@ def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) ->
     found: dict[str, dict[str, Any]] = {}
     for name, entry in times.items():
         rate = sum(entry["tokens"]) / sum(entry["seconds"])
-        found[name] = {"block": entry["block"], "tokens_per_second": rate, "n": len(entry["seconds"])}
+        num = {"n": len(entry["seconds"]), "loops": entry["loops"]}
+        found[name] = {"block": entry["block"], "tokens_per_second": rate, **num}
         for reference in references:
             if reference in times and reference != name:
                 interval = ratio_of_sums(times[reference]["seconds"], entry["seconds"])

@@ -4,7 +4,8 @@
     python -m pipeline.benchmark table    the methods of the large table as well, into reports/table/benchmark.json
 
 Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine
-that slows down slows all of them. One row at a time; times include prefill. Loose methods run at their certified
+that slows down slows all of them. A prompt that anybody answers with a loop counts for nobody; `loops` says how many
+did. One row at a time; times include prefill. Loose methods run at their certified
 setting and K; strict decoding at its own best K as well, whose times all methods share that run strictly.
 """
 
@@ -21,7 +22,7 @@ from pipeline.decode import read_prompts
 from pipeline.pairs import load_pair
 from pipeline.params import Params
 from pipeline.stage import run
-from pipeline.timed import Contender, machine
+from pipeline.timed import Contender, drop_loops, machine
 from pipeline.views import params_of_view
 
 
@@ -36,20 +37,23 @@ def main() -> None:
 
 
 def measure(field: list[Contender], prompts: list[list[int]], params: Params) -> dict[str, Any]:
-    """Seconds, tokens and target forwards of every contender on every prompt."""
+    """Seconds, tokens and target forwards of every contender on every prompt that nobody answered with a loop."""
     for contender in field:  # warm up: the first call of everything pays for what later ones find done
         contender.decode([prompts[0]])
     results = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
+    loops = []
     for place, ids in enumerate(tqdm(prompts, desc="benchmark", unit="prompt")):
         runs: dict[str, list[Any]] = {contender.name: [] for contender in field}
         for repeat in range(params.benchmark.repeats):
             turn = (place + repeat) % len(field)
             for contender in [*field[turn:], *field[:turn]]:
                 runs[contender.name].append(contender.timed([ids]))
+        loops.append(any(run.loops for timed in runs.values() for run in timed))
         for name, timed in runs.items():
             results[name]["seconds"].append([run.seconds for run in timed])
             results[name]["tokens"].append(timed[0].tokens)
             results[name]["target_forwards"].append(timed[0].forwards)
+    drop_loops(results, loops)
     baselines = {c.name: results[c.name] for c in field if c.is_baseline}
     methods = {name: results[c.name] for c in field for name in ([] if c.is_baseline else [c.name]) + list(c.also)}
     return {"baselines": baselines, "methods": methods}

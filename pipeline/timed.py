@@ -6,7 +6,7 @@ Needs torch and transformers alone, so that it runs where the pipeline is not in
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -24,11 +24,12 @@ from transformers import (
 )
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.guards.loop import LoopGuard
 
 Prompts = Sequence[list[int]]
-Decode = Callable[[Prompts], tuple[int, int | None]]
-"""Prompt ids of every row -> (new tokens, target forwards; None where the library does not count them)."""
-Flexible = Callable[..., tuple[int, int | None]]
+Decode = Callable[[Prompts], tuple[list[list[int]], int | None]]
+"""Prompt ids of every row -> (new ids of every row, target forwards; None where the library does not count them)."""
+Flexible = Callable[..., tuple[list[list[int]], int | None]]
 """The same, with further arguments for `generate`."""
 
 
@@ -50,6 +51,13 @@ class Timed:
     """New tokens."""
     forwards: int | None
     """Target forwards; None where the library does not count them."""
+    loops: bool = False
+    """Whether an answer ends in a loop: loops are easy to draft, so their speed says nothing."""
+
+    @classmethod
+    def of(cls, seconds: float, answers: Sequence[list[int]], forwards: int | None) -> Timed:
+        """What was decoded in so many seconds."""
+        return cls(seconds, sum(map(len, answers)), forwards, any(map(LoopGuard().is_loop, answers)))
 
 
 @dataclass(frozen=True)
@@ -68,19 +76,30 @@ class Contender:
         """Decode with a clock on both sides, the device idle at either end."""
         synchronise()
         started = perf_counter()
-        tokens, forwards = self.decode(prompts)
+        answers, forwards = self.decode(prompts)
         synchronise()
-        return Timed(perf_counter() - started, tokens, forwards)
+        return Timed.of(perf_counter() - started, answers, forwards)
+
+
+def drop_loops(times: Mapping[str, dict[str, Any]], loops: Sequence[bool]) -> None:
+    """Drop the batches that some contender answered with a loop from the lists of all; `loops` says how many did.
+
+    Where nothing would be left, nothing is dropped.
+    """
+    kept = [place for place, one in enumerate(loops) if not one] or range(len(loops))
+    for entry in times.values():
+        entry |= {name: [of[place] for place in kept] for name, of in entry.items() if isinstance(of, list)}
+        entry["loops"] = sum(loops)
 
 
 def ours(decoder: Decoder, request: dict[str, Any]) -> Decode:
     """Our decoder."""
 
-    def decode(prompts: Prompts) -> tuple[int, int | None]:
+    def decode(prompts: Prompts) -> tuple[list[list[int]], int | None]:
         # What draws numbers draws others for every prompt, and the same ones at every repeat.
         seeds = [crc32(repr(ids).encode()) for ids in prompts]
         answers = decoder.generate(prompts, **{"seeds": seeds, **request})
-        return sum(len(answer.ids) for answer in answers), sum(answer.statistics.forwards for answer in answers)
+        return [answer.ids for answer in answers], sum(answer.statistics.forwards for answer in answers)
 
     return decode
 
@@ -96,7 +115,7 @@ def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **ge
         stop = StopStringCriteria(pair.tokenizer, list(request["stops"]))
         generation["stopping_criteria"] = StoppingCriteriaList([stop])
 
-    def decode(prompts: Prompts, **cache: Any) -> tuple[int, int | None]:
+    def decode(prompts: Prompts, **cache: Any) -> tuple[list[list[int]], int | None]:
         assistant = {} if block is None else {"assistant_model": constant_length(pair.draft, block)}
         width = max(map(len, prompts))
         rows = [[pad] * (width - len(ids)) + ids for ids in prompts]
@@ -114,7 +133,7 @@ def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **ge
                 **generation,
                 **cache,
             )
-        return sum(written(row, ends, pad) for row in out[:, width:].tolist()), None
+        return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
 
     return decode
 
@@ -133,7 +152,7 @@ def compiled(decode: Flexible, pair: Models, slots: int) -> Decode:
     everywhere._compile_all_devices = True
     caches: dict[int, StaticCache] = {}
 
-    def run(prompts: Prompts) -> tuple[int, int | None]:
+    def run(prompts: Prompts) -> tuple[list[list[int]], int | None]:
         cache = caches.setdefault(len(prompts), StaticCache(pair.target.config, max_cache_len=slots))
         with torch.inference_mode():
             cache.reset()

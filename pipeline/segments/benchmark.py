@@ -39,8 +39,8 @@ class OnProcessor(Contender):
 
     def timed(self, prompts: Prompts) -> Timed:
         started = process_time()
-        tokens, forwards = self.decode(prompts)
-        return Timed(process_time() - started, tokens, forwards)
+        answers, forwards = self.decode(prompts)
+        return Timed.of(process_time() - started, answers, forwards)
 
 
 def main() -> None:
@@ -93,6 +93,7 @@ def race(
     reference = max((name for name in found if name.startswith("strict")), key=lambda name: speed[name])
     return {
         "reference": reference,
+        "loops": found[reference]["loops"],
         "decoders": {
             name: {
                 "tokens_per_second": speed[name],

@@ -39,17 +39,27 @@ def test_all_contenders_see_all_batches_in_turn():
     seen: list[tuple[str, int]] = []
 
     def contender(name: str) -> Contender:
-        return Contender(name, lambda batch: (seen.append((name, batch[0][0])), (2, 1))[1], 0)
+        return Contender(name, lambda batch: (seen.append((name, batch[0][0])), ([[1, 2]], 1))[1], 0)
 
     times = side_by_side([contender("a"), contender("b")], [[[1]], [[2]]], say=False)
     assert seen == [("a", 1), ("b", 1), ("a", 1), ("b", 1), ("b", 2), ("a", 2)]
     assert times["a"]["tokens"] == [2, 2] and len(times["b"]["seconds"]) == 2
 
 
+def test_a_prompt_that_one_contender_answers_with_a_loop_counts_for_none():
+    def contender(name: str, looping: int) -> Contender:
+        return Contender(name, lambda batch: ([[7] * 4 if batch[0][0] == looping else [1, 2, 3]], 1), 0)
+
+    times = side_by_side([contender("a", 0), contender("b", 2)], [[[1]], [[2]], [[3]]], say=False)
+    assert all((one["tokens"], len(one["seconds"]), one["loops"]) == ([3, 3], 2, 1) for one in times.values())
+    times = side_by_side([contender("a", 2)], [[[2]], [[2]]], say=False)
+    assert (times["a"]["tokens"], times["a"]["loops"]) == ([4, 4], 2)  # nothing else would be left
+
+
 def test_ratios_are_of_summed_seconds():
     times = {
-        "slow": {"block": 0, "seconds": [2.0, 4.0], "tokens": [3, 3]},
-        "fast": {"block": 4, "seconds": [1.0, 1.0], "tokens": [3, 3]},
+        "slow": {"block": 0, "seconds": [2.0, 4.0], "tokens": [3, 3], "loops": 0},
+        "fast": {"block": 4, "seconds": [1.0, 1.0], "tokens": [3, 3], "loops": 0},
     }
     found = ratios(times, ("slow",))
     assert found["fast"]["vs_slow"]["mean"] == 3.0 and found["fast"]["tokens_per_second"] == 3.0

@@ -9,6 +9,8 @@ import pytest
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter
 from gistgate.rules import make_rule
+from pipeline.benchmark import measure
+from pipeline.params import BenchmarkParams, Params
 from pipeline.timed import Contender, ours, theirs, written
 from tests.architectures import greedy, pair, prompts
 
@@ -42,5 +44,16 @@ def test_both_count_the_same_tokens(models: SimpleNamespace, extra: dict[str, in
 
 def test_a_batch_counts_all_its_rows(models: SimpleNamespace):
     ids = prompts(7, 9)
-    alone = [theirs(models, REQUEST)([row])[0] for row in ids]
-    assert theirs(models, REQUEST)(ids)[0] == sum(alone) == 24
+    alone = [answer for row in ids for answer in theirs(models, REQUEST)([row])[0]]
+    assert theirs(models, REQUEST)(ids)[0] == alone and sum(map(len, alone)) == 24
+
+
+def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
+    def contender(name: str, looping: int, is_baseline: bool) -> Contender:
+        return Contender(name, lambda batch: ([[7] * 4 if batch[0][0] == looping else [1, 2]], 1), 0, is_baseline)
+
+    params = Params(benchmark=BenchmarkParams(repeats=2))
+    found = measure([contender("plain", 2, True), contender("loose", 0, False)], [[1], [2], [3]], params)
+    for one in (found["baselines"]["plain"], found["methods"]["loose"]):
+        assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
+        assert [len(repeats) for repeats in one["seconds"]] == [2, 2]
