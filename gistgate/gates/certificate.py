@@ -22,6 +22,8 @@ from gistgate.gates.config import OperatingPoint, build
 from gistgate.gates.identity import BINDING, ModelIdentity, identify_model, identify_tokenizer
 
 CERTIFICATE_FILE = "certificate.json"
+TASK = "task"
+"""Score in whose unit the budgets of a gate are: the task's own metric."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,11 @@ class Certificate:
         path = Path(folder) / CERTIFICATE_FILE
         write_json(path, asdict(self))
         return path
+
+    def is_about(self, rule: str, knob: str, drafter: str) -> bool:
+        """Whether it bounds the task's own metric and leaves no setting open but that knob of that rule and drafter."""
+        named = (self.rule, self.knob, self.drafter, self.score)
+        return named == (rule, knob, drafter, TASK) and list(self.settings) == [knob]
 
     def operating_point(self) -> OperatingPoint:
         """The certificate as a setting of the gate that it lies beside."""

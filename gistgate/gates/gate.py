@@ -27,6 +27,8 @@ WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
 RULE, KNOB = "autojudge", "risk"
 """Whose settings the operating points are."""
+CONFIDENCE = 0.95
+"""Least confidence of a certificate beside a gate that has no points of its own."""
 
 
 class Gate(nn.Module):
@@ -73,15 +75,25 @@ class Gate(nn.Module):
         probability: Tensor = self.map(self.head(x))
         return probability
 
-    def operating_point(self, budget: float) -> OperatingPoint:
+    def operating_point(
+        self, budget: float, drafter: str | None = None, confidence: float | None = None
+    ) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points of accuracy).
+
+        A certificate beside the gate counts where it is about the same metric, rule and `drafter` (an id; default: the
+        one that the gate was calibrated with). `confidence` is the least that is enough; default: that of the gate's
+        own points.
 
         Raises:
             UserError: nothing was certified for so small a budget.
         """
         certified = [point for point in self.config.operating_points if point.certified]
-        if self.certificate is not None and self.certificate.rule == RULE and self.certificate.knob == KNOB:
+        own = [point.confidence for point in certified]
+        least = min(own, default=CONFIDENCE) if confidence is None else confidence
+        drafter = drafter or self.config.certificate.get("drafter", "model")
+        if self.certificate is not None and self.certificate.is_about(RULE, KNOB, drafter):
             certified.append(self.certificate.operating_point())
+        certified = [point for point in certified if point.confidence >= least]
         within = [point for point in certified if point.budget <= budget + 1e-9]
         if not within:
             known = ", ".join(f"{point.budget:g}" for point in certified) or "none"

@@ -64,6 +64,25 @@ def test_a_certificate_of_another_rule_is_no_point_of_the_gate(tmp_path):
         Gate.load(tmp_path).operating_point(0.5)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"score": "logprob"}, {"drafter": "lookup"}, {"confidence": 0.5}, {"settings": {"risk": 0.2, "other": 1}}],
+)
+def test_a_certificate_of_something_else_is_no_point_of_the_gate(changes):
+    gate = gate_with()
+    gate.certificate = certificate_of(gate, **changes)
+    with pytest.raises(UserError, match="no setting certified"):
+        gate.operating_point(0.01)
+
+
+def test_another_drafter_or_less_confidence_counts_where_it_is_asked_for():
+    gate = gate_with()
+    gate.certificate = certificate_of(gate, drafter="lookup", confidence=0.9)
+    assert gate.operating_point(0.01, "lookup", confidence=0.9).knob == 0.2
+    with pytest.raises(UserError, match="no setting certified"):
+        gate.operating_point(0.01, "model", confidence=0.9)
+
+
 def test_whatever_is_used_otherwise_is_named():
     gate = gate_with()
     certificate = certificate_of(gate)

@@ -81,7 +81,7 @@ def at_budget(
     """The setting that is certified for the budget; strict verification when there is none."""
     headline = float(gate.config.certificate.get("headline_budget", BUDGET))
     try:
-        point = gate.operating_point(headline if budget is None else budget)
+        point = gate.operating_point(headline if budget is None else budget, drafter)
     except UserError as error:
         known = certified_block(gate) if block is None else block
         return Choice(make_rule("exact"), known, (f"{error} Until then every token is verified strictly",))
