@@ -64,6 +64,7 @@ bench: $(STAMP)  ## measure speed side by side: labels, speed, limit, memory, K,
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
 	python -m pipeline.publish
 	test ! -e reports/table/summary.json || python -m pipeline.publish table
+	test ! -e reports/retrieval/benchmark.json || python -m pipeline.retrieval.publish
 	test ! -e reports/segments/benchmark.json || python -m pipeline.segments.publish
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
