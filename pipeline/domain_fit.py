@@ -83,6 +83,7 @@ def fit_domain(
             "prompts": len(prompts),
             "alarms": ALARMS,
             "method": point.method,
+            "rule": point.rule,
             "knob": point.knob,
             "gate": gate and gate_hash(gate),
         },

@@ -37,9 +37,10 @@ class DomainGuard:
 
     Is the text strange? The mean Mahalanobis distance of the target's states so far, with a covariance of R directions
     and one variance for all others. Are too many tokens loose? A bet (CUSUM of a likelihood ratio) that their rate has
-    doubled. One alarm moves the rest of the request to the setting `stricter`, or closes it where there is none; two
-    close it. Counted in `statistics.extra`: `domain_far`, `domain_loose` (requests with that alarm), `domain_rounds`
-    (rounds made stricter), `domain_distance` and `domain_bet` (the largest values of the two).
+    doubled. One alarm moves the rest of the request to the setting `stricter`, or closes it where there is none or the
+    rule is not the calibrated one; two close it. Counted in `statistics.extra`: `domain_far`, `domain_loose` (requests
+    with that alarm), `domain_rounds` (rounds made stricter), `domain_distance` and `domain_bet` (the largest values of
+    the two).
     """
 
     mean: Tensor
@@ -57,9 +58,9 @@ class DomainGuard:
     bet: float = math.inf
     """Gain of the bet, in nats, above which too many tokens are loose."""
     stricter: float | None = None
-    """The rule's knob after one alarm; None closes at once."""
+    """The knob of the rule that `about` names after one alarm; None closes at once."""
     about: dict[str, Any] = field(default_factory=dict)
-    """How the thresholds were found."""
+    """How the thresholds were found; "rule" is the id of the rule that was calibrated."""
     id: ClassVar[str] = "domain"
 
     @property
@@ -86,13 +87,15 @@ class DomainGuard:
             row.statistics.extra["domain_distance"] = known.strangest
             count(row, "domain_far", was <= self.far < known.strangest)
             count(row, "domain_rounds", self._alarms(row) > 0)
-        return [self._verdict(row) for row in rows]
+        return [self._verdict(row, rule) for row in rows]
 
-    def _verdict(self, row: Row) -> Verdict:
+    def _verdict(self, row: Row, rule: Rule) -> Verdict:
         alarms = self._alarms(row)
         if not alarms:
             return None
-        return CLOSED if alarms == 2 or self.stricter is None else self.stricter
+        # Another rule's knob has another unit, so the calibrated number means nothing to it.
+        known = self.about.get("rule", self.about.get("method")) == rule.id
+        return self.stricter if known and alarms == 1 and self.stricter is not None else CLOSED
 
     def _alarms(self, row: Row) -> int:
         known: Watched = row.guarded[self.id]

@@ -30,7 +30,7 @@ BATCH = prompts(5, 9, 2)
 
 def guard(**settings: object) -> DomainGuard:
     states = torch.randn(200, WIDTH, generator=torch.Generator().manual_seed(0))
-    return replace(DomainGuard(*fit(states, 8)), **settings)
+    return replace(DomainGuard(*fit(states, 8), about={"rule": "prob"}), **settings)
 
 
 def test_usual_states_lie_at_distance_one_and_strange_ones_beyond():
@@ -105,9 +105,16 @@ def test_a_strange_text_is_strict_from_its_first_block():
 
 
 def test_one_alarm_moves_to_the_stricter_setting_and_two_close():
-    one, two = guard(far=0.0, stricter=0.2), guard(far=0.0, bet=-1.0, stricter=0.2)
-    assert ids(decode("prob", one, r=0.001)) == ids(decode("prob", r=0.2))
+    one, two = guard(far=0.0, stricter=0.01), guard(far=0.0, bet=-1.0, stricter=0.01)
+    assert ids(decode("prob", one, r=0.001)) == ids(decode("prob", r=0.01)) != ids(decode("exact"))
     assert ids(decode("prob", two, r=0.001)) == ids(decode("exact"))
+
+
+@pytest.mark.parametrize("about", [{"rule": "autojudge", "method": "prob"}, {"method": "autojudge"}, {}])
+def test_the_setting_of_another_rule_closes(about: dict):
+    """The risk of a judge is no probability ratio, although both are numbers below one."""
+    watched = decode("prob", guard(far=0.0, stricter=0.01, about=about), r=0.001)
+    assert ids(watched) == ids(decode("exact")) != ids(decode("prob", r=0.01))
 
 
 def test_too_many_loose_tokens_close_the_rest():
