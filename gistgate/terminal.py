@@ -78,4 +78,6 @@ def timed(clocks: Sequence[Clock]) -> str:
             f"{clock.name:12}{clock.seconds:10.2f}{ratio:8.2f}{done.mean_accepted_length:8.2f}"
             f"{done.loose_per_100:11.1f}{done.tokens:8d}"
         )
+    if clocks[0].loops:
+        lines.append(f"answers that end in a loop: {clocks[0].loops} prompts; these count only where all are such")
     return "\n".join(lines)

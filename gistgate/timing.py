@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.rows import Generation
 from gistgate.decoding.statistics import Statistics
 from gistgate.errors import UserError
+from gistgate.guards.loop import LoopGuard
 from gistgate.rules.exact import Exact
 
 
@@ -24,19 +26,27 @@ class Clock:
     seconds: float = 0.0
     """Summed over the prompts, prefill included."""
     statistics: Statistics = field(default_factory=Statistics)
+    loops: int = 0
+    """Prompts that plain, strict or chosen decoding answered with a loop: left out of the sums, unless all are such."""
 
-    def run(self, ids: Sequence[int], **request: Any) -> None:
-        """Decode one prompt between two ticks."""
+    def run(self, ids: Sequence[int], **request: Any) -> tuple[float, Generation]:
+        """Decode one prompt between two ticks: seconds and answer."""
         synchronise(self.decoder.target.device)
         started = perf_counter()
         answer = self.decoder.generate([ids], **request)[0]
         synchronise(self.decoder.target.device)
-        self.seconds += perf_counter() - started
+        return perf_counter() - started, answer
+
+    def add(self, seconds: float, answer: Generation) -> None:
+        """Count what was decoded."""
+        self.seconds += seconds
         self.statistics += answer.statistics
 
 
 def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> list[Clock]:
     """Plain, strict and `decoder` on every prompt, in an order that rotates; the first prompt warms up.
+
+    Loops are easy to draft, so a prompt that anybody answers with one counts for nobody, unless all are such.
 
     Raises:
         UserError: there is no prompt.
@@ -53,10 +63,16 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     ]
     for clock in clocks:
         clock.decoder.generate([prompts[0]], **request)
+    rounds = []
     for place, ids in enumerate(prompts):
         turn = place % len(clocks)
-        for clock in [*clocks[turn:], *clocks[:turn]]:
-            clock.run(ids, **request)
+        ran = {clock.name: clock.run(ids, **request) for clock in [*clocks[turn:], *clocks[:turn]]}
+        rounds.append(ran)
+    sound = [ran for ran in rounds if not any(LoopGuard().is_loop(answer.ids) for _, answer in ran.values())]
+    for clock in clocks:
+        clock.loops = len(rounds) - len(sound)
+        for ran in sound or rounds:
+            clock.add(*ran[clock.name])
     return clocks
 
 
