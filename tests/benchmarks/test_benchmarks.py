@@ -11,7 +11,7 @@ import yaml
 from matplotlib.text import Text
 from transformers import LlamaConfig
 
-from benchmarks import figures, scripted, shapes
+from benchmarks import figures, sampled, scripted, shapes
 from benchmarks.bench import ratios, save, side_by_side
 from benchmarks.block import propose
 from benchmarks.memory import per_token
@@ -123,6 +123,24 @@ def test_figures_of_published_results(name: str):
     shown = {text.get_text() for axes in drawn.axes for text in axes.findobj(Text)}
     methods = payload["methods"] if name == "block" else next(iter(payload["engines"].values()))
     assert all(any(method in line for line in shown) for method in methods)
+
+
+def test_sampled_arms_draw_apart_and_are_compared_by_the_token():
+    prompts = [[1, 2], [3]]
+    seeds = [seed for arm in ("plain", "one chain, exact") for seed in sampled.seeds_of(arm, prompts)]
+    assert len(set(seeds)) == 4 and seeds[:2] == sampled.seeds_of("plain", prompts)
+    plain = {"block": 0, "seconds": [4.0, 4.0], "tokens": [2, 4]}
+    tree = {"block": 8, "seconds": [2.0, 4.0], "tokens": [2, 8]}
+    found = sampled.speeds({"plain": plain, "tree": tree})
+    assert found["tree"]["vs_plain"]["mean"] == 2.0 and found["tree"]["tokens_per_second"] == 10 / 6
+
+
+def test_the_page_about_trees_shows_the_published_result():
+    arms = json.loads((ROOT / "benchmarks/results/sampled-cpu.json").read_text())["arms"]
+    page = (ROOT / "docs/trees.md").read_text()
+    shown = [arm[key] for arm in arms.values() for key in ("tau", "vs_plain") if "vs_plain" in arm]
+    assert len(shown) == 12
+    assert all(f"| {one['mean']:.2f} [{one['low']:.2f}, {one['high']:.2f}] |" in page for one in shown)
 
 
 def test_a_wrong_pair_of_shapes():
