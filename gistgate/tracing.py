@@ -20,7 +20,8 @@ class TracedToken:
     reason: str
     """strict, loose, carried, own or loop."""
     kept: float | None
-    """The gate's probability that the draft token keeps the meaning; None for the target's own and without a gate."""
+    """The gate's probability that the draft token keeps the meaning; None for the target's own, without a gate, and
+    where a segment was to be judged and none was finished."""
     probability: float
     """The target's probability of the token."""
 
@@ -41,7 +42,8 @@ class Watch:
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
-        kept = [None] * length if block.gate_probs is None else block.gate_probs[0, :length].tolist()
+        given = [None] * length if block.gate_probs is None else block.gate_probs[0, :length].tolist()
+        kept = [None if one is None or one < 0 else one for one in given]  # below 0: no segment that one could judge
         self.seen += zip(kept, block.draft_logprob[0, :length].exp().tolist(), strict=True)
         own = block.logprobs[0, length, acceptance.own_ids[0]]
         self.seen.append((None, float(own.exp())))

@@ -16,8 +16,9 @@ from gistgate.segments.rule import SegmentRule
 class Counting:
     """Adds to every row's statistics, then lets another observer look.
 
-    In `extra`: `segments` that were judged, `segments_passed` by the rule as a whole, `segments_kept` in the text, and
-    what the opinion notes. Forwards of the target that an opinion took count as all others do.
+    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text
+    (those whose tokens all matched, or passed one by one, as well), and what the opinion notes. Forwards of the target
+    that an opinion took count as all others do.
     """
 
     def __init__(self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None) -> None:
@@ -30,7 +31,7 @@ class Counting:
         spent = getattr(self.judge.opinion, "spent", [0] * len(rows))
         notes = getattr(self.judge.opinion, "notes", [None] * len(rows))
         if any(judged):
-            passed = (self.rule.accept(block, {}) | ~block.valid).all(-1)
+            passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1)
             told = torch.stack([passed.long(), acceptance.length], dim=1).tolist()
             for row, length, (whole, kept), forwards, note in zip(rows, judged, told, spent, notes, strict=True):
                 if not length:

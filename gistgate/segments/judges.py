@@ -1,6 +1,6 @@
 """What stands in the gate's place when segments are judged: one number per row, at all its positions.
 
-A segment that the length limit cut is no segment and gets 0.
+A segment that the length limit cut is no segment and gets NO_SEGMENT.
 
 Axis letters: B rows, K drafted tokens.
 """
@@ -16,6 +16,7 @@ from gistgate.block import Block
 from gistgate.decoding.parts import GateLike
 from gistgate.segments.drafter import SegmentDrafter
 from gistgate.segments.probes import Probe
+from gistgate.segments.rule import NO_SEGMENT
 
 
 class Opinion(Protocol):
@@ -93,18 +94,20 @@ class SegmentJudge:
         self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
         self.lengths: list[int] = []
         """Tokens of the segment that was judged last in each row; 0 without one."""
+        self.opinions = torch.zeros(0)
+        """The opinion on it [B], before the token gate spoke; NO_SEGMENT without one."""
 
     def __call__(self, block: Block) -> Tensor:
-        """The opinion on each row's segment [B, K], 0 without a finished one; 1 where the token gate is sure."""
+        """The opinion on each row's segment [B, K], NO_SEGMENT without one; 1 where the token gate is sure."""
         device = block.logits.device
         valid = block.valid.sum(-1).tolist()
         drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
         self.lengths = [length if length == most else 0 for length, most in zip(drafted, valid, strict=True)]
-        score = torch.zeros(block.draft_ids.shape, device=device)
+        self.opinions = torch.full((len(valid),), NO_SEGMENT, device=device)
         if any(self.lengths):
             finished = torch.tensor(self.lengths, device=device) > 0
-            opinion = torch.where(finished, self.opinion.score(block, self.drafter), 0.0)
-            score = opinion[:, None].expand(block.draft_ids.shape)
+            self.opinions = torch.where(finished, self.opinion.score(block, self.drafter), NO_SEGMENT)
+        score = self.opinions[:, None].expand(block.draft_ids.shape)
         if self.token_gate is None or not block.draft_ids.shape[1]:
             return score
         return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)

@@ -15,6 +15,9 @@ from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.rules.base import State, Superset, own_token
 
+NO_SEGMENT = -1.0
+"""In place of an opinion where there is no finished segment; 0 is an opinion."""
+
 
 @dataclass(frozen=True)
 class SegmentRule(Superset):
@@ -53,15 +56,23 @@ class SegmentRule(Superset):
             raise UserError("segment judges by an opinion on the segment, and none was given. Use segment_decoder().")
         if not block.draft_ids.shape[1]:
             return block.valid
-        stays_BK = self._stays(block, block.gate_probs)
-        if self.shortcut == "top2":
-            finished_B = ((block.gate_probs > 0) | ~block.valid).all(-1)
-            among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
-            stays_BK = stays_BK | (finished_B & among_B)[:, None]
+        stays_BK = self.passes(block, block.gate_probs)
         if self.ratio == 1:
             return stays_BK
         gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
         return stays_BK | (gap_BK >= math.log(self.ratio))
+
+    def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        """Where opinion or shortcut lets tokens stay [B, K]: everywhere in a row, or where a token gate is sure.
+
+        `opinion_BK` may be one column.
+        """
+        stays_BK = self._stays(block, opinion_BK)
+        if self.shortcut == "none":
+            return stays_BK
+        finished_B = ((opinion_BK >= 0) | ~block.valid).all(-1)
+        among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
+        return stays_BK | (finished_B & among_B)[:, None]
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         if self.partial or block.greedy or not block.draft_ids.shape[1]:
@@ -71,8 +82,8 @@ class SegmentRule(Superset):
         return own_token(replace(block, valid=tested_BK), length_B)
 
     def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
-        """Where the opinion is good enough [B, K]: everywhere in a row, or where a token gate is sure."""
-        return (opinion_BK >= self.threshold) & (opinion_BK > 0)  # 0: no finished segment
+        """Where the opinion is good enough [B, K]; nowhere for NO_SEGMENT, since the threshold is not negative."""
+        return opinion_BK >= self.threshold
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Segments in the ordinary loop: closed it is greedy, open it keeps finished segments, seeds decide the draws."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from gistgate.rules.exact import Exact
 from gistgate.segments.building import segment_decoder
 from gistgate.segments.judges import Constant, MeanLogprob, Semantic
 from gistgate.segments.probes import Probe
-from gistgate.segments.rule import SegmentDraw, SegmentRule
+from gistgate.segments.rule import NO_SEGMENT, SegmentDraw, SegmentRule
 from tests.architectures import pair
 from tests.rules.enumerating import P, first_token
 from tests.tiny import byte_tokenizer
@@ -90,10 +92,26 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
     logits = torch.tensor([3.0, 2.0, 1.0, 0.0]).expand(3, 3, 4)
     draft_ids = torch.tensor([[1, 0], [1, 2], [1, 1]])
     block = Block(draft_ids, torch.ones(3, 2, dtype=torch.bool), logits)
-    block = block.with_gate(lambda _: torch.tensor([[0.5, 0.5], [0.5, 0.5], [0.0, 0.0]]))
-    shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(block, {})
-    assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
-    assert not STRICT.accept(block, {}).any()
+    for opinion in (0.5, 0.0):  # 0 is an opinion too: a score of 0, a pair that is not aligned
+        judged = block.with_gate(lambda _, p=opinion: torch.tensor([[p, p], [p, p], [NO_SEGMENT, NO_SEGMENT]]))
+        shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged, {})
+        assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
+        assert not STRICT.accept(judged, {}).any()
+
+
+def test_no_segment_passes_at_no_threshold_and_in_no_draw():
+    block = Block(torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, 3, 4))
+    block = replace(block, gate_probs=torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2]), uniforms=torch.zeros(2, 3))
+    assert SegmentRule(threshold=0.0).accept(block, {}).tolist() == [[True, True], [False, False]]
+    assert not SegmentDraw().accept(block, {}).any()
+
+
+def test_the_shortcut_takes_segments_of_which_the_opinion_is_nothing():
+    """The whole loop, every drafted token being the target's: an opinion of 0 does not stand for a cut segment."""
+    rule = SegmentRule(threshold=2.0, shortcut="top2")
+    decoder = segment_decoder(TARGET, TARGET, TOKENIZER, Constant(0.0), rule, style="re:.$", limit=8)
+    for answer in decoder.generate(PROMPTS, max_new_tokens=40):
+        assert 0 < answer.statistics.extra["segments"] == answer.statistics.extra["segments_passed"]
 
 
 def test_a_token_ratio_inside_refused_segments_keeps_more():
@@ -119,7 +137,8 @@ def test_a_token_gate_speaks_inside_refused_and_cut_segments():
     decoder.parts.drafter.lengths = [3, 0]
     judged = block.with_gate(decoder.parts.gate)
     assert judged.gate_probs[0].tolist() == pytest.approx([1.0, 1.0, 0.7])
-    assert judged.gate_probs[1].tolist() == [1.0, 1.0, 0.0]
+    assert judged.gate_probs[1].tolist() == [1.0, 1.0, NO_SEGMENT]
+    assert decoder.parts.gate.opinions.tolist() == pytest.approx([0.7, NO_SEGMENT])
     assert SegmentRule(threshold=0.8).accept(judged, {}).tolist() == [[True, True, False]] * 2
     assert SegmentRule(threshold=1.0).accept(judged, {}).tolist() == [[True, True, False]] * 2
     assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either

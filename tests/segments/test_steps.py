@@ -1,5 +1,6 @@
 """Steps judged without probes: what each is asked, what that costs, and which steps are asked about at all."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -76,6 +77,21 @@ def test_what_is_kept_is_counted():
         assert 0 < found["segments"] == found["segments_passed"] >= found["segments_kept"] > 0
     for answer in decode(Constant(0.4), SegmentRule(threshold=0.5)):
         assert answer.statistics.extra["segments_passed"] == 0
+
+
+def test_what_passes_is_counted_by_the_opinion_alone():
+    """Every token is harmless to this gate, or near enough: the text keeps all segments, the opinion passes none."""
+
+    class Sure:
+        layers, wants_q = frozenset(), False
+
+        def __call__(self, block):
+            return torch.ones(block.draft_ids.shape)
+
+    rule = SegmentRule(threshold=1.0)
+    for found in decode(Constant(0.0), rule, token_gate=Sure()), decode(Constant(0.0), replace(rule, ratio=1e-30)):
+        counted = [answer.statistics.extra for answer in found]
+        assert all(one["segments"] == one["segments_kept"] > 0 == one["segments_passed"] for one in counted)
 
 
 def reward(labels, bias):
