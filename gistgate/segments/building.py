@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.parts import GateLike
 from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
+from gistgate.gates.certificate import gate_hash
 from gistgate.gates.gate import Gate
 from gistgate.segments.boundaries import Boundaries
 from gistgate.segments.counting import Counting
@@ -102,6 +105,16 @@ def own_gate(
     return Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
 
 
+def speaking_gate(choice: SegmentChoice, given: Gate | None, own: Gate | None) -> tuple[Gate | None, SegmentChoice]:
+    """The token gate for refused segments, the caller's or the folder's own, and the choice with the doubt it brings.
+
+    A certificate holds for the folder's own gate, which another folder may hold as well.
+    """
+    if given is None or choice.risk is None or (own is not None and gate_hash(given) == gate_hash(own)):
+        return given or own, choice
+    return given, replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
+
+
 def served_decoder(
     folder: str | Path,
     target: PreTrainedModel,
@@ -114,12 +127,16 @@ def served_decoder(
 ) -> Decoder:
     """The decoder of a folder of probes, with the folder's own token gate where no other is given.
 
+    It warns where no certificate covers what was asked for.
+
     Raises:
         UserError: no draft model, a folder for other models, or settings that do not exist.
     """
     if draft is None:
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     probes = load_probes(folder, target, draft)
-    choice = choose_segments(probes, rule, settings)
-    gate = gate or own_gate(folder, target, draft, tokenizer)
+    own = own_gate(folder, target, draft, tokenizer)
+    gate, choice = speaking_gate(choose_segments(probes, rule, settings), gate, own)
+    if choice.doubts:
+        warnings.warn(f"No certificate covers this: {'; '.join(choice.doubts)}.", stacklevel=2)
     return chosen_decoder(probes, choice, target, draft, tokenizer, gate, **parts)

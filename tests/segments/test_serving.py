@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from gistgate.segments.building import GATE, served_decoder
 from gistgate.segments.files import Probes, load_probes
 from gistgate.segments.probes import Probe
 from gistgate.segments.serving import choose_segments
+from gistgate.tracing import trace
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
@@ -127,6 +129,44 @@ def test_the_command_line_decodes_by_segments(place, parts):
     assert done.exit_code == 0, done.output
     wanted = parts[2].decode(library(place, parts, "certified")[1].ids, skip_special_tokens=True)
     assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
+
+
+def told(place, parts, gate=None, **settings):
+    """What is warned of when the folder is served."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        served_decoder(place / "probes", *parts, gate, None, settings)
+    return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
+
+
+def test_serving_says_what_no_certificate_covers(place, parts):
+    assert told(place, parts) == []
+    assert told(place, parts, threshold=0.4) == ["No certificate covers this: threshold is 0.4, but 0.5 was certified."]
+
+
+def test_a_certificate_holds_for_the_folders_own_gate_only(place, parts):
+    own = Gate.load(place / "probes" / GATE, *parts)
+    other = Gate.load(place / "probes" / GATE, *parts)
+    other.map.b.fill_(1.0)
+    assert told(place, parts, own) == []
+    assert told(place, parts, other) == ["No certificate covers this: the token gate is not the folder's own."]
+    assert "own" not in told(place, parts, other, risk=None)[0]  # no token gate speaks
+    ids = parts[2](PROMPTS[1], return_tensors="pt").input_ids
+    for gate, num in ((own, 0), (other, 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            generate(parts[0], draft_model=parts[1], segments=place / "probes", gate=gate, tokenizer=parts[2],
+                     input_ids=ids, max_new_tokens=2)  # fmt: skip
+        assert sum("the token gate is not the folder's own" in str(warning.message) for warning in caught) == num
+
+
+def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
+    decoder = served_decoder(place / "probes", *parts, None, None, {"risk": None, "threshold": 2.0})
+    drafted = []
+    for prompt in PROMPTS:
+        tokens = trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1]
+        drafted += [token.kept for token in tokens if token.reason != "own"]
+    assert None in drafted and all(one is None or one >= 0 for one in drafted)
 
 
 def test_without_a_certificate_it_is_strict_until_somebody_says_otherwise(place, parts):

@@ -18,7 +18,7 @@ from gistgate.integrations.transformers.choice import Choice
 from gistgate.integrations.transformers.decoding import GatedDecoding
 from gistgate.integrations.transformers.generate import strings_of, supported
 from gistgate.integrations.transformers.parts import changed, gate_folder, load_draft, load_gate, once
-from gistgate.segments.building import chosen_decoder, own_gate
+from gistgate.segments.building import chosen_decoder, own_gate, speaking_gate
 from gistgate.segments.files import Probes, load_probes
 from gistgate.segments.serving import choose_segments, take_segment_settings
 
@@ -56,8 +56,8 @@ def generate(
     draft = load_draft(draft_model, model)
     assert draft is not None
     probes, own = loaded(str(segments), model, draft, tokenizer)
-    judge = load_gate(gate, model, draft, tokenizer) or own
     choice = choose_segments(probes, rule, take_segment_settings(arguments))
+    judge, choice = speaking_gate(choice, load_gate(gate, model, draft, tokenizer), own)
     decoder = chosen_decoder(probes, choice, model, draft, tokenizer, judge)
     drafter, opinion = decoder.drafter, decoder.parts.gate
     assert drafter is not None
