@@ -24,7 +24,7 @@ from gistgate.decoding.statistics import Statistics, total
 from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.segments.files import load_probes
 from pipeline.arms import strict_scores
-from pipeline.binding import gate_hash
+from pipeline.binding import gate_hash, task_hash
 from pipeline.certify import fixed_sequence
 from pipeline.decode import read_prompts, run_split
 from pipeline.pairs import load_pair
@@ -32,7 +32,7 @@ from pipeline.params import Params, read_params
 from pipeline.prefilled import Prefilled
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.segments.methods import METHODS, Method, Parts, methods_of
-from pipeline.segments.params import read_segment_params
+from pipeline.segments.params import local_models, read_segment_params
 from pipeline.segments.train import FOLDER
 from pipeline.served import load_gate
 from pipeline.tango import Array
@@ -41,6 +41,10 @@ from pipeline.workers import side_by_side
 
 REPORTS = Path("reports/segments/calibration")
 SPLITS = ("development", "calibration")
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.gates", "gistgate.rules",
+    "gistgate.segments", "pipeline.decode", "pipeline.prefilled", "pipeline.segments.methods", "pipeline.tasks",
+)  # fmt: skip
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -70,9 +74,9 @@ class Bench:
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
         self.name = fingerprint(
-            FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *self.pair.files,
-            *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), params.seed,
-            *sources("gistgate.segments", "gistgate.decoding", "gistgate.rules", "pipeline.segments.methods"),
+            FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
+            *self.pair.files, *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), task_hash(self.task, params),
+            params.seed, params.decoding.batch_size, *sources(*SOURCES),
         )  # fmt: skip
 
     def decoded(self, name: str, value: float, split: str, first: int | None = None) -> tuple[Array, Statistics]:
@@ -169,7 +173,7 @@ def point(bench: Bench, name: str, value: float, split: str, first: int | None =
 
 
 def segments_of(counted: Statistics) -> dict[str, Any]:
-    """Segments per hundred tokens, the shares that passed and that were kept, and what opinions noted."""
+    """Segments per hundred tokens, the shares that the opinion passed and that were kept, and what opinions noted."""
     extra, segments = counted.extra, counted.extra.get("segments", 0.0)
     noted = {name: count for name, count in extra.items() if not name.startswith("segments")}
     return {

@@ -23,17 +23,23 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.stopping import eos_ids
 from gistgate.files import read_json_lines, write_json, write_json_lines
 from gistgate.segments.boundaries import Boundaries
+from pipeline.binding import task_hash
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.scratch import SCRATCH, fingerprint, sources
 from pipeline.segments.judges import Judge, Sample, make_judge
-from pipeline.segments.params import SegmentParams, read_segment_params
+from pipeline.segments.params import SegmentParams, local_models, read_segment_params
 from pipeline.segments.sampling import Prefix, prefixes_of, sample_segments
 from pipeline.tasks import Task, load_task
 
 SAMPLES = Path("data/segments/samples.jsonl")
+REFERENCE = Path("data/reference/train.jsonl")
 ROLES = ("target", "draft")
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules.base", "gistgate.rules.exact",
+    "gistgate.segments", "pipeline.decode", "pipeline.segments", "pipeline.tasks",
+)  # fmt: skip
 DRAWS = 1_000_000
 """Seeds that a problem number keeps free for the draws of its shard, half of them for each model."""
 
@@ -43,8 +49,10 @@ def main() -> None:
     pair, task = load_pair(params), load_task(params)
     judges = judges_of(own, task)
     prompts = read_prompts("train")[: own.problems]
-    name = fingerprint(asdict(own), params.seed, params.task, *pair.files, Path("data/prompts/train.jsonl"),
-                       *sources("gistgate.segments", "gistgate.decoding", "pipeline.segments"))  # fmt: skip
+    name = fingerprint(
+        asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
+        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
+    )  # fmt: skip
     rows: list[dict[str, Any]] = []
     for start in tqdm(range(0, len(prompts), own.shard_problems), desc="segments", unit="shard", mininterval=5):
         shard = SCRATCH / f"segments-{name}" / f"{start:05}.jsonl"
@@ -69,7 +77,7 @@ def collect(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The prefixes of some problems with their samples and groups."""
     boundaries = Boundaries(pair.tokenizer, own.style, eos_ids(pair.target, pair.tokenizer))
-    reference = read_json_lines(Path("data/reference/train.jsonl"))
+    reference = read_json_lines(REFERENCE)
     prefixes = [
         prefix
         for number in numbers

@@ -15,6 +15,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 
 from gistgate.errors import UserError
 from pipeline.segments.params import SegmentParams
+from pipeline.segments.pooling import pooled, pooling_of
 from pipeline.segments.truth import groups_by_truth
 from pipeline.tasks import Task
 
@@ -34,7 +35,7 @@ class Judge(Protocol):
     """Says which samples of one prefix mean the same."""
 
     def groups(self, doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        """The number of each sample's group."""
+        """The number of each sample's group; none where no model finished a sample."""
         ...
 
 
@@ -91,6 +92,8 @@ class Entailment:
         self.label = labels["entailment"]
 
     def groups(self, doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
+        if not samples:
+            return []
         texts = sorted({sample.text for sample in samples})
         place = {text: number for number, text in enumerate(texts)}
         entails = self._matrix(texts)
@@ -111,22 +114,29 @@ class Entailment:
 
 
 class Embedding:
-    """Cosine of mean-pooled states, by any encoder or language model that transformers loads."""
+    """Cosine of pooled states, by any encoder or language model that transformers loads.
+
+    A sentence-transformers model pools as its folder says, any other by the mean.
+    """
 
     def __init__(self, name: str, similarity: float) -> None:
         self.tokenizer, self.model = load(AutoModel, name)
-        self.similarity = similarity
+        self.similarity, self.pooling = similarity, pooling_of(name)
+
+    def groups(self, doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
+        if not samples:
+            return []
+        vectors = self.vectors([sample.text for sample in samples])
+        near = vectors @ vectors.T >= self.similarity
+        return grouped(len(samples), lambda i, j: bool(near[i, j]))
 
     @torch.inference_mode()
-    def groups(self, doc: dict[str, Any], samples: Sequence[Sample]) -> list[int]:
-        texts = [sample.text for sample in samples]
+    def vectors(self, texts: list[str]) -> Tensor:
+        """One vector of length 1 for each text [n, width]."""
         inputs = self.tokenizer(texts, padding=True, truncation=True, return_tensors="pt")
         inputs.pop("token_type_ids", None)
-        mask = inputs["attention_mask"][..., None]
         states = self.model(**inputs).last_hidden_state
-        vectors = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=-1)
-        near = vectors @ vectors.T >= self.similarity
-        return grouped(len(texts), lambda i, j: bool(near[i, j]))
+        return torch.nn.functional.normalize(pooled(states, inputs["attention_mask"], self.pooling), dim=-1)
 
 
 def load(kind: Any, name: str) -> tuple[Any, Any]:

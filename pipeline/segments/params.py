@@ -50,6 +50,11 @@ class SegmentParams:
             raise UserError(f"{FILE}: samples and limit are 2 or more, prefixes 1 or more, temperature above 0.")
 
 
+def local_models(*names: str | None) -> list[Path]:
+    """The folders among models that may also be hub ids; fingerprints take them in."""
+    return [Path(name) for name in names if name and Path(name).is_dir()]
+
+
 def read_segment_params(path: Path = FILE) -> SegmentParams:
     """Read the file.
 

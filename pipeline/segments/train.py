@@ -7,7 +7,9 @@ Reads data/segments, writes models/segments and reports/segments/probes.json.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +37,7 @@ FOLDER = Path("models/segments")
 def main() -> None:
     params, own = read_params(), read_segment_params()
     pair, rows = load_pair(params), read_json_lines(SAMPLES)
-    if not any(row["segments"] for row in rows):
-        raise UserError(f"{SAMPLES} holds no finished segment. Raise `limit` or choose another `style`.")
+    check_samples(rows)
     models = {"target": pair.target, "draft": pair.draft}
     examples = {role: examples_of(rows, models[role], role, own.judge, own.limit) for role in ROLES}
     report, probes = {}, {}
@@ -48,12 +49,41 @@ def main() -> None:
     write_json(Path("reports/segments/probes.json"), report)
 
 
+def check_samples(rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse samples that cannot be split.
+
+    Raises:
+        UserError: a model finished segments in fewer than four problems.
+    """
+    for role in ROLES:
+        num = len({row["problem"] for row in rows if role in row["roles"]})
+        if num < 4:
+            raise UserError(
+                f"{SAMPLES}: the {role} finished segments in {num} problems, and four are needed. Raise `limit` or "
+                "`problems`, or choose another `style`."
+            )
+
+
 class Trial:
     """One model's segments, split by problem."""
 
     def __init__(self, examples: Examples, params: Params, own: SegmentParams) -> None:
         self.examples, self.params, self.own = examples, params, own
         self.parts = split_by_problem(examples.problem, params.train, params.seed)
+
+    def check(self, writers: tuple[str, ...], parts: Parts) -> None:
+        """Refuse a split of which a part has no segment of one of these writers.
+
+        Raises:
+            UserError: it is so.
+        """
+        masks = {"train": parts.train, "validation": parts.validation, "test": parts.test}
+        for (name, mask), writer in product(masks.items(), writers):
+            if not int(self.examples.drawn[writer][mask].sum()):
+                raise UserError(
+                    f"The {writer} finished no segment in the part `{name}`. Raise `problems`, `samples` or `limit` in "
+                    "segments/params.yaml, or the part's share in params.yaml."
+                )
 
     def fit(self, writers: tuple[str, ...], pooling: str, loss: str, parts: Parts | None = None) -> Any:
         """A probe for these choices."""
@@ -81,6 +111,9 @@ def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -
     """
     trial, report, chosen = Trial(examples, params, own), {}, None
     writers = ROLES if role == "target" else ("draft",)
+    leaking = by_sample(len(examples.problem), trial.parts, params.seed)
+    for parts in (trial.parts, leaking):
+        trial.check(writers, parts)
     for pooling in POOLINGS:
         for loss in LOSSES:
             probe = trial.fit(writers, pooling, loss)
@@ -89,7 +122,6 @@ def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -
                 chosen = probe
     if role == "target":
         report["own segments only"] = trial.measure(trial.fit((role,), own.pooling, own.loss), writers)
-    leaking = by_sample(len(examples.problem), trial.parts, params.seed)
     probe = trial.fit(writers, own.pooling, own.loss, leaking)
     report["split by sample"] = trial.measure(probe, writers, leaking)
     return report, chosen

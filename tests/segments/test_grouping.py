@@ -8,11 +8,13 @@ import torch
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from gistgate.errors import UserError
+from gistgate.files import write_json
 from pipeline.params import read_params
 from pipeline.segments.calibrate import operating, promising
 from pipeline.segments.collect import agreement, shares
 from pipeline.segments.judges import Answer, Embedding, Entailment, Exact, Sample, Truth, make_judge
-from pipeline.segments.params import read_segment_params
+from pipeline.segments.params import local_models, read_segment_params
+from pipeline.segments.pooling import pooling_of
 from tests.tiny import byte_tokenizer
 
 ROOT = Path(__file__).parents[2]
@@ -94,6 +96,53 @@ def test_embeddings_group_by_cosine_whatever_the_padding(tmp_path):
     assert Embedding(name, 0.99999).groups({}, texts) == [0, 1, 0]
 
 
+def test_without_a_finished_sample_there_are_no_groups(tmp_path):
+    judges = Embedding(folder(tmp_path / "encoder", BertModel), 0.9), Entailment(nli(tmp_path / "nli", 1))
+    assert [judge.groups({}, []) for judge in (*judges, Exact(), Truth(), Answer(SameLastSign()))] == [[]] * 5
+
+
+def pooling_folder(path, config, *further):
+    """The encoder as sentence-transformers would save it."""
+    name = folder(path, BertModel)
+    kinds = [("Transformer", ""), ("Pooling", "1_Pooling"), *further]
+    write_json(path / "modules.json", [{"type": f"sentence_transformers.models.{k}", "path": p} for k, p in kinds])
+    write_json(path / "1_Pooling/config.json", {"word_embedding_dimension": 16, **config})
+    return name
+
+
+def switched(mode):
+    return {f"pooling_mode_{other}": other == mode for other in ("cls_token", "mean_tokens", "max_tokens", "lasttoken")}
+
+
+def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
+    """The padding of the shorter text must not be taken for its last token."""
+    texts, known = ["ab", "a longer text"], {}
+    for mode in ("cls_token", "lasttoken", "mean_tokens"):
+        judge = Embedding(pooling_folder(tmp_path / mode, switched(mode), ("Normalize", "2_Normalize")), 0.9)
+        both, alone = (judge.vectors(some) for some in (texts, texts[:1]))
+        torch.testing.assert_close(both[:1], alone, atol=1e-5, rtol=1e-5)
+        known[mode] = both
+    plain = Embedding(folder(tmp_path / "plain", BertModel), 0.9)
+    torch.testing.assert_close(known["mean_tokens"], plain.vectors(texts))
+    with torch.no_grad():
+        states = plain.model(plain.tokenizer("ab", return_tensors="pt").input_ids).last_hidden_state[0]
+    unit = torch.nn.functional.normalize(states, dim=-1)
+    torch.testing.assert_close(known["cls_token"][0], unit[0], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(known["lasttoken"][0], unit[-1], atol=1e-5, rtol=1e-5)
+    assert pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
+
+
+def test_a_sentence_model_that_does_something_else_is_refused(tmp_path):
+    for number, (config, further, said) in enumerate((
+        (switched("max_tokens"), (), "max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
+        (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
+        ({}, (), "nothing that is named"),
+    )):  # fmt: skip
+        with pytest.raises(UserError, match=said):
+            Embedding(pooling_folder(tmp_path / str(number), config, *further), 0.9)
+
+
 def test_a_missing_judge_model_is_refused(tmp_path):
     with pytest.raises(UserError, match="cannot be loaded"):
         make_judge("nli", replace(OWN, judge_model=str(tmp_path / "absent")), None)
@@ -102,6 +151,10 @@ def test_a_missing_judge_model_is_refused(tmp_path):
     name = folder(tmp_path / "bert", BertForSequenceClassification)
     with pytest.raises(UserError, match="no label 'entailment'"):
         Entailment(name)
+
+
+def test_only_models_at_hand_are_files(tmp_path):
+    assert local_models(None, "some/model", str(tmp_path)) == [tmp_path]
 
 
 def test_a_share_counts_one_models_samples_in_the_group_of_any():

@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from gistgate.errors import UserError
 from pipeline.fitting.split import split_by_problem
 from pipeline.params import read_params
 from pipeline.segments.fitting import dataset, fit_probe, measure
 from pipeline.segments.params import read_segment_params
 from pipeline.segments.states import Examples, examples_of, read_states
-from pipeline.segments.train import by_sample
+from pipeline.segments.train import by_sample, check_samples, compare
 from tests.architectures import pair
 
 ROOT = Path(__file__).parents[2]
@@ -74,3 +75,21 @@ def test_equal_samples_are_one_example_with_a_count():
     found = examples_of([row], target, "target", "exact", 4)
     assert found.share.tolist() == pytest.approx([2 / 3, 1 / 3])
     assert found.drawn["target"].tolist() == [2, 1] and found.drawn["draft"].tolist() == [1, 0]
+
+
+def test_samples_that_cannot_be_split_are_refused():
+    rows = [{"problem": number, "roles": ["target", "draft"]} for number in range(4)]
+    check_samples(rows)
+    for few in ([{**row, "roles": []} for row in rows], [*rows[:3], {"problem": 3, "roles": ["draft"]}]):
+        with pytest.raises(UserError, match="the target finished segments in [03] problems"):
+            check_samples(few)
+    with pytest.raises(UserError, match="the draft finished segments in 3 problems"):
+        check_samples([*rows[:3], {"problem": 3, "roles": ["target"]}])
+
+
+@pytest.mark.parametrize("name", ["train", "validation", "test"])
+def test_a_part_without_segments_of_a_writer_is_refused_before_anything_is_trained(name):
+    params, one = read_params(ROOT / "params.yaml"), examples(200, 0)
+    one.drawn["draft"][getattr(split_by_problem(one.problem, params.train, params.seed), name)] = 0
+    with pytest.raises(UserError, match=f"The draft finished no segment in the part `{name}`"):
+        compare(one, "draft", params, OWN)
