@@ -181,13 +181,23 @@ def bandwidth(model: PreTrainedModel, step: float) -> dict[str, float]:
     """On a GPU: the share of its measured memory bandwidth that reading all weights once per step would use."""
     if not torch.cuda.is_available():
         return {}
-    weights = sum(one.numel() * one.element_size() for one in model.parameters())
-    weights -= model.get_input_embeddings().weight.numel() * model.get_input_embeddings().weight.element_size()
+    weights = read_per_step(model)
     source = torch.empty(1 << 28, dtype=torch.float32, device="cuda")
     sink = torch.empty_like(source)
     copied = seconds_of(Copy(source, sink), "compiled", 20)
     peak = 2 * source.numel() * 4 / copied
     return {"weights_gb": weights / 1e9, "copy_gb_per_s": peak / 1e9, "bandwidth_share": weights / step / peak}
+
+
+def read_per_step(model: PreTrainedModel) -> int:
+    """Bytes of weights that a step reads: all but the input embedding, of which it looks up one row.
+
+    Where the output layer shares that embedding's weight, a step reads all of it.
+    """
+    weights = sum(one.numel() * one.element_size() for one in model.parameters())
+    table, output = model.get_input_embeddings().weight, model.get_output_embeddings()
+    tied = output is not None and output.weight.data_ptr() == table.data_ptr()
+    return weights if tied else weights - table.numel() * table.element_size()
 
 
 @dataclass(frozen=True)

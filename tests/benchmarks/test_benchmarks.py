@@ -9,13 +9,12 @@ import pytest
 import torch
 import yaml
 from matplotlib.text import Text
-from transformers import LlamaConfig
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import figures, sampled, scripted, shapes
 from benchmarks.bench import ratios, save, side_by_side
 from benchmarks.block import propose
-from benchmarks.memory import per_token
-from benchmarks.parts import DraftStep, Forward, seconds_of
+from benchmarks.parts import DraftStep, Forward, read_per_step, seconds_of
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter
 from gistgate.errors import UserError
@@ -157,11 +156,12 @@ def test_parts_leave_the_cache_as_it_was():
         assert torch.equal(call(), call())
 
 
-def test_bytes_per_token():
-    config = LlamaConfig(hidden_size=16, num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=3)
-    model = tiny_model("llama")
-    model.config.__dict__.update(config.__dict__)
-    assert per_token(model) == 2 * 3 * 2 * 4 * 4
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_step_reads_an_embedding_that_the_output_layer_shares(tied: bool):
+    config = LlamaConfig(**TINY, vocab_size=50, tie_word_embeddings=tied)
+    model = LlamaForCausalLM(config)
+    every = 4 * sum(one.numel() for one in model.parameters())
+    assert read_per_step(model) == every - (0 if tied else 4 * 50 * 16)
 
 
 def test_proposals_keep_the_comments(tmp_path: Path):
