@@ -49,19 +49,25 @@ def main() -> None:
     pair, task = load_pair(params), load_task(params)
     judges = judges_of(own, task)
     prompts = read_prompts("train")[: own.problems]
-    name = fingerprint(
-        asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
-        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
-    )  # fmt: skip
+    folder = shard_folder(own, params, pair, task)
     rows: list[dict[str, Any]] = []
     for start in tqdm(range(0, len(prompts), own.shard_problems), desc="segments", unit="shard", mininterval=5):
-        shard = SCRATCH / f"segments-{name}" / f"{start:05}.jsonl"
+        shard = folder / f"{start:05}.jsonl"
         if not shard.exists():
             numbers = range(start, min(start + own.shard_problems, len(prompts)))
             write_json_lines(shard, collect(numbers, prompts, pair, task, judges, params, own))
         rows += read_json_lines(shard)
     write_json_lines(SAMPLES, rows)
     write_json(Path("reports/segments/agreement.json"), agreement(rows, list(judges)))
+
+
+def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> Path:
+    """Where finished shards wait; another folder for whatever they depend on."""
+    name = fingerprint(
+        asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
+        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
+    )  # fmt: skip
+    return SCRATCH / f"segments-{name}"
 
 
 def judges_of(own: SegmentParams, task: Task) -> dict[str, Judge]:

@@ -2,18 +2,23 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+from gistgate.files import write_text
 from gistgate.segments.boundaries import Boundaries
 from pipeline.pairs import Pair
+from pipeline.params import read_params
+from pipeline.segments.collect import REFERENCE, shard_folder
 from pipeline.segments.params import read_segment_params
 from pipeline.segments.sampling import Prefix, prefixes_of, sample_segments
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 
+ROOT = Path(__file__).parents[2]
 TARGET, DRAFT = pair("llama")
 TOKENIZER = byte_tokenizer()
 BOUNDARIES = Boundaries(TOKENIZER, "re:[a-m]$")
-OWN = replace(read_segment_params(Path(__file__).parents[2] / "segments/params.yaml"), limit=8, samples=4)
+OWN = replace(read_segment_params(ROOT / "segments/params.yaml"), limit=8, samples=4)
 PROMPTS = [{"max_new_tokens": 8, "stops": []}]
 PREFIXES = [Prefix(0, [5, 6, 7], [8]), Prefix(1, [9, 10], []), Prefix(2, [40, 41, 42, 43], [60, 61])]
 
@@ -51,3 +56,16 @@ def test_prefixes_begin_at_ends_and_elsewhere_but_never_behind_the_answer():
     assert set(texts) == {"One. Two. #4"[:n] for n in range(12)}
     again = prefixes_of(3, {"ids": [5], "doc": {}}, answer, sentence, Task(), TOKENIZER, own, 1)
     assert again == prefixes
+
+
+def test_finished_shards_are_found_again_only_while_nothing_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own, params = replace(OWN, judge_model="judge"), read_params(ROOT / "params.yaml")
+    task = SimpleNamespace(name="sums", metric="exact_match,first", stops=[], max_new_tokens=8)
+    folders = []
+    for path in (REFERENCE, Path("data/prompts/train.jsonl"), Path("judge/model.safetensors"), Path("data/else")):
+        write_text(path, "changed")
+        folders += [shard_folder(own, params, Pair(TARGET, DRAFT, TOKENIZER, "tiny"), task)]
+    task.metric = "exact_match,last"
+    folders.append(shard_folder(own, params, Pair(TARGET, DRAFT, TOKENIZER, "tiny"), task))
+    assert folders[2] == folders[3] and len(set(folders)) == 4
