@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from gistgate.errors import UserError
 
 RESAMPLES = 9999
 """Bootstrap resamples, as many as the pipeline's reports draw."""
+Columns = Mapping[str, Tensor]
+"""What was measured on each prompt, by name: [R, N], one row for each resample."""
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times faster, with its two-sided bootstrap interval."""
+    """A figure, such as how many times faster, with its two-sided bootstrap interval."""
 
     mean: float
-    """The ratio of the sums that were seen."""
+    """The figure of what was seen."""
     low: float
     """Lower end."""
     high: float
@@ -39,8 +42,19 @@ def ratio_of_sums(reference: Sequence[float], own: Sequence[float], level: float
     """
     if len(reference) != len(own) or not own or min(*reference, *own) <= 0:
         raise UserError("A speed ratio needs positive seconds for every batch on both sides. Measure again.")
-    a_N, b_N = torch.tensor(reference, dtype=torch.float64), torch.tensor(own, dtype=torch.float64)
-    drawn = torch.randint(len(own), (RESAMPLES, len(own)), generator=torch.Generator().manual_seed(seed))
-    ratios = a_N[drawn].sum(1) / b_N[drawn].sum(1)
-    low, high = ratios.quantile(torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)).tolist()
-    return Ratio(float(a_N.sum() / b_N.sum()), low, high)
+    columns = {"reference": reference, "own": own}
+    return over_prompts(lambda seen: {"": seen["reference"].sum(-1) / seen["own"].sum(-1)}, columns, level, seed)[""]
+
+
+def over_prompts(
+    figures: Callable[[Columns], Columns], columns: Mapping[str, Sequence[float]], level: float = 0.9, seed: int = 0
+) -> dict[str, Ratio]:
+    """Every figure [R] of these columns [N], with its percentile bootstrap interval over prompts."""
+    seen = {name: torch.tensor(column, dtype=torch.float64)[None] for name, column in columns.items()}
+    num = next(iter(seen.values())).shape[1]
+    drawn = torch.randint(num, (RESAMPLES, num), generator=torch.Generator().manual_seed(seed))
+    resampled = figures({name: column[0, drawn] for name, column in seen.items()})
+    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
+    return {
+        name: Ratio(float(value), *resampled[name].quantile(ends).tolist()) for name, value in figures(seen).items()
+    }

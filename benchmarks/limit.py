@@ -4,20 +4,24 @@
 
 In the folder of a finished run, batch 1. c is one draft step in target steps, v the verification of K + 1 tokens in
 target steps, both of the same engine; with tau tokens per round, decoding can be tau / (v + K c) times as fast as
-plain steps are. `reached` is the share of that which whole rounds, host included, attain.
+plain steps are. `reached` is the share of that which whole rounds, host included, attain. All are of medians over
+prompts, of a prompt's own medians; `intervals` holds each with its 90 % bootstrap interval over prompts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from benchmarks.bench import RESULTS, command, save
+from benchmarks.intervals import Columns, over_prompts
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
@@ -50,7 +54,8 @@ def main(
         found[engine] = {}
         for name, make in cases.items():
             found[engine][name] = limit(workload, make(engine), calls)
-            print(engine, name, {key: round(value, 3) for key, value in found[engine][name].items()}, flush=True)
+            shown = {key: round(value, 3) for key, value in found[engine][name].items() if key != "intervals"}
+            print(engine, name, shown, flush=True)
     payload = {"pair": workload.pair.name, "engines": found}
     save("limit", payload, results, lambda: figure(payload))
 
@@ -61,7 +66,7 @@ def chosen(workload: Workload) -> list[str]:
     return [workload.headline, *[name for name in ("ensemble", "fly") if name in free][:1]]
 
 
-def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, float]:
+def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, Any]:
     """Parts and whole of one decoder, in target steps and shares, prompt by prompt beside each other."""
     num, engine, pair = decoder.block, decoder.engine.name, workload.pair
     parts: dict[str, Any] = {
@@ -70,39 +75,51 @@ def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, float]:
     if engine == "compiled":  # eager rounds count their share of judging themselves
         parts["judged"] = Verification(decoder, workload.request)
     running = {name: warm(part, engine) for name, part in parts.items()}
-    whole, tau, shares, spent = rounds(workload, decoder, running, calls)
-    best = tau * spent["step"] / (spent["verify"] + spent["draft"])
-    found = {
+    columns, shares = rounds(workload, decoder, running, calls)
+    found = {name: one.as_dict() for name, one in over_prompts(partial(figures_of, num), columns).items()}
+    return {
         "block": num,
+        **{name: one["mean"] for name, one in found.items()},
+        **{f"share_{part}": share for part, share in shares.items()},
+        **bandwidth(pair.target, found["target_step_ms"]["mean"] / 1000),
+        "intervals": found,
+    }
+
+
+def figures_of(num: int, columns: Columns) -> dict[str, Tensor]:
+    """What the seconds, tokens and forwards of prompts say about rounds of K = `num`."""
+    sums = ("tokens", "forwards")
+    spent = {name: column.quantile(0.5, dim=-1) for name, column in columns.items() if name not in sums}
+    tau, ideal = columns["tokens"].sum(-1) / columns["forwards"].sum(-1), spent["verify"] + spent["draft"]
+    found = {
         "target_step_ms": 1000 * spent["step"],
         "c": spent["draft"] / num / spent["step"],
         "v": spent["verify"] / spent["step"],
         "tau": tau,
-        "round_ms": 1000 * whole,
-        "possible": best,
-        "attained": tau * spent["step"] / whole,
-        "reached": (spent["verify"] + spent["draft"]) / whole,
-        **{f"share_{part}": share for part, share in shares.items()},
-        **bandwidth(pair.target, spent["step"]),
+        "round_ms": 1000 * spent["round"],
+        "possible": tau * spent["step"] / ideal,
+        "attained": tau * spent["step"] / spent["round"],
+        "reached": ideal / spent["round"],
     }
     if "judged" in spent:
-        found["judging"] = (spent["judged"] - spent["verify"]) / whole
+        found["judging"] = (spent["judged"] - spent["verify"]) / spent["round"]
     return found
 
 
 def rounds(
     workload: Workload, decoder: Decoder, running: dict[str, Callable[[], object]], calls: int
-) -> tuple[float, float, dict[str, float], dict[str, float]]:
-    """Median seconds of a round, tokens per round, the share of each counted part, and median seconds of `running`.
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """For every prompt the seconds of a round and of each of `running`, tokens and forwards; the counted parts' shares.
 
     The first round reads the prompt as well: a request for one token measures it, and is taken off.
     """
     request = workload.request
     decoder.generate([workload.ids[0]], **request)
     decoder.generate([workload.ids[0]], **{**request, "max_new_tokens": 1})
-    whole, tokens, forwards, counted = [], 0, 0, dict[str, float]()
-    alone: dict[str, list[float]] = {name: [] for name in running}
+    columns: dict[str, list[float]] = {name: [] for name in (*running, "round", "tokens", "forwards")}
+    counted: dict[str, float] = {}
     for ids in workload.ids:
+        alone: dict[str, list[float]] = {name: [] for name in running}
         for _ in range(calls):  # a busy moment of the machine meets all parts
             for name, counts in TURN:
                 if name in running:
@@ -113,12 +130,13 @@ def rounds(
         done = answer.statistics
         if done.forwards < 2:
             continue
-        whole.append((seconds - first) / (done.forwards - 1))
-        tokens, forwards = tokens + done.tokens, forwards + done.forwards
+        measured = {name: median(spent) for name, spent in alone.items()}
+        measured |= {"round": (seconds - first) / (done.forwards - 1), "tokens": done.tokens, "forwards": done.forwards}
+        for name, value in measured.items():
+            columns[name].append(value)
         counted = {name: counted.get(name, 0.0) + value for name, value in done.seconds.items()}
     total = counted.pop("total")
-    shares = {name: value / total for name, value in counted.items()}
-    return median(whole), tokens / forwards, shares, {name: median(spent) for name, spent in alone.items()}
+    return columns, {name: value / total for name, value in counted.items()}
 
 
 def clock(decoder: Decoder, ids: list[int], request: dict[str, Any]) -> tuple[float, Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks import figures, sampled, scripted, shapes
 from benchmarks.bench import ratios, save, side_by_side
 from benchmarks.block import propose
+from benchmarks.intervals import over_prompts
+from benchmarks.limit import figures_of, limit
 from benchmarks.parts import DraftStep, Forward, read_per_step, seconds_of
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter
@@ -112,6 +116,29 @@ def test_a_closed_gate_changes_nothing_and_is_asked(tiny: None):
     assert with_gate.ids == without.ids
     assert with_gate.statistics.mean_accepted_length == without.statistics.mean_accepted_length
     assert len(asked) == with_gate.statistics.forwards > 1
+
+
+def test_limits_are_medians_over_prompts_with_intervals():
+    columns = {
+        "step": [1.0, 2.0, 1.0], "verify": [2.0, 2.0, 4.0], "draft": [2.0, 2.0, 2.0], "judged": [3.0, 3.0, 3.0],
+        "round": [5.0, 5.0, 8.0], "tokens": [6, 8, 10], "forwards": [2, 2, 2],
+    }  # fmt: skip
+    found = over_prompts(partial(figures_of, 4), columns)
+    middle = {"c": 0.5, "v": 2.0, "tau": 4.0, "possible": 1.0, "reached": 0.8, "attained": 0.8, "judging": 0.2}
+    assert {name: found[name].mean for name in middle} == pytest.approx(middle)
+    assert (found["v"].low, found["v"].high) == (1.0, 4.0)
+    assert (found["tau"].low, found["tau"].high) == pytest.approx((20 / 6, 28 / 6))
+
+
+def test_a_limit_has_its_intervals_beside_the_figures():
+    model, request = tiny_model("llama"), {"max_new_tokens": 12}
+    workload = SimpleNamespace(pair=SimpleNamespace(target=model, draft=model), ids=[[1, 2], [3], [4]], request=request)
+    found = limit(workload, Decoder(model, ModelDrafter(model), make_rule("exact"), 3), 1)
+    assert found["tau"] == 4 and found["intervals"]["tau"] == {"mean": 4, "low": 4, "high": 4}
+    for name in ("c", "v", "reached"):
+        one = found["intervals"][name]
+        assert 0 < one["low"] <= one["mean"] == found[name] <= one["high"]
+    figures.limit_figure({"engines": {"eager": {"strict": found}}}).draw_without_rendering()
 
 
 @pytest.mark.parametrize("name", ["limit", "block"])
