@@ -12,7 +12,7 @@ from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params
-from pipeline.retrieval.drafters import files_behind
+from pipeline.retrieval.drafters import asks_draft, files_behind
 from pipeline.scratch import fingerprint
 from pipeline.tasks import Task
 
@@ -23,22 +23,29 @@ FOR_PEOPLE = frozenset({"source"})
 
 def binding_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
     """Everything a certificate of method `name` depends on, as plain JSON without dates."""
-    method = params.method(name)
     return {
-        "target": model_hash(identify_model(pair.target)),
-        "draft": model_hash(identify_model(pair.draft)) if method.drafter == "model" else None,
-        "drafter_data": fingerprint(*files) if (files := files_behind(method.drafter)) else None,
-        "tokenizer": identify_tokenizer(pair.tokenizer).vocabulary,
-        "gate": None if gate is None else gate_hash(gate),
+        "drafter_data": None,
+        **binding(pair, params.method(name), params.block_of(name), gate, params.decoding.batch_size),
         "task": task_hash(task, params),
         "prompts": fingerprint(PROMPTS),
         "prompting": asdict(params.prompting),
-        **method_settings(method, params.block_of(name)),
+        "source": f"training documents of the task '{task.name}'; certificates hold for prompts like these",
+    }
+
+
+def binding(pair: Pair, method: MethodParams, block: int, gate: Gate | None, rows: int) -> dict[str, Any]:
+    """What decodes: models, tokenizer, gate, method, what its drafter knows, and how; `rows` prompts at a time."""
+    return {
+        "target": model_hash(identify_model(pair.target)),
+        "draft": model_hash(identify_model(pair.draft)) if asks_draft(method.drafter) else None,
+        **({"drafter_data": fingerprint(*files)} if (files := files_behind(method.drafter)) else {}),
+        "tokenizer": identify_tokenizer(pair.tokenizer).vocabulary,
+        "gate": None if gate is None else gate_hash(gate),
+        **method_settings(method, block),
         "temperature": 0.0,
         "engine": "eager",
-        "batching": {"rows": params.decoding.batch_size, "ragged": True},
+        "batching": {"rows": rows, "ragged": True},
         "guards": [],
-        "source": f"training documents of the task '{task.name}'; certificates hold for prompts like these",
     }
 
 

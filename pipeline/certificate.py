@@ -13,14 +13,16 @@ from typing import Any
 import numpy as np
 
 from gistgate.errors import UserError
-from gistgate.gates.certificate import Certificate, gate_hash, model_hash
-from gistgate.gates.identity import identify_model, identify_tokenizer
+from gistgate.gates.certificate import Certificate
 from pipeline.bernstein import PLUG_IN
+from pipeline.betting import BETTING
+from pipeline.binding import binding
+from pipeline.bounds import EXACT, Bound
 from pipeline.certificate_sequence import Stop, Tested, passed, try_settings, watch_confidence
 from pipeline.certificate_trial import Trial
 from pipeline.certify import needed_beyond, needed_n
 from pipeline.params import PromptingParams
-from pipeline.planning import needed_prompts
+from pipeline.planning import fewest, needed_prompts, plug_in_certifies
 from pipeline.scratch import fingerprint
 from pipeline.settings import Aims, Choice, Setting, choose_settings
 
@@ -58,16 +60,22 @@ class Request:
         )  # fmt: skip
 
 
-def planned(budget: float, confidence: float, ternary: bool = True) -> dict[float, int | None]:
-    """Prompts that certify `budget` without a net loss, by discordance (mean of d squared)."""
+def needed(budget: float, confidence: float, rate: float, ternary: bool = True, stop: Stop = "lost") -> int | None:
+    """Prompts that certify `budget` without a net loss at a discordance (mean of d squared), by what decides there.
+
+    The exact bound where the score is right or wrong, else the plug-in Bernstein bound, or the watch if it may certify.
+    """
+    sure = watch_confidence(stop, confidence)
     if ternary:
-        return {rate: needed_n(budget, confidence, rate) for rate in PLANNED}
-    return {rate: needed_prompts(budget, confidence, rate)[PLUG_IN] for rate in PLANNED}
+        return needed_n(budget, sure, rate)
+    plan = needed_prompts(budget, sure, rate)
+    deciding = [plan[bound] for bound in (PLUG_IN, *([BETTING] if stop == "clear" else []))]
+    return min((n for n in deciding if n is not None), default=None)
 
 
-def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True) -> str:
+def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True, stop: Stop = "lost") -> str:
     """What a budget needs, for people, before the first prompt is decoded."""
-    plan = planned(budget, confidence, ternary)
+    plan = {rate: needed(budget, confidence, rate, ternary, stop) for rate in PLANNED}
     parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
     return (
         f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
@@ -75,22 +83,23 @@ def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True
     )
 
 
-def default_n(budget: float, confidence: float, ternary: bool, available: int) -> int:
+def default_n(budget: float, confidence: float, ternary: bool, available: int, stop: Stop = "lost") -> int:
     """Twice what the expected discordance needs, or all there are."""
-    need = planned(budget, confidence, ternary)[EXPECTED]
+    need = needed(budget, confidence, EXPECTED, ternary, stop)
     return min(available, 2 * need) if need else available
 
 
-def check_possible(budget: float, confidence: float, n: int) -> None:
+def check_possible(budget: float, confidence: float, n: int, ternary: bool = True, stop: Stop = "lost") -> None:
     """Refuse what n prompts cannot certify even if no answer differs.
 
     Raises:
         UserError: with the number that would do.
     """
-    least = needed_n(budget, confidence, 0.0) or n
-    if n < least:
+    least = needed(budget, confidence, 0.0, ternary, stop)
+    if least is None or n < least:
         raise UserError(
-            f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that takes {least}. "
+            f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that takes "
+            f"{least or 'too many'}. "
             "Use more prompts (--prompts, or a task with more documents) or a larger budget."
         )
 
@@ -118,9 +127,17 @@ class Finding:
         )
         if first.watched[at] == "beyond":
             return f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no doubt."
-        need = needed_beyond(bound, budget)
+        need = needed_beyond(bound, budget) if bound.kind == EXACT else needed_like(first, bound, budget)
         help_ = f"about {need} prompts would do" if need else "more prompts would not help; take a larger budget"
         return f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%}; {help_}."
+
+
+def needed_like(first: Tested, bound: Bound, budget: float) -> int | None:
+    """How many prompts would certify `budget` by the plug-in Bernstein bound, were they to repeat those seen."""
+    if bound.mean >= budget:
+        return None
+    seen = first.decoded.differences
+    return fewest(lambda n: plug_in_certifies(np.resize(seen, n), budget, bound.confidence), above=bound.n)
 
 
 def find(trial: Trial, request: Request) -> Finding:
@@ -200,21 +217,10 @@ def described(trial: Trial, finding: Finding, budget: float) -> list[dict[str, A
 
 def binding_of_trial(trial: Trial, task: str, prompting: PromptingParams) -> dict[str, Any]:
     """Everything a certificate of this trial depends on."""
-    ground, method = trial.ground, trial.method
+    ground = trial.ground
     return {
-        "target": model_hash(identify_model(ground.pair.target)),
-        "draft": model_hash(identify_model(ground.pair.draft)) if method.drafter == "model" else None,
-        "tokenizer": identify_tokenizer(ground.pair.tokenizer).vocabulary,
-        "gate": None if trial.gate is None else gate_hash(trial.gate),
+        **binding(ground.pair, trial.method, trial.block, trial.gate, ground.batch_size),
         "task": task,
         "prompts": fingerprint([prompt["ids"] for prompt in ground.prompts["calibration"]]),
         "prompting": asdict(prompting),
-        "rule": method.rule,
-        "drafter": method.drafter,
-        "block": trial.block,
-        "knob": method.knob,
-        "temperature": 0.0,
-        "engine": "eager",
-        "batching": {"rows": ground.batch_size, "ragged": True},
-        "guards": [],
     }

@@ -25,6 +25,7 @@ from pipeline.certificate import (
 )
 from pipeline.certificate_prompts import unused_prompts, used_prompts
 from pipeline.certificate_scores import LogProbability, PairwiseJudge, Scorer, TaskScore
+from pipeline.certificate_sequence import check_stop
 from pipeline.certificate_trial import Ground, Trial
 from pipeline.pairs import Pair
 from pipeline.params import MethodParams, Params, PromptingParams
@@ -66,6 +67,7 @@ class Options:
                 f"A budget of {self.budget:g} at confidence {self.confidence:g} cannot be certified. "
                 "The budget lies in (0, 1), the confidence in [0.5, 1)."
             )
+        check_stop(self.stop)
         if self.gate is None and (self.out is None or self.target is None):
             raise UserError(
                 "Without --gate, say where the certificate goes (--out) and which model decodes (--target)."
@@ -83,8 +85,8 @@ def certify(options: Options) -> str:
     scorer = make_scorer(options, pair, params)
     prompts, maker = prompts_of(options, pair, params)
     n = len(prompts["calibration"])
-    print(plan_sentence(options.budget, options.confidence, n, scorer.ternary))
-    check_possible(options.budget, options.confidence, n)
+    print(plan_sentence(options.budget, options.confidence, n, scorer.ternary, options.stop))
+    check_possible(options.budget, options.confidence, n, scorer.ternary, options.stop)
     trial = Trial(
         Ground(pair, prompts, scorer, options.batch_size), method_of(options, pair), block_of(options, gate), gate
     )
@@ -153,7 +155,8 @@ def prompts_of(options: Options, pair: Pair, params: Params) -> tuple[dict[str, 
             "choose settings and none is left to calibrate. Lower --development or take a larger task."
         )
     ternary = options.score != "logprob"
-    n = min(available, options.prompts or default_n(options.budget, options.confidence, ternary, available))
+    planned = default_n(options.budget, options.confidence, ternary, available, options.stop)
+    n = min(available, options.prompts or planned)
     return {"development": found[: options.development], "calibration": found[options.development :][:n]}, maker
 
 

@@ -37,6 +37,12 @@ class Tested:
     """What a watch said on the way; None where it stayed open or was not asked."""
 
 
+def check_stop(stop: str) -> None:
+    """Raise UserError unless that is a way to stop."""
+    if stop not in get_args(Stop):
+        raise UserError(f"There is no way to stop called '{stop}'. Use one of: {', '.join(get_args(Stop))}.")
+
+
 def watch_confidence(stop: Stop, confidence: float) -> float:
     """How sure a watch has to be; when it may certify, it gets half of the error."""
     return 1 - (1 - confidence) / 2 if stop == "clear" else confidence
@@ -55,8 +61,7 @@ def try_settings(
     Raises:
         UserError: an unknown way to stop.
     """
-    if stop not in get_args(Stop):
-        raise UserError(f"There is no way to stop called '{stop}'. Use one of: {', '.join(get_args(Stop))}.")
+    check_stop(stop)
     tested: list[Tested] = []
     for chunks in settings:
         tested.append(try_setting(chunks(), budgets, confidence, stop, ternary))

@@ -114,12 +114,15 @@ def needed_prompts(budget: float, confidence: float, discordance: float, loss: f
     }
 
 
-def fewest(enough: Callable[[int], bool]) -> int | None:
-    """The smallest number of prompts that is enough, up to `MOST`; few numbers are tried, so it has to be monotone."""
-    reach = 1
+def fewest(enough: Callable[[int], bool], above: int = 0) -> int | None:
+    """The smallest number of prompts that is enough, beyond `above` and up to `MOST`.
+
+    Few numbers are tried, so it has to be monotone.
+    """
+    reach = above + 1
     while reach < MOST and not enough(reach):
         reach = min(2 * reach, MOST)
-    return at_most(bisect_left(range(reach + 1), True, lo=max(1, reach // 2), key=enough))
+    return at_most(bisect_left(range(reach + 1), True, lo=max(above + 1, reach // 2), key=enough))
 
 
 def at_most(n: int | None) -> int | None:

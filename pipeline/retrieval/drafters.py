@@ -7,6 +7,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
+from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.choice import ChoiceDrafter, Option
 from gistgate.drafters.corpus import CorpusDrafter
@@ -57,6 +58,11 @@ RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
     "choice": choice,
 }
 """By id, as in the method tables of params.yaml; `sen-lexical` is `sen` without its states."""
+
+
+def asks_draft(drafter_id: str) -> bool:
+    """Whether a drafter drafts with the pair's draft model, alone or among others."""
+    return drafter_id == "choice" or issubclass(DRAFTERS.get(drafter_id, object), ModelDrafter)
 
 
 def files_behind(drafter_id: str) -> list[Path]:

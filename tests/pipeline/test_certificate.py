@@ -1,7 +1,9 @@
 """From a budget to a certificate.json on a tiny pair and a made-up task."""
 
 import re
+from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,20 +12,27 @@ from transformers import LlamaForCausalLM
 
 from gistgate import cli
 from gistgate.errors import UserError
-from gistgate.gates.certificate import read_certificate
+from gistgate.gates.certificate import model_hash, read_certificate
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
 from pipeline import task_files
 from pipeline.bernstein import PLUG_IN
 from pipeline.betting import BETTING
-from pipeline.certificate import Finding, Request, check_possible, default_n, plan_sentence
+from pipeline.binding import binding_of
+from pipeline.bounds import EXACT
+from pipeline.certificate import Finding, Request, binding_of_trial, check_possible, default_n, plan_sentence
 from pipeline.certificate_command import Options, certify
 from pipeline.certificate_scores import CLIP, LogProbability, PairwiseJudge
 from pipeline.certificate_sequence import try_setting
 from pipeline.certificate_stage import compared
-from pipeline.certificate_trial import Decoded
+from pipeline.certificate_trial import Decoded, Ground, Trial
+from pipeline.certify import needed_beyond
+from pipeline.pairs import Pair
+from pipeline.params import MethodParams, Params, PromptingParams
 from pipeline.planning import spread_out
+from pipeline.retrieval.drafters import files_behind
+from pipeline.scratch import fingerprint
 from pipeline.settings import Choice, Setting
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
@@ -49,6 +58,29 @@ def test_a_plan_is_said_before_anything_is_decoded():
 def test_what_is_impossible_is_refused_with_the_number_that_would_do():
     with pytest.raises(UserError, match=r"50 prompts cannot certify a budget of 1\.00% .* that takes \d+"):
         check_possible(0.01, 0.95, 50)
+
+
+@pytest.mark.parametrize(
+    "ternary, stop, bound, least",
+    [(True, "lost", EXACT, 299), (True, "clear", EXACT, 368), (False, "lost", PLUG_IN, 805)],
+)
+def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, bound, least):
+    def kept(n: int) -> bool:
+        chunks = [Decoded(np.zeros(n))]
+        return try_setting(chunks, [0.01], 0.95, stop, ternary).within[0]
+
+    check_possible(0.01, 0.95, least, ternary, stop)
+    assert kept(least) and not kept(least - 1)
+    assert try_setting([Decoded(np.zeros(least))], [0.01], 0.95, stop, ternary).bounds[0].kind == bound
+    with pytest.raises(UserError, match=f"that takes {least}"):
+        check_possible(0.01, 0.95, least - 1, ternary, stop)
+
+
+def test_a_watch_that_may_certify_counts_among_what_is_possible():
+    check_possible(0.01, 0.95, 608, False, "clear")
+    assert try_setting([Decoded(np.zeros(608))], [0.01], 0.95, "clear", False).watched == ("within",)
+    with pytest.raises(UserError, match="that takes 608"):
+        check_possible(0.01, 0.95, 607, False, "clear")
 
 
 def test_log_probability_prefers_the_targets_own_answer():
@@ -141,6 +173,18 @@ def test_a_refusal_says_what_was_seen_and_what_would_help(found, sentence):
     assert re.search(sentence, found.refusal(0.02) or "")
 
 
+def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
+    d = np.random.default_rng(0).uniform(-0.2, 0.2, 400)
+    d -= d.mean()
+    tested = try_setting([Decoded(d)], [0.01], 0.95, "lost", False)
+    found = Finding(Request((0.01,), n=400), Choice([Setting(0.1)], []), [tested])
+    assert tested.bounds[0].kind == PLUG_IN
+    named = int(re.search(r"about (\d+) prompts", found.refusal(0.01) or "").group(1))
+    assert 400 < named < needed_beyond(tested.bounds[0], 0.01)  # the fixed-n bound, which decides nothing, wants more
+    assert try_setting([Decoded(np.resize(d, named))], [0.01], 0.95, "lost", False).within == (True,)
+    assert try_setting([Decoded(np.resize(d, named - 20))], [0.01], 0.95, "lost", False).within == (False,)
+
+
 def test_where_a_budget_is_kept_there_is_no_refusal():
     found = finding(0, 500)
     assert (found.certified(0.02), found.refusal(0.02)) == (0, None)
@@ -151,6 +195,47 @@ def test_options_that_cannot_be_are_refused():
         Options(task="sums")
     with pytest.raises(UserError, match="cannot be certified"):
         Options(task="sums", gate="x", budget=0.0)
+    with pytest.raises(UserError, match="no way to stop called 'earlier'"):
+        Options(task="sums", gate="x", stop="earlier")
+
+
+MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}
+
+
+def test_a_certificate_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in [*files_behind("choice"), *files_behind("sen")]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("known")
+    pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
+    params = Params(methods={name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS})
+    Path("data/prompts").mkdir(exist_ok=True)
+    Path("data/prompts/calibration.jsonl").write_text("")
+    task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5)
+    for name, has_model in MODELS.items():
+        trial = Trial(Ground(pair, {"calibration": []}, None, 8), params.method(name), 4)
+        made = binding_of_trial(trial, "task", params.prompting)
+        assert (made["draft"] == model_hash(identify_model(pair.draft))) is has_model
+        whole = binding_of(params, name, pair, task, None)
+        assert (whole["draft"], whole["drafter_data"]) == (made["draft"], made.get("drafter_data"))
+        assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
+        if name != "sen":
+            continue
+        files_behind(name)[0].write_text("something else")
+        assert binding_of_trial(trial, "task", params.prompting)["drafter_data"] != made["drafter_data"]
+
+
+def test_the_binding_of_the_model_drafter_is_what_it_was():
+    """Certificates that were made before have these entries, and no other."""
+    pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
+    trial = Trial(Ground(pair, {"calibration": [{"ids": [1]}]}, None, 8), MethodParams("fly"), 4)
+    assert binding_of_trial(trial, "task", PromptingParams()) == {
+        "target": model_hash(identify_model(pair.target)), "draft": model_hash(identify_model(pair.draft)),
+        "tokenizer": identify_tokenizer(byte_tokenizer()).vocabulary, "gate": None, "task": "task",
+        "prompts": fingerprint([[1]]), "prompting": asdict(PromptingParams()), "rule": "fly", "drafter": "model",
+        "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
+        "batching": {"rows": 8, "ragged": True}, "guards": [],
+    }  # fmt: skip
 
 
 def test_the_summary_compares_what_was_certified():
