@@ -3,6 +3,8 @@
     python -m pipeline.certificate_stage autojudge     one method -> reports/certify/<method>.json
     python -m pipeline.certificate_stage summary       all of them side by side -> reports/certify/summary.json
 
+Every budget that is kept has its certificate.json in reports/certify/<method>/<budget>, for `--certificate`.
+
 On the embedded world the calibration prompts are new problems, on any other task its unused training documents.
 Settings are chosen on the run's development prompts. All methods share K (`certify.block`) and prompts, so that their
 mean accepted lengths can be compared.
@@ -22,7 +24,8 @@ from pipeline.stage import item, run  # first: it sets the environment that the 
 import torch
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
+from gistgate.files import read_json, write_atomic, write_json
+from gistgate.gates.certificate import Certificate
 from pipeline.binding import task_hash
 from pipeline.certificate import Finding, Request, binding_of_trial, certificate, check_possible, find, plan_sentence
 from pipeline.certificate_prompts import unused_prompts, used_prompts, world_documents
@@ -48,32 +51,44 @@ def main() -> None:
         write_json(REPORTS / "summary.json", summary(params))
         return
     torch.set_grad_enabled(False)
-    report = certify(params, name)
+    report, kept = certify(params, name)
     write_json(REPORTS / f"{name}.json", report)
+    write_atomic(REPORTS / name, lambda part: save_all(kept, part))
     for budget, found in report["budgets"].items():
         verdict = found["refusal"] or f"{found['settings']}, bound {found['bound']:.2%}"
         print(f"{name}, {float(budget):.0%}: {verdict}")
 
 
-def certify(params: Params, name: str) -> dict[str, Any]:
-    """What one method may do within each budget; certificates, and counts of every prompt of what was kept."""
+def save_all(kept: dict[float, Certificate], folder: Path) -> None:
+    """A folder per certified budget; none where nothing was certified."""
+    folder.mkdir(parents=True)
+    for budget, one in kept.items():
+        one.save(folder / f"{budget:g}")
+
+
+def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Certificate]]:
+    """What one method may do within each budget, with counts of every prompt, and the certificates of what is kept."""
     request = request_of(params)
     for budget in request.budgets:
         print(plan_sentence(budget, request.confidence, request.n))
         check_possible(budget, request.confidence, request.n)
     trial = trial_of(params, name)
     finding = find(trial, request)
-    task = task_hash(load_task(params), params)
-    found = {f"{budget:g}": entry(trial, finding, budget, task, params) for budget in request.budgets}
-    return {"method": name, "learned": params.method(name).learned, "block": trial.block, "budgets": found}
+    bound_to = binding_of_trial(trial, task_hash(load_task(params), params), params.prompting)
+    kept = {
+        budget: certificate(trial, finding, budget, bound_to, SOURCE)
+        for budget in request.budgets
+        if finding.certified(budget) is not None
+    }
+    found = {f"{budget:g}": entry(finding, budget, kept.get(budget)) for budget in request.budgets}
+    return {"method": name, "learned": params.method(name).learned, "block": trial.block, "budgets": found}, kept
 
 
-def entry(trial: Trial, finding: Finding, budget: float, task: str, params: Params) -> dict[str, Any]:
+def entry(finding: Finding, budget: float, kept: Certificate | None) -> dict[str, Any]:
     """One budget: its certificate, or why there is none."""
     at = finding.certified(budget)
-    if at is None:
+    if kept is None or at is None:
         return {"refusal": finding.refusal(budget), "rounds": None}
-    kept = certificate(trial, finding, budget, binding_of_trial(trial, task, params.prompting), SOURCE)
     counted = finding.tested[at].decoded.statistics
     return {**asdict(kept), "refusal": None, "rounds": [[one.tokens, one.forwards] for one in counted]}
 

@@ -11,11 +11,16 @@ import torch
 from transformers import LlamaForCausalLM
 
 from gistgate import cli
+from gistgate.building import build_decoder
+from gistgate.decoding.statistics import Statistics
 from gistgate.errors import UserError
+from gistgate.files import read_json
 from gistgate.gates.certificate import model_hash, read_certificate
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
+from gistgate.rules import make_rule
+from pipeline import certificate_stage as stage
 from pipeline import task_files
 from pipeline.bernstein import PLUG_IN
 from pipeline.betting import BETTING
@@ -25,11 +30,10 @@ from pipeline.certificate import Finding, Request, binding_of_trial, check_possi
 from pipeline.certificate_command import Options, certify
 from pipeline.certificate_scores import CLIP, LogProbability, PairwiseJudge
 from pipeline.certificate_sequence import try_setting
-from pipeline.certificate_stage import compared
 from pipeline.certificate_trial import Decoded, Ground, Trial
 from pipeline.certify import needed_beyond
 from pipeline.pairs import Pair
-from pipeline.params import MethodParams, Params, PromptingParams
+from pipeline.params import CertifyParams, MethodParams, Params, PromptingParams
 from pipeline.planning import spread_out
 from pipeline.retrieval.drafters import files_behind
 from pipeline.scratch import fingerprint
@@ -247,11 +251,35 @@ def test_the_summary_compares_what_was_certified():
         return {"learned": learned, "budgets": {"0.02": row}}
 
     both = {"gate": report(True, 8.0), "fly": report(False, 4.0), "sense": report(False, 5.0)}
-    ratio = compared(both, "0.02")["ratio"]
+    ratio = stage.compared(both, "0.02")["ratio"]
     assert (ratio["learned"], ratio["free"], ratio["value"]) == ("gate", "sense", 1.6)
     assert ratio["interval"] == pytest.approx([1.6, 1.6])
     refused = {"gate": report(True, 8.0, "no"), "fly": report(False, 4.0)}
-    assert compared(refused, "0.02")["ratio"] is None
+    assert stage.compared(refused, "0.02")["ratio"] is None
+
+
+def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypatch, folders):
+    monkeypatch.chdir(tmp_path)
+    target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
+    pair, method = Pair(target, draft, byte_tokenizer(), "tiny"), MethodParams("prob-ratio", knob="r", grid=(0.5, 0.2))
+    trial = Trial(Ground(pair, {"calibration": [{"ids": [1]}]}, SimpleNamespace(id="task"), 8), method, 5)
+    statistics = [Statistics(own=1, forwards=1)] * 500
+    tested = try_setting([Decoded(np.zeros(500), statistics)], [0.001, 0.02], 0.95, "lost")
+    monkeypatch.setattr(stage, "find", lambda trial, request: Finding(request, Choice([Setting(0.5)], []), [tested]))
+    params = Params(methods={"ratio": method}, certify=CertifyParams(budgets=(0.001, 0.02), prompts=5000))
+    task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5)
+    for name, found in {"read_params": params, "trial_of": trial, "load_task": task, "item": "ratio"}.items():
+        monkeypatch.setattr(stage, name, lambda *_, found=found: found)
+    Path("reports/certify/ratio/0.5").mkdir(parents=True)  # of an earlier run
+    stage.main()
+
+    assert [folder.name for folder in Path("reports/certify/ratio").iterdir()] == ["0.02"]
+    served = build_decoder(target, byte_tokenizer(), draft=str(folders[1]), certificate="reports/certify/ratio/0.02")
+    assert (served.rule, served.block) == (make_rule("prob-ratio", r=0.5), 5)
+    with pytest.raises(UserError, match="because of another draft"):
+        build_decoder(target, byte_tokenizer(), draft=str(folders[0]), certificate="reports/certify/ratio/0.02")
+    report = read_json("reports/certify/ratio.json")["budgets"]
+    assert report["0.001"]["refusal"] and report["0.02"]["rounds"] == [[1, 1]] * 500
 
 
 def test_without_the_pipeline_the_command_says_what_to_install(monkeypatch):
