@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.certified import check_options, check_parts, load_proof
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import DRAFTERS
-from gistgate.drafters.base import Drafter
-from gistgate.drafters.model import ModelDrafter
+from gistgate.drafting import CORPUS, NONE, STORED, Sources, make_drafter
 from gistgate.errors import UserError
-from gistgate.gates.certificate import read_certificate
+from gistgate.gates.config import OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 from gistgate.segments.building import served_decoder
 from gistgate.segments.serving import SEGMENT_RULES, take_segment_settings
+from gistgate.shadowing import make_guard
+from gistgate.timing import AUTO
 
 BLOCK = 8
 """K where nothing else is said, in tokens."""
@@ -48,7 +51,7 @@ def load_draft(name: str, revision: str, target: PreTrainedModel) -> PreTrainedM
     try:
         draft = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=target.dtype)
     except (OSError, ValueError) as error:
-        raise UserError(f"The draft '{name}' could not be loaded ({error}). Check draft= in --model_args.") from error
+        raise UserError(f"The draft '{name}' could not be loaded ({error}). Check the name or the folder.") from error
     return draft.to(target.device).eval()
 
 
@@ -59,13 +62,18 @@ def build_decoder(
     draft: str | None = None,
     draft_revision: str = "main",
     drafter: str | None = None,
+    datastore: str | None = None,
+    corpus: str | None = None,
     gate: str | None = None,
     rule: str | None = None,
     block: int | None = None,
-    budget: float = BUDGET,
+    budget: float | None = None,
     settings: dict[str, Any] | None = None,
     certificate: str | None = None,
     segments: str | None = None,
+    guards: Sequence[str] = (),
+    engine: str = "eager",
+    speculate_up_to: int | str | None = None,
 ) -> Decoder:
     """A decoder around a loaded target.
 
@@ -74,44 +82,53 @@ def build_decoder(
         tokenizer: its tokenizer.
         draft: name or folder of the draft model.
         draft_revision: its revision on the hub.
-        drafter: "model", "lookup" or "none"; default: "model" with a draft, else "none".
+        drafter: an id of `gistgate.drafting.KNOWN`; default: "model" with a draft, else "none".
+        datastore: folder of a datastore, for the drafters that read one.
+        corpus: text file with one training text per line, for the drafter "corpus".
         gate: folder of a trained gate.
         rule: rule id; default: "autojudge" with a gate, else "exact".
-        block: K, drafted tokens per round; default: that of the gate's operating point, else 8.
-        budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts.
+        block: K, drafted tokens per round; default: that of the gate's operating point, else 8. A warning says
+            where K or the drafter is not the one that the point was certified with.
+        budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts; default: 0.03.
         settings: settings of the rule.
         certificate: a certificate.json or its folder; its rule, drafter, K and settings are used, and nothing else.
         segments: folder of segment probes; then `rule` and `settings` are theirs, `gate` speaks inside refused
             segments, and K, `drafter` and `budget` are the folder's.
+        guards: ids of guards; "domain" is read from the gate's folder.
+        engine: "eager" or "compiled".
+        speculate_up_to: rows above which a batch is decoded plainly, or "auto": then the caller measures them with
+            `gistgate.timing.settle_batches` when it has prompts.
 
     Raises:
-        UserError: names that do not exist, or parts that do not fit together.
+        UserError: names that do not exist, parts that do not fit together, or options that a certificate contradicts.
     """
-    proof = read_certificate(certificate) if certificate else None
+    settings = dict(settings or {})
+    proof = load_proof(certificate) if certificate else None
     if proof is not None:
-        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, proof.settings
+        named = {"rule": rule, "drafter": drafter, "block": block}
+        check_options(proof, settings=settings, budget=budget, segments=segments, **named)
+        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, dict(proof.settings)
+    shared: dict[str, Any] = {
+        "vocabulary": len(tokenizer), "guards": [make_guard(name, gate) for name in guards], "engine": engine,
+        "speculate_up_to": batch_limit(speculate_up_to),
+    }  # fmt: skip
     draft_model = load_draft(draft, draft_revision, target) if draft else None
     loaded = Gate.load(gate, target=target, draft=draft_model, tokenizer=tokenizer) if gate else None
     if segments:
-        return served_decoder(
-            segments, target, draft_model, tokenizer, loaded, rule, settings or {}, vocabulary=len(tokenizer)
-        )
-    rule, settings = rule or default_rule(gate), dict(settings or {})
-    if proof is not None and (broken := proof.mismatch(loaded, target, draft_model, tokenizer)):
-        raise UserError(broken)
+        return served_decoder(segments, target, draft_model, tokenizer, loaded, rule, settings, **shared)
+    rule, drafter = rule or default_rule(gate), drafter or ("model" if draft else NONE)
+    if proof is not None:
+        data = {CORPUS: corpus}.get(drafter, datastore if drafter in STORED else None)
+        check_parts(proof, loaded, target, draft_model, tokenizer, engine=engine, guards=guards, data=data)
     if loaded is not None and rule == "autojudge" and "risk" not in settings:
-        point = loaded.operating_point(budget)
+        point = loaded.operating_point(BUDGET if budget is None else budget, drafter)
         settings["risk"] = point.knob
-        block = block or point.block
-    return Decoder(
-        target,
-        make_drafter(drafter or ("model" if draft else "none"), draft_model),
-        make_rule(rule, **settings),
-        BLOCK if block is None else block,
-        gate=loaded,
-        tokenizer=tokenizer,
-        vocabulary=len(tokenizer),
-    )
+        block = point.block if block is None else block
+        doubt(loaded, point, block, drafter)
+    sources = Sources(target, tokenizer, draft_model, datastore, corpus)
+    made, made_rule = make_drafter(drafter, sources), make_rule(rule, **settings)
+    block = BLOCK if block is None else block
+    return Decoder(target, made, made_rule, block, gate=loaded, tokenizer=tokenizer, **shared)
 
 
 def default_rule(gate: str | None) -> str:
@@ -119,21 +136,24 @@ def default_rule(gate: str | None) -> str:
     return "autojudge" if gate else "exact"
 
 
-def make_drafter(drafter: str, draft: PreTrainedModel | None) -> Drafter | None:
-    """A drafter by id; "none" is plain decoding.
+def doubt(gate: Gate, point: OperatingPoint, block: int, drafter: str) -> None:
+    """Warn where K or the drafter is not the certified one of an operating point; without drafts nothing is lost."""
+    its_own = point in gate.config.operating_points
+    known = gate.config.certificate.get("drafter", "model") if its_own else drafter
+    pairs = (("block", block, point.block), ("drafter", drafter, known))
+    differing = [f"{name} is {now}, but {then} was certified" for name, now, then in pairs if now != then]
+    if differing and block and drafter != NONE:
+        warnings.warn(f"The budget of {100 * point.budget:g} % is not certified: {'; '.join(differing)}.", stacklevel=3)
+
+
+def batch_limit(asked: int | str | None) -> int | None:
+    """Rows up to which batches are speculated for; None where nothing or "auto" is said.
 
     Raises:
-        UserError: there is no such drafter, or it needs a draft model.
+        UserError: neither a number nor "auto".
     """
-    if drafter == "none":
+    if asked is None or asked == AUTO:
         return None
-    if drafter not in DRAFTERS:
-        raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, [*DRAFTERS, 'none'])}")
-    made: Drafter
-    if not issubclass(DRAFTERS[drafter], ModelDrafter):
-        made = DRAFTERS[drafter]()
-        return made
-    if draft is None:
-        raise UserError(f"The drafter '{drafter}' needs a draft model. Add draft=<name or folder> to --model_args.")
-    made = DRAFTERS[drafter](draft)
-    return made
+    if not str(asked).isdecimal():
+        raise UserError(f"speculate_up_to is '{asked}'. Give a number of rows (0 never speculates) or '{AUTO}'.")
+    return int(asked)

@@ -24,12 +24,22 @@ app = typer.Typer(
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id or folder.", metavar="TARGET")]
 Prompt = Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.", metavar="PROMPT")]
 Draft = Annotated[str | None, typer.Option(help="Draft model: hub id or folder.")]
-Drafter = Annotated[str | None, typer.Option(help="model, lookup or none; default: model with a draft.")]
+Drafter = Annotated[
+    str | None,
+    typer.Option(
+        help="model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-tree, corpus or none; "
+        "default: model with a draft."
+    ),
+]
+Store = Annotated[str | None, typer.Option(help="Folder of a datastore, for sen and sen-tree.")]
+Corpus = Annotated[str | None, typer.Option(help="File with one training text per line, for corpus.")]
 GateFolder = Annotated[str | None, typer.Option("--gate", help="Folder of a trained gate.")]
 RuleName = Annotated[str | None, typer.Option("--rule", help="Acceptance rule; default: autojudge with a gate.")]
 Settings = Annotated[list[str], typer.Option("--set", help="Setting of the rule, such as theta=0.9; repeatable.")]
 BlockLength = Annotated[int | None, typer.Option("--block", help="K, drafted tokens per target forward.", min=0)]
-Budget = Annotated[float, typer.Option(help="Certified loss at which a gate runs, as a share.", min=0, max=1)]
+Budget = Annotated[
+    float | None, typer.Option(help="Certified loss at which a gate runs, as a share; default: 0.03.", min=0, max=1)
+]
 Probes = Annotated[str | None, typer.Option("--segments", help="Folder of segment probes: judge whole segments.")]
 Proof = Annotated[str | None, typer.Option("--certificate", help="certificate.json or its folder: decode as it says.")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
@@ -41,28 +51,35 @@ Temperature = Annotated[float, typer.Option(help="0 takes the most probable toke
 EngineName = Annotated[str, typer.Option("--engine", help="eager, or compiled: seconds to build, then faster.")]
 Seed = Annotated[int, typer.Option(help="Seed of sampling.")]
 Guards = Annotated[list[str], typer.Option("--guard", help="loop, or domain (of the gate); repeatable.")]
+Batches = Annotated[
+    str | None, typer.Option("--speculate-up-to", help="Rows above which decoding is plain (0: always), or auto.")
+]
 InShadow = Annotated[bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")]
 
 
 @app.command()
 def generate(
-    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
-    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None, segments: Probes = None,
+    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, datastore: Store = None,
+    corpus: Corpus = None, gate: GateFolder = None, rule: RuleName = None, settings: Settings = [],  # noqa: B006
+    block: BlockLength = None, budget: Budget = None, certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None, temperature: Temperature = 0.0, seed: Seed = 0,
     guards: Guards = [], in_shadow: InShadow = False, engine: EngineName = "eager",  # noqa: B006
+    speculate_up_to: Batches = None,
 ) -> None:  # fmt: skip
     """Continue one prompt; what was counted goes to standard error."""
     from gistgate.block import Sampling
-    from gistgate.shadowing import guarded, summary, watch
+    from gistgate.shadowing import guarded, shadow, summary
+    from gistgate.timing import AUTO, settle_batches
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine, segments)
-    watch(served.decoder, guards, gate, in_shadow)
+    served = serve(locals(), temperature, chat, system)
+    if in_shadow:
+        shadow(served.decoder)
     ids = served.target.encode(read(prompt), chat, system)
-    answer = served.decoder.generate(
-        [ids], sampling=Sampling(temperature), seeds=[seed], **served.request(max_new_tokens, stop)
-    )[0]
+    request = {"sampling": Sampling(temperature), **served.request(max_new_tokens, stop)}
+    if speculate_up_to == AUTO:
+        settle_batches(served.decoder, [ids], **request)
+    answer = served.decoder.generate([ids], seeds=[seed], **request)[0]
     typer.echo(served.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
     typer.echo(counted(answer), err=True)
     if guards:
@@ -73,9 +90,9 @@ def generate(
 
 @app.command()
 def trace(
-    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
-    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None, segments: Probes = None,
+    target: TargetName, prompt: Prompt, draft: Draft = None, drafter: Drafter = None, datastore: Store = None,
+    corpus: Corpus = None, gate: GateFolder = None, rule: RuleName = None, settings: Settings = [],  # noqa: B006
+    block: BlockLength = None, budget: Budget = None, certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 256, stop: Stops = [], chat: Chat = False,  # noqa: B006
     system: System = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
@@ -84,7 +101,7 @@ def trace(
     from gistgate import terminal
     from gistgate.tracing import trace as traced
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, segments=segments)
+    served = serve(locals(), chat=chat, system=system)
     ids = served.target.encode(read(prompt), chat, system)
     answer, tokens = traced(served.decoder, ids, served.target.tokenizer, **served.request(max_new_tokens, stop))
     typer.echo(terminal.as_lines(tokens) if as_json else terminal.coloured(tokens))
@@ -146,9 +163,9 @@ def pipeline_module(name: str) -> Any:
 @app.command()
 def bench(
     target: TargetName, prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
-    draft: Draft = None, drafter: Drafter = None, gate: GateFolder = None,
-    rule: RuleName = None, settings: Settings = [], block: BlockLength = None, budget: Budget = 0.03,  # noqa: B006
-    certificate: Proof = None, segments: Probes = None,
+    draft: Draft = None, drafter: Drafter = None, datastore: Store = None,
+    corpus: Corpus = None, gate: GateFolder = None, rule: RuleName = None, settings: Settings = [],  # noqa: B006
+    block: BlockLength = None, budget: Budget = None, certificate: Proof = None, segments: Probes = None,
     dtype: Dtype = "auto", max_new_tokens: Length = 128, engine: EngineName = "eager",
 ) -> None:  # fmt: skip
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
@@ -156,7 +173,7 @@ def bench(
     from gistgate.files import read_text
     from gistgate.timing import side_by_side
 
-    served = serve(target, dtype, draft, drafter, gate, rule, settings, block, budget, certificate, engine, segments)
+    served = serve(locals())
     ids = [served.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
     typer.echo(terminal.timed(side_by_side(served.decoder, ids, **served.request(max_new_tokens, []))))
 
@@ -172,28 +189,26 @@ def evaluate(context: typer.Context) -> None:
     harness()
 
 
-def serve(
-    target: str, dtype: str, draft: str | None, drafter: str | None, gate: str | None, rule: str | None,
-    settings: list[str], block: int | None, budget: float, certificate: str | None, engine: str = "eager",
-    segments: str | None = None,
-) -> Any:  # fmt: skip
-    """Target and decoder as the options name them."""
+PARTS = (
+    "draft", "drafter", "datastore", "corpus", "gate", "rule", "settings", "block", "budget", "certificate", "segments",
+    "guards", "engine", "speculate_up_to",
+)  # fmt: skip
+"""Options of a command that `Served.load` hands on."""
+
+
+def serve(options: dict[str, Any], temperature: float = 0.0, chat: bool = False, system: str | None = None) -> Any:
+    """Target and decoder as a command's options name them.
+
+    Raises:
+        UserError: they do not fit together, or a certificate does not cover such requests.
+    """
+    from gistgate.certified import check_request, load_proof
     from gistgate.serving import Served
 
-    return Served.load(
-        target,
-        dtype,
-        draft=draft,
-        drafter=drafter,
-        gate=gate,
-        rule=rule,
-        block=block,
-        budget=budget,
-        settings=settings,
-        certificate=certificate,
-        engine=engine,
-        segments=segments,
-    )
+    if options["certificate"] is not None:
+        check_request(load_proof(options["certificate"]), temperature=temperature, chat=chat, system=system)
+    parts = {name: options[name] for name in PARTS if name in options}
+    return Served.load(options["target"], options["dtype"], **parts)
 
 
 def read(prompt: str) -> str:

@@ -28,11 +28,10 @@ class Served:
         Raises:
             UserError: something cannot be loaded, or does not fit together.
         """
-        chosen = Engine(engine)  # a wrong name is said before anything is loaded
+        Engine(engine)  # a wrong name is said before anything is loaded
         target = load_target(name, dtype)
-        decoder = build_decoder(target.model, target.tokenizer, settings=parse_settings(settings), **parts)
-        decoder.engine = chosen
-        return cls(target, decoder)
+        chosen = parse_settings(settings)
+        return cls(target, build_decoder(target.model, target.tokenizer, settings=chosen, engine=engine, **parts))
 
     def request(self, max_new_tokens: int, stops: Sequence[str]) -> dict[str, Any]:
         """Arguments of `Decoder.generate` that all prompts share."""

@@ -1,4 +1,4 @@
-"""Put a decoder under guard, or turn it into its own shadow: strict ids, and what its rule would have made of them."""
+"""Guards by name, and shadow mode: strict ids, and what the rule of a decoder would have made of them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,6 @@ from gistgate.errors import UserError
 from gistgate.guards import DomainGuard, Guard, LoopGuard
 from gistgate.rules.base import Rule
 from gistgate.rules.shadow import Shadow, Watcher
-
-
-def watch(decoder: Decoder, guards: Sequence[str] = (), gate: str | None = None, in_shadow: bool = False) -> None:
-    """What the command line asks for: guards by name, those of a gate from its folder, and shadow mode.
-
-    Raises:
-        UserError: there is no such guard, or the gate has none.
-    """
-    decoder.parts = replace(decoder.parts, guards=tuple(make_guard(name, gate) for name in guards))
-    if in_shadow:
-        shadow(decoder)
 
 
 def make_guard(name: str, gate: str | None = None) -> Guard:

@@ -16,6 +16,13 @@ from gistgate.errors import UserError
 from gistgate.guards.loop import LoopGuard
 from gistgate.rules.exact import Exact
 
+AUTO = "auto"
+"""Instead of a number of rows: measure up to which batch speculation pays."""
+BATCHES = (1, 4, 16, 32)
+"""Batches that are tried, in rows."""
+MEASURED = 64
+"""Tokens of an answer that are enough to measure with."""
+
 
 @dataclass
 class Clock:
@@ -77,7 +84,7 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
 
 
 def pays_up_to(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = (1, 4, 16, 32), **request: Any
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = BATCHES, **request: Any
 ) -> int:
     """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
 
@@ -100,6 +107,14 @@ def pays_up_to(
         if clocks[1] <= clocks[0]:
             break
         most = size
+    return most
+
+
+def settle_batches(decoder: Decoder, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, **request: Any) -> int:
+    """Measure on the first batch up to how many of its rows speculation pays, and let the decoder keep to it."""
+    sizes = [*(size for size in BATCHES if size < len(prompts)), len(prompts)]
+    most = pays_up_to(decoder, prompts, sizes, max_new_tokens=min(max_new_tokens, MEASURED), **request)
+    decoder.speculate_up_to = most
     return most
 
 

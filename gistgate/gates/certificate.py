@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ class Certificate:
         if not differing:
             return None
         parts = ", ".join(
-            f"{name} ({shown(self.binding.get(name))} certified, {shown(found[name])} here)" for name in differing
+            "{} ({} certified, {} here)".format(name, *shown(self.binding.get(name), found[name])) for name in differing
         )
         return (
             f"The certificate for a budget of {100 * self.budget:g} % does not hold here, because of another {parts}: "
@@ -142,26 +141,33 @@ def read_certificate(place: str | Path) -> Certificate | None:
 def agree(certified: Any, found: Any) -> bool:
     """Whether two entries are the same; a fingerprint that one side lacks cannot differ."""
     if isinstance(certified, dict) and isinstance(found, dict):
-        return all(
-            (key == "fingerprint" and None in (certified.get(key), found.get(key)))
-            or certified.get(key) == found.get(key)
-            for key in certified.keys() | found.keys()
-        )
+        return not differing_keys(certified, found)
     return bool(certified == found)
 
 
-def shown(value: Any) -> str:
-    """An entry in a sentence: of a model its weights, of a hash its beginning."""
-    if isinstance(value, dict):
-        value = "/".join(str(item)[:10] for item in leaves(value))
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 48 else f"{text[:45]}..."
+def differing_keys(certified: dict[str, Any], found: dict[str, Any]) -> list[str]:
+    """The keys whose values differ, sorted."""
+    return [
+        key
+        for key in sorted(certified.keys() | found.keys())
+        if certified.get(key) != found.get(key)
+        and not (key == "fingerprint" and None in (certified.get(key), found.get(key)))
+    ]
 
 
-def leaves(value: Any) -> Iterator[Any]:
-    """The values of nested dictionaries, by key."""
-    for _, item in sorted(value.items()):
-        yield from leaves(item) if isinstance(item, dict) else [item]
+def shown(certified: Any, found: Any) -> tuple[str, str]:
+    """Two entries in a sentence, of dictionaries what differs; long hashes are cut."""
+    if isinstance(certified, dict) and isinstance(found, dict):
+        keys = differing_keys(certified, found)
+        first, second = (", ".join(f"{key} {short(one.get(key))}" for key in keys) for one in (certified, found))
+        return first, second
+    return short(certified), short(found)
+
+
+def short(value: Any) -> str:
+    """An entry that fits into a sentence."""
+    text = "none" if value is None or value == [] else str(value)
+    return text if len(text) <= 24 else f"{text[:10]}..."
 
 
 def model_hash(identity: ModelIdentity) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,15 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerFast
 
+from gistgate import timing
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.corpus import CorpusDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.gates.certificate import Certificate
+from gistgate.gates.identity import identify_tokenizer
+from gistgate.guards import LoopGuard
 from gistgate.integrations.lm_eval.model import GatedLM, sampling
 from gistgate.rules import make_rule
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
@@ -167,3 +173,53 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path: Path, pair: A
 def test_importing_gistgate_does_not_import_lm_eval() -> None:
     code = "import sys, gistgate.integrations.lm_eval; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+
+
+def test_arguments_of_a_decoder_are_arguments_of_the_model(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    names = saved(tmp_path, pair, tokenizer)
+    (tmp_path / "texts.txt").write_text("Q: 1000 + 1?\n")
+    lm = GatedLM(**{**names, "draft": None}, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
+    assert isinstance(lm.decoder.drafter, CorpusDrafter)
+    lm = GatedLM(**names, engine="compiled", guards="loop", speculate_up_to=2)
+    assert (lm.decoder.engine.name, lm.decoder.speculate_up_to) == ("compiled", 2)
+    assert lm.decoder.parts.guards == (LoopGuard(),)
+    with pytest.raises(UserError, match="datastore=<folder>"):
+        GatedLM(**names, drafter="sen")
+
+
+def test_batches_that_pay_are_measured_on_the_first_one(
+    tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {1: 9.0, 4: 1.0}
+    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
+    names = {**saved(tmp_path, pair, tokenizer), "rule": "random", "rate": 1.0}
+    tasks = write_task(tmp_path, limit=40)
+    lm = GatedLM(**names, speculate_up_to="auto", batch_size=4)
+    results = evaluate(lm, tasks)
+    assert lm.decoder.speculate_up_to == results["config"]["gistgate"]["speculate_up_to"] == 1
+    assert answers(results) == answers(evaluate(gated(pair, tokenizer), tasks)), "four rows are decoded plainly"
+
+
+@pytest.mark.parametrize(
+    "changed, chat, sentence",
+    [
+        ({}, False, None),
+        ({"prompting": {"chat_template": True, "system": None}}, False, "another prompting"),
+        ({"prompting": {"chat_template": True, "system": None}}, True, None),
+        ({}, True, "another prompting"),
+        ({"temperature": 1.0}, False, "another temperature"),
+    ],
+)
+def test_a_certificate_refuses_requests_that_it_does_not_cover(
+    tmp_path: Path, pair: Any, tokenizer: Any, changed: dict[str, Any], chat: bool, sentence: str | None
+) -> None:
+    bound = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
+    bound["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
+    Certificate(
+        0.01, 0.95, "prob", "model", 5, {"r": 0.4}, "r", 2000, 0.0, 0.0075, "exact", 0.0, 0.01, 13, "task", 6.5, bound
+    ).save(tmp_path)
+    lm = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path), batch_size=4)
+    assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
+    lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
+    with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
+        evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat)

@@ -17,15 +17,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.building import BUDGET, build_decoder, default_rule, take_settings
+from gistgate.building import build_decoder, default_rule, take_settings
+from gistgate.certified import check_request, load_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.rows import Generation
 from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.served import Served
+from gistgate.timing import AUTO, settle_batches
 
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 """Generation arguments of tasks that change nothing here."""
+PARTS = ("draft_revision", "drafter", "datastore", "corpus", "block", "budget", "engine")
+"""Arguments of `build_decoder` that nothing here looks at."""
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 
 
@@ -41,13 +45,12 @@ class GatedLM(HFLM):
         pretrained: str | PreTrainedModel,
         decoder: Decoder | None = None,
         draft: str | None = None,
-        draft_revision: str = "main",
-        drafter: str | None = None,
-        gate: str | None = None,
         rule: str | None = None,
-        block: int | None = None,
-        budget: float = BUDGET,
+        gate: str | None = None,
         segments: str | None = None,
+        certificate: str | None = None,
+        guards: str = "",
+        speculate_up_to: int | str | None = None,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -56,14 +59,21 @@ class GatedLM(HFLM):
         Args:
             pretrained: the target: a name, a folder or a loaded model.
             decoder: a decoder around that loaded model; then the names below are not needed.
-            draft, draft_revision, drafter, gate, rule, block, budget, segments: see `build_decoder`.
+            draft, rule, gate, segments, certificate: see `build_decoder`. Requests that a certificate does not cover
+                (sampled, or with another chat template or system text) are refused.
+            guards: ids of guards, joined by "+".
+            speculate_up_to: see `build_decoder`; "auto" is measured on the first batch.
             seed: of sampled answers; greedy ones have no use for it.
-            kwargs: settings of the rule (theta=0.9), and everything that lm-eval's `hf` model takes.
+            kwargs: draft_revision, drafter, datastore, corpus, block, budget and engine as `build_decoder` has them,
+                settings of the rule (theta=0.9), and everything that lm-eval's `hf` model takes.
 
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        settings = take_settings(rule or ("segment" if segments else default_rule(gate)), kwargs)
+        self.proof = load_proof(certificate) if certificate else None
+        known = self.proof.rule if self.proof else ("segment" if segments else default_rule(gate))
+        settings = take_settings(rule or known, kwargs)
+        parts = {name: kwargs.pop(name) for name in PARTS if name in kwargs}
         super().__init__(pretrained=pretrained, **kwargs)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
@@ -71,18 +81,20 @@ class GatedLM(HFLM):
             self.model,
             self.tokenizer,
             draft=draft,
-            draft_revision=draft_revision,
-            drafter=drafter,
             gate=gate,
             rule=rule,
-            block=block,
-            budget=budget,
             settings=settings,
             segments=segments,
+            certificate=certificate,
+            guards=[name for name in guards.split("+") if name],
+            speculate_up_to=speculate_up_to,
+            **parts,
         )
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
-        self.seed = seed
+        self.seed, self.is_to_measure = seed, speculate_up_to == AUTO
+        self.prompting: dict[str, Any] = {}
+        """Chat template and system text of the task, as far as the harness asked for them."""
         self.served = Served()
         """Every answer by its prompt; after a run of several processes the first one has all."""
 
@@ -96,6 +108,13 @@ class GatedLM(HFLM):
                     self.served.merge(served)
         return texts
 
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The harness's own method; what it was asked for is kept for the certificate."""
+        system = next((turn["content"] for turn in chat_history if turn["role"] == "system"), None)
+        self.prompting = {"chat": True, "system": system}
+        text: str = super().apply_chat_template(chat_history, add_generation_prompt)
+        return text
+
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
         """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T + n]`, right-padded."""
         mask = kwargs.get("attention_mask")
@@ -103,14 +122,19 @@ class GatedLM(HFLM):
         prompts = [row[keep.bool()].tolist() for row, keep in zip(context, mask, strict=True)]
         # The harness adds the text of eos to the stops; its id does that better, and wordings may contain the text.
         eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
-        answers = self.decoder.generate(
-            prompts,
-            max_new_tokens=max_length - context.shape[1],
-            eos_ids=eos_ids(self.model, self.tokenizer),
-            stops=[text for text in stop if text and text != eos],
-            sampling=sampling(kwargs),
-            seeds=[self._seed(prompts, place) for place in range(len(prompts))],
-        )
+        request: dict[str, Any] = {
+            "max_new_tokens": max_length - context.shape[1],
+            "eos_ids": eos_ids(self.model, self.tokenizer),
+            "stops": [text for text in stop if text and text != eos],
+            "sampling": sampling(kwargs),
+        }
+        if self.proof is not None:
+            check_request(self.proof, temperature=request["sampling"].temperature, **self.prompting)
+        if self.is_to_measure:
+            settle_batches(self.decoder, prompts, **request)
+            self.is_to_measure = False
+        seeds = [self._seed(prompts, place) for place in range(len(prompts))]
+        answers = self.decoder.generate(prompts, seeds=seeds, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
@@ -130,6 +154,7 @@ class GatedLM(HFLM):
             "rule": rule.id,
             "settings": settings,
             "block": self.decoder.block,
+            "speculate_up_to": self.decoder.speculate_up_to,
             "mean_accepted_length": counted.mean_accepted_length,
             "loose_per_100": counted.loose_per_100,
             "statistics": counted.as_dict(),
