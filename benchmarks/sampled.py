@@ -74,7 +74,7 @@ def make_decoders(workload: Workload) -> dict[str, Decoder]:
 def contender(name: str, decoder: Decoder, request: dict[str, Any]) -> Contender:
     """One arm, with its seeds."""
 
-    def decode(prompts: Prompts) -> tuple[int, int | None]:
+    def decode(prompts: Prompts) -> tuple[list[list[int]], int | None]:
         return ours(decoder, {**request, "seeds": seeds_of(name, prompts)})(prompts)
 
     return Contender(name, decode, decoder.block)

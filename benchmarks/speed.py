@@ -4,32 +4,39 @@
 
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft,
 with prompt lookup; ours plain, strict and every certified method, each on both engines. Larger batches: what
-transformers can do in batches, ours plain, strict and the learned method.
+transformers can do in batches, ours plain, strict and the learned method; each of them row by row as well, on the same
+prompts and in turn with the batches: `vs_batch_1`.
 """
 
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from pipeline.timed import Contender, compiled, ours, theirs
+from pipeline.timed import Contender, Prompts, compiled, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
+BATCHES = 4
+"""Fewest batches of a size: intervals are over batches."""
+SINGLY = "row by row: "
 
 
 def main(
     prompts: int = 16, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
 ) -> None:  # fmt: skip
     torch.set_num_threads(threads)
-    workload = Workload.load(max(prompts, 2 * max(map(int, batches.split(",")))))
+    workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
     names = methods.split(",") if methods else list(workload.points)
     if unknown := [name for name in names if name not in workload.points]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.points)}.")
@@ -38,32 +45,16 @@ def main(
         "pair": workload.pair.name,
         "strict_block": workload.params.decoding.strict_block,
         "batches": found,
-        "against_batch_1": against_single(found),
     }
     save("speed", payload, results, lambda: figure(payload))
-
-
-def against_single(found: dict[str, dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Tokens per second of every batch size in those of batch 1, which was measured before, not interleaved."""
-    single = found.get("1", {}).get("contenders", {})
-    return {
-        size: {
-            name: entry["tokens_per_second"] / single[name]["tokens_per_second"]
-            for name, entry in measured["contenders"].items()
-            if name in single
-        }
-        for size, measured in found.items()
-        if size != "1" and single
-    }
 
 
 def measure(workload: Workload, size: int, prompts: int, methods: list[str]) -> dict[str, Any]:
     """One batch size: every contender on equal batches of prompts."""
     print(f"batch {size}")
-    ids = workload.ids[: max(prompts, 2 * size)]
-    batches = [ids[start : start + size] for start in range(0, len(ids) - size + 1, size)]
-    working, failed = [], {}
-    for contender in contenders(workload, size, methods):
+    batches, working, failed = batches_of(workload.ids, size, prompts), [], {}
+    field = contenders(workload, size, methods)
+    for contender in field if size == 1 else [*field, *map(row_by_row, field)]:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -75,7 +66,32 @@ def measure(workload: Workload, size: int, prompts: int, methods: list[str]) -> 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times = side_by_side(working, batches)
-    return {"contenders": ratios(times, REFERENCES), "failed": failed}
+    return {"contenders": against_rows(times), "failed": failed}
+
+
+def batches_of(ids: list[list[int]], size: int, prompts: int) -> list[list[list[int]]]:
+    """Batches of about `prompts` prompts, but at least `BATCHES`: where there are too few, they come again."""
+    rows = cycle(ids)
+    return [list(islice(rows, size)) for _ in range(max(prompts // size, BATCHES))]
+
+
+def row_by_row(contender: Contender) -> Contender:
+    """The same, one row of a batch after the other."""
+
+    def decode(batch: Prompts) -> tuple[list[list[int]], int | None]:
+        return [contender.decode([ids])[0][0] for ids in batch], None
+
+    return replace(contender, name=SINGLY + contender.name, decode=decode)
+
+
+def against_rows(times: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Rates and ratios of the contenders, with how many times faster a batch is than its rows one by one."""
+    batched = {name: entry for name, entry in times.items() if not name.startswith(SINGLY)}
+    found = ratios(batched, REFERENCES)
+    for name, entry in batched.items():
+        if (rows := times.get(SINGLY + name)) is not None:
+            found[name]["vs_batch_1"] = ratio_of_sums(rows["seconds"], entry["seconds"]).as_dict()
+    return found
 
 
 def contenders(workload: Workload, size: int, methods: list[str]) -> list[Contender]:

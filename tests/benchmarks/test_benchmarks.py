@@ -13,7 +13,7 @@ import yaml
 from matplotlib.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import figures, sampled, scripted, shapes
+from benchmarks import figures, sampled, scripted, shapes, speed
 from benchmarks.bench import ratios, save, side_by_side
 from benchmarks.block import propose
 from benchmarks.intervals import over_prompts
@@ -57,6 +57,24 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_counts_for_none():
     assert all((one["tokens"], len(one["seconds"]), one["loops"]) == ([3, 3], 2, 1) for one in times.values())
     times = side_by_side([contender("a", 2)], [[[2]], [[2]]], say=False)
     assert (times["a"]["tokens"], times["a"]["loops"]) == ([4, 4], 2)  # nothing else would be left
+
+
+def test_every_size_has_batches_enough_for_an_interval():
+    prompts = [[1], [2], [3], [4], [5]]
+    assert speed.batches_of(prompts, 1, 5) == [[ids] for ids in prompts]
+    assert speed.batches_of(prompts, 2, 4) == [[[1], [2]], [[3], [4]], [[5], [1]], [[2], [3]]]
+
+
+def test_a_batch_is_compared_with_its_rows_in_turn():
+    seen: list[list[list[int]]] = []
+    contender = Contender("a", lambda batch: (seen.append(batch), ([[7, 8, 9]] * len(batch), 1))[1], 4)
+    times = side_by_side([contender, speed.row_by_row(contender)], [[[1], [2]], [[3], [4]]], say=False)
+    assert seen[3:] == [[[1], [2]], [[1]], [[2]], [[3]], [[4]], [[3], [4]]]
+    assert [one["tokens"] for one in times.values()] == [[6, 6], [6, 6]]
+    for (name, entry), seconds in zip(times.items(), ([1.0, 2.0], [4.0, 8.0]), strict=True):
+        times[name] = {**entry, "seconds": seconds}
+    found = speed.against_rows(times)
+    assert set(found) == {"a"} and found["a"]["vs_batch_1"] == {"mean": 4, "low": 4, "high": 4} and found["a"]["n"] == 2
 
 
 def test_ratios_are_of_summed_seconds():
