@@ -1,10 +1,11 @@
 """Which K suits which method: tokens per second over a sweep, side by side.
 
-    python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager] [--write]
+    python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
-In the folder of a finished run, batch 1. `--write` puts the proposals into params.yaml: K changes a loose method's
-texts, so it is part of its certificate, and the next calibration certifies the method at that K. A proposal is the
-smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
+In the folder of a finished run, batch 1, one engine after the other. `--write` puts the proposals, those of the first
+engine, into params.yaml: K changes a loose method's texts, so it is part of its certificate, and the next calibration
+certifies the method at that K. A proposal is the smallest K whose interval against the fastest K reaches 1: noise must
+not lengthen blocks.
 """
 
 from __future__ import annotations
@@ -35,11 +36,22 @@ def main(
     names = methods.split(",") if methods else [STRICT, workload.headline]
     if unknown := [name for name in names if name != STRICT and name not in workload.points]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join([STRICT, *workload.points])}.")
-    found = {name: sweep(workload, name, [int(k) for k in ks.split(",")], engine) for name in names}
+    engines = engine.split(",")
+    found = {
+        label(name, kind, engines): sweep(workload, name, [int(k) for k in ks.split(",")], kind)
+        for kind in engines
+        for name in names
+    }
     payload = {"pair": workload.pair.name, "engine": engine, "methods": found}
     save("block", payload, results, lambda: figure(payload))
     if write:
-        propose({name: entry["proposed"] for name, entry in found.items()}, Path("params.yaml"))
+        own = {name: found[label(name, engines[0], engines)]["proposed"] for name in names}
+        propose(own, Path("params.yaml"))
+
+
+def label(name: str, engine: str, engines: list[str]) -> str:
+    """A method's name among the results, with its engine where there are several."""
+    return name if len(engines) == 1 else f"{name}, {engine}"
 
 
 def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str, Any]:
@@ -53,7 +65,14 @@ def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str
     best = min(seconds, key=lambda k: sum(seconds[k]))
     against = {k: ratio_of_sums(seconds[best], entry) for k, entry in seconds.items()}
     proposed = min(k for k, interval in against.items() if k == best or interval.high >= 1)
-    print(name, {k: round(rate) for k, rate in rates.items()}, "tokens per second; proposed K", proposed, flush=True)
+    print(
+        name,
+        engine,
+        {k: round(rate) for k, rate in rates.items()},
+        "tokens per second; proposed K",
+        proposed,
+        flush=True,
+    )
     return {
         "proposed": proposed,
         "fastest": best,

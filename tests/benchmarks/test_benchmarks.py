@@ -6,6 +6,7 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,9 +14,8 @@ import yaml
 from matplotlib.text import Text
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks import figures, sampled, scripted, shapes, speed
+from benchmarks import block, figures, sampled, scripted, shapes, speed
 from benchmarks.bench import ratios, save, side_by_side
-from benchmarks.block import propose
 from benchmarks.intervals import over_prompts
 from benchmarks.limit import figures_of, limit
 from benchmarks.parts import DraftStep, Forward, read_per_step, seconds_of
@@ -209,11 +209,27 @@ def test_a_step_reads_an_embedding_that_the_output_layer_shares(tied: bool):
     assert read_per_step(model) == every - (0 if tied else 4 * 50 * 16)
 
 
+@pytest.mark.parametrize(
+    ("engines", "names"), [("eager", {"strict"}), ("compiled,eager", {"strict, compiled", "strict, eager"})]
+)
+def test_one_run_sweeps_every_engine_and_writes_the_first(
+    engines: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+):
+    written: dict[str, Any] = {}
+    monkeypatch.setattr(block.Workload, "load", lambda _prompts: SimpleNamespace(pair=SimpleNamespace(name="tiny")))
+    monkeypatch.setattr(block, "sweep", lambda _workload, _name, ks, engine: {"proposed": ks[engine == "eager"]})
+    monkeypatch.setattr(block, "save", lambda _name, payload, *_: written.update(payload["methods"]))
+    monkeypatch.setattr(block, "propose", lambda found, _path: written.update(proposed=found))
+    block.main(methods="strict", ks="2,3", engine=engines, write=True)
+    assert written.keys() - {"proposed"} == names
+    assert written["proposed"] == {"strict": 3 if engines == "eager" else 2}
+
+
 def test_proposals_keep_the_comments(tmp_path: Path):
     path = tmp_path / "params.yaml"
     before = (ROOT / "params.yaml").read_text()
     path.write_text(before)
-    propose({"strict": 3, "fly": 5, "ensemble": 6}, path)
+    block.propose({"strict": 3, "fly": 5, "ensemble": 6}, path)
     params = yaml.safe_load(path.read_text())
     assert params["decoding"]["strict_block"] == 3 and params["methods"]["free"]["fly"]["block"] == 5
     changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
