@@ -77,5 +77,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "GistGate needs Python 3.11 or newer; name one with PYTHON=python3.12."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,dev]'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,dev]'
 	@touch $(STAMP)

@@ -16,6 +16,7 @@ import torch
 from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.statistics import total
 from gistgate.rules import make_rule
 from pipeline.decode import make_drafter, read_prompts
 from pipeline.retrieval.drafters import choice
@@ -51,10 +52,11 @@ def main(
     }  # fmt: skip
     field = [Contender(name, ours(decoder, workload.request), decoder.block) for name, decoder in decoders.items()]
     arms = ratios(side_by_side(field, [[ids] for ids in workload.ids]), ("none", "corpus"))
-    for name, drafter in drafters.items():
-        if (counts := getattr(drafter, "counts", None)) is not None:
-            arms[name]["choices"] = dict(counts)
-            print(name, arms[name]["choices"], flush=True)
+    for name in arms:
+        answers = [decoders[name].generate([ids], **workload.request)[0] for ids in workload.ids]
+        if counts := total([answer.statistics for answer in answers]).extra:
+            arms[name]["choices"] = counts
+            print(name, counts, flush=True)
     save("choice", {"pair": workload.pair.name, "options": OPTIONS, "arms": arms}, results)
 
 

@@ -13,7 +13,7 @@ Axis letters: B texts, T tokens of the longest, N states, D width of a state, P 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from time import perf_counter
@@ -31,6 +31,8 @@ from gistgate.decoding.states import tap
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from gistgate.gates.identity import identify_model, identify_tokenizer
+from gistgate.retrieval.approximate import POINTS_PER_LIST, fill, new_index, num_lists, write_index
+from gistgate.retrieval.choosing import fits_exactly
 from gistgate.retrieval.config import DatastoreConfig
 from gistgate.retrieval.projection import Projection
 from gistgate.retrieval.store import Datastore
@@ -52,7 +54,7 @@ def main() -> None:
     texts = training_texts()
     started = perf_counter()
     store, explained = build(load_pair(read_params()), texts, sys.argv[1], int(sys.argv[2]))
-    store.save(STORE)
+    store.save(STORE, index_writer(store))
     seconds = perf_counter() - started
     report = {
         "prompts": len(texts),
@@ -66,6 +68,17 @@ def main() -> None:
     }
     write_json(REPORT, report)
     print(f"{report['keys']} keys, {report['bytes'] / 1e6:.1f} MB, {report['keys_per_second']:.0f} keys per second")
+
+
+def index_writer(store: Datastore) -> Callable[[Path], None] | None:
+    """Writes an inverted file of the keys; None where a CPU compares them all quickly."""
+    if fits_exactly(store.config.num_keys):
+        return None
+    keys_NP = store.keys
+    order = torch.randperm(len(keys_NP), generator=torch.Generator().manual_seed(0))
+    sample = keys_NP[order[: POINTS_PER_LIST * num_lists(len(keys_NP))]]
+    index = fill(new_index("ivf", *keys_NP.shape), sample, keys_NP.split(CHUNK))
+    return lambda path: write_index(index, path)
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:

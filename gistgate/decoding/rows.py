@@ -98,3 +98,10 @@ def finished(row: Row) -> Generation:
 def texts_of(rows: Sequence[Row]) -> list[list[int]]:
     """The texts of all rows."""
     return [row.text for row in rows]
+
+
+def count_notes(rows: Sequence[Row], notes: Sequence[str]) -> None:
+    """Count what a drafter noted of each row; no notes at all say nothing."""
+    for row, note in zip(rows, notes, strict=False):
+        if note:
+            row.statistics.count(note)

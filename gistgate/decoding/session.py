@@ -19,7 +19,7 @@ from gistgate.decoding.commit import commit
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.reader import Reader, left_padded
 from gistgate.decoding.rereading import appendix, forget, rows_of_copy
-from gistgate.decoding.rows import Generation, Memory, Row, finished, texts_of
+from gistgate.decoding.rows import Generation, Memory, Row, count_notes, finished, texts_of
 from gistgate.decoding.states import tap
 from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Draft
@@ -112,6 +112,7 @@ class Session:
             uniforms=uniforms,
             want_q=self.parts.wants_q,
         )
+        count_notes(self.rows, draft.notes)
         device = self.parts.target.device
         parents = None if draft.parents is None else draft.parents.to(device)
         place = torch.arange(draft.ids.shape[1], device=device) if parents is None else depths(parents) - 1

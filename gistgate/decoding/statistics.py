@@ -51,6 +51,10 @@ class Statistics:
         """Add wall-clock time to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
+    def count(self, name: str) -> None:
+        """One more of something besides."""
+        self.extra[name] = self.extra.get(name, 0.0) + 1.0
+
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
             self.forwards + other.forwards,

@@ -32,6 +32,8 @@ class Draft:
     """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
     None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
     a draft without probabilities differ."""
+    notes: Sequence[str] = ()
+    """For each row why less was proposed than could have been, or ""; requests count them by these names."""
 
 
 class Drafter(Protocol):

@@ -9,9 +9,8 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -60,7 +59,11 @@ def speed(rate: float, num: int, cost: float, verify: float) -> float:
 
 
 class ChoiceDrafter:
-    """One drafter for every row and round, or none."""
+    """One drafter for every row and round, or none.
+
+    Each request counts its rounds by outcome: `choice_0` and so on by the place of the option, `choice_none` where
+    nothing was found, `choice_gave_up`.
+    """
 
     def __init__(
         self,
@@ -107,8 +110,6 @@ class ChoiceDrafter:
         self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
         self.gives_q = all(one.gives_q for one in drafters)
         self.layers: frozenset[str] = frozenset().union(*(getattr(one, "layers", ()) for one in drafters))
-        self.counts: Counter[str] = Counter()
-        """Rounds of a row by outcome: the place of the option, "none" where nothing was found, "gave up"."""
         self._fresh = Recent(prior * weight, weight)
         self._keeper = with_model[0] if with_model else 0
         if with_model:
@@ -139,6 +140,7 @@ class ChoiceDrafter:
         drafts: dict[int, Draft] = {}
         if len(self.rows) != len(texts):
             self.start(len(texts))
+        notes = [""] * len(texts)
         for row, text in enumerate(texts):
             self._taken[row] = (-1, 0)
             wishes = self.wishes(row, text)
@@ -151,9 +153,9 @@ class ChoiceDrafter:
                     self._taken[row] = (place, found)
                     break
             taken = self._taken[row][0]
-            self.counts["gave up" if wishes is None else "none" if taken < 0 else str(taken)] += 1
+            notes[row] = "choice_gave_up" if wishes is None else f"choice_{'none' if taken < 0 else taken}"
         self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
-        joined = join(drafts, self._taken, vocabulary)
+        joined = replace(join(drafts, self._taken, vocabulary), notes=notes)
         if not joined.ids.shape[1]:  # an empty draft is never settled
             self._settle([0] * len(texts))
         return joined

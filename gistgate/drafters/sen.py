@@ -2,17 +2,16 @@
 
 Candidates are what followed the longest end of the text that the store contains, and what followed it earlier in the
 request. The state that predicted the latest token is the query: the nearer a candidate's own state, the more its vote
-weighs. Where the store does not contain even the latest tokens, its nearest states are asked instead; in the paper's
-terms alpha is so much larger than beta that lexical candidates come first.
+weighs. Where the store has too few of them, those that follow its nearest states fill up, whatever their text.
 
 Axis letters: B rows, H candidates, K tokens of each, P width of a key.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -23,7 +22,8 @@ from gistgate.drafters.base import Draft
 from gistgate.drafters.chains import TextDrafter, ragged
 from gistgate.drafters.suffix_array import SuffixArray, spaced
 from gistgate.errors import UserError
-from gistgate.retrieval.search import ExactIndex, Index
+from gistgate.retrieval.choosing import index_for
+from gistgate.retrieval.search import Index
 from gistgate.retrieval.store import END, Datastore
 from gistgate.retrieval.votes import Votes, chain
 
@@ -34,6 +34,8 @@ class RowStates:
 
     keys: list[np.ndarray] = field(default_factory=list)
     """One [P] for every token of `tokens`; the last is the query."""
+    note: str = ""
+    """Why the latest proposal was made without states."""
     tokens: list[int] = field(default_factory=list)
 
 
@@ -45,13 +47,16 @@ class SenDrafter(TextDrafter):
     n_max: int = 8
     """Longest end of the text that is looked up, in tokens."""
     n_min: int = 1
-    """Shortest; behind it the store is searched by states."""
+    """Shortest that counts as an occurrence; without a state to ask, a single token does."""
     hits: int = 128
     """Occurrences in the store that vote at most; of more, evenly spaced ones."""
-    neighbours: int = 32
-    """Nearest states that vote where the text is not found."""
+    fill: int = 1
+    """Where the text has fewer occurrences, the nearest states fill up. A chain follows the best candidates alone, so
+    that they matter only where it has none."""
+    priority: float = 1.0
+    """What an occurrence of the text is worth, in cosines: a large one ranks all of them before states alone."""
     temperature: float = 0.1
-    """A vote weighs exp(cosine / temperature): near 0 the nearest state decides, a large one counts votes."""
+    """A vote weighs exp(score / temperature): near 0 the best score decides, a large one counts votes."""
     min_share: float = 0.4
     """Where fewer of the votes agree on the proposal so far, it ends; 0 never ends it."""
     own_share: float = 0.375
@@ -59,12 +64,12 @@ class SenDrafter(TextDrafter):
     semantic: bool = True
     """False: all votes weigh the same and states are never asked for."""
     index: Index | None = None
-    """How the store is searched by states; default: exactly, on the CPU."""
+    """How the store is searched by states; default: `index_for` where the target computes."""
 
     def __post_init__(self) -> None:
-        if min(self.hits, self.neighbours) < 1 or not 1 <= self.n_min <= self.n_max:
+        if self.hits < 1 or self.fill < 0 or not 1 <= self.n_min <= self.n_max:
             raise UserError(
-                f"sen: hits {self.hits} and neighbours {self.neighbours} are 1 or more, and n_min {self.n_min} lies in "
+                f"sen: hits {self.hits} is 1 or more, fill {self.fill} 0 or more, and n_min {self.n_min} lies in "
                 f"1 .. n_max {self.n_max}. Change the one that does not."
             )
         if not (self.temperature > 0 and 0 <= self.min_share <= 1 and 0 <= self.own_share < 1):
@@ -74,12 +79,14 @@ class SenDrafter(TextDrafter):
             )
         empty = not self.store.config.num_keys
         self.lexicon = None if empty else SuffixArray.build(self.store.answers, self.n_max)
-        self.search: Index = self.index or ExactIndex(self.store.keys)
-        self.fallbacks: Counter[str] = Counter()
-        """Proposals made without states, by reason: "no state", "empty store", "not finite"."""
         self.rows: list[RowStates] = []
         self._keys = self.store.keys.numpy()
         self._projection = self.store.projection
+
+    @cached_property
+    def search(self) -> Index:
+        """Made when states are first asked for."""
+        return self.index or index_for(self.store, self._projection.bias.device)
 
     @property
     def layers(self) -> frozenset[str]:
@@ -103,7 +110,13 @@ class SenDrafter(TextDrafter):
         want_q: bool,
     ) -> Draft:
         found = self.candidates(texts, num_draft, vocabulary)
-        return ragged([[] if votes is None else chain(votes, self.min_share) for votes in found])
+        draft = ragged([[] if votes is None else chain(votes, self.min_share) for votes in found])
+        return replace(draft, notes=self.notes)
+
+    @property
+    def notes(self) -> list[str]:
+        """Of each row why states were not asked: "sen_no_state", "sen_not_finite", "sen_empty_store" or ""."""
+        return [row.note for row in self.rows]
 
     def candidates(self, texts: Sequence[Sequence[int]], num: int, vocabulary: int) -> list[Votes | None]:
         """What votes in every row."""
@@ -113,8 +126,9 @@ class SenDrafter(TextDrafter):
 
     def votes(self, row: RowStates, text: Sequence[int], num: int, vocabulary: int) -> Votes | None:
         """All candidates of at most `num` tokens, none of them outside the vocabulary; None without any."""
+        row.note = ""
         query = self.query(row, text)
-        own, stored = self.earlier(row, text, query, num), self.stored(text, query, num)
+        own, stored = self.earlier(row, text, query, num), self.stored(row, text, query, num)
         if own is not None and stored is not None:
             share = self.own_share / (1 - self.own_share)
             stored = stored.scaled(1.0).beside(own.scaled(share)) if share else stored
@@ -122,40 +136,49 @@ class SenDrafter(TextDrafter):
         return None if votes is None else Votes(np.where(votes.ids < vocabulary, votes.ids, END), votes.weights)
 
     def query(self, row: RowStates, text: Sequence[int]) -> np.ndarray | None:
-        """The state [P] that predicted the latest token, or None; why not is counted."""
+        """The state [P] that predicted the latest token, or None; the row notes why."""
         if not self.semantic:
             return None
         if not row.keys or row.tokens[-1] != text[-1]:
-            self.fallbacks["no state"] += 1
+            row.note = "sen_no_state"
         elif not np.isfinite(row.keys[-1]).all():
-            self.fallbacks["not finite"] += 1
+            row.note = "sen_not_finite"
         else:
             return row.keys[-1]
         return None
 
-    def stored(self, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
-        """What the store has: after the longest end of the text, else near the query."""
+    def stored(self, row: RowStates, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
+        """What the store has after the longest end of the text, and near the query where that is little."""
         if self.lexicon is None:
-            self.fallbacks["empty store"] += 1
+            row.note = "sen_empty_store"
             return None
-        length, first, last = self.lexicon.longest_end(text, self.n_min, self.n_max)
+        length, first, last = self.lexicon.longest_end(text, self.least(query), self.n_max)
+        numbers_H, scores_H = np.zeros(0, dtype=np.int64), np.zeros(0)
         if length:
-            places_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64) + length
-            numbers_H = np.searchsorted(self.store.places, places_H - 1)
-            cosines_H = np.zeros(len(places_H)) if query is None else self._keys[numbers_H].astype(np.float32) @ query
-        elif query is None:
-            return None
-        else:
-            found = self.search.search(torch.from_numpy(query)[None], self.neighbours)
-            cosines_H, numbers_H = (one[0].numpy() for one in found)
-            places_H = self.store.places[numbers_H] + 1
-            fits_H = (numbers_H >= 0) & (self.store.tokens[places_H - 1] == text[-1])
-            places_H, cosines_H = places_H[fits_H], cosines_H[fits_H]
-        return self.weighed(self.store.tokens, places_H, cosines_H, num)
+            places_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64) + length - 1
+            numbers_H = np.searchsorted(self.store.places, places_H)
+            cosines_H = 0.0 if query is None else self._keys[numbers_H].astype(np.float32) @ query
+            scores_H = np.zeros(len(numbers_H)) + self.priority + cosines_H
+        if query is not None and len(numbers_H) < self.fill:
+            near_H, cosines_H = self.near(query, numbers_H)
+            numbers_H, scores_H = np.concatenate([numbers_H, near_H]), np.concatenate([scores_H, cosines_H])
+        return self.weighed(self.store.tokens, self.store.places[numbers_H] + 1, scores_H, num)
+
+    def least(self, query: np.ndarray | None) -> int:
+        """Tokens that an occurrence has at least."""
+        return 1 if query is None else self.n_min
+
+    def near(self, query: np.ndarray, known_H: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers and cosines of the keys nearest to the query, `fill` together with the known ones."""
+        found = self.search.search(torch.from_numpy(query)[None], self.fill)
+        cosines_H, numbers_H = (one[0].numpy() for one in found)
+        fresh_H = (numbers_H >= 0) & ~np.isin(numbers_H, known_H)
+        missing = self.fill - len(known_H)
+        return numbers_H[fresh_H][:missing], cosines_H[fresh_H][:missing]
 
     def earlier(self, row: RowStates, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
         """What followed the longest end of the text earlier in it; where no state is known, the cosine is 0."""
-        places = longest_matches(text, self.n_min, self.n_max)
+        places = longest_matches(text, self.least(query), self.n_max)
         if not places:
             return None
         unknown = len(text) - len(row.keys)
@@ -165,12 +188,12 @@ class SenDrafter(TextDrafter):
         ]
         return self.weighed(np.array([*text, END]), np.array(places), np.array(cosines), num)
 
-    def weighed(self, tokens: np.ndarray, places_H: np.ndarray, cosines_H: np.ndarray, num: int) -> Votes | None:
+    def weighed(self, tokens: np.ndarray, places_H: np.ndarray, scores_H: np.ndarray, num: int) -> Votes | None:
         """The votes of what stands at these places of `tokens`, which end with an end mark."""
         if not len(places_H):
             return None
         ids_HK = tokens[(places_H[:, None] + np.arange(num)).clip(max=len(tokens) - 1)]
-        return Votes(ids_HK, np.exp((cosines_H - cosines_H.max()) / self.temperature))
+        return Votes(ids_HK, np.exp((scores_H - scores_H.max()) / self.temperature))
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Remember the states that predicted the tokens which stayed, and those tokens."""

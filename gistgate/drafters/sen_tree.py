@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -23,6 +23,12 @@ class SenTree(SenDrafter):
     """Most nodes of a tree."""
     min_share: float = 0.02
     """Least share of the votes that a node has."""
+    n_min: int = 4
+    """Shortest occurrence beside a state: shorter ones say less, and a tree has room for many."""
+    fill: int = 32
+    """Candidates, states included."""
+    priority: float = 0.1
+    """What an occurrence of the text is worth, in cosines."""
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
@@ -43,4 +49,4 @@ class SenTree(SenDrafter):
             ([], []) if votes is None else trie(votes, self.nodes, self.min_share)
             for votes in self.candidates(texts, num_draft, vocabulary)
         ]
-        return tree([ids for ids, _ in grown], [parents for _, parents in grown])
+        return replace(tree([ids for ids, _ in grown], [parents for _, parents in grown]), notes=self.notes)

@@ -113,6 +113,11 @@ def fill(index: Any, sample: Tensor, chunks: Iterable[Tensor]) -> Any:
     return index
 
 
+def write_index(index: Any, path: str | Path) -> None:
+    """Write an index file."""
+    import_faiss().write_index(index, str(path))
+
+
 def read_index(path: str | Path) -> Any:
     """Open an index file without reading all of it.
 

@@ -5,7 +5,7 @@ Axis letters: N keys, P width of a key, T stored tokens with an end mark behind 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from gistgate.gates.identity import BINDING, identify_model
 from gistgate.retrieval.config import DatastoreConfig
 from gistgate.retrieval.projection import Projection
 
+INDEX_FILE = "index.faiss"
 END = -1
 """Stands behind every answer, so that none is continued with another."""
 
@@ -37,6 +38,8 @@ class Datastore:
     """The answers one after another, each with its end mark [T], int32."""
     places: np.ndarray
     """Where the token stands that each state predicted [N], int64."""
+    index_file: Path | None = None
+    """A FAISS index of the same keys, where the folder has one."""
 
     @classmethod
     def build(
@@ -50,14 +53,16 @@ class Datastore:
         config = replace(config, num_keys=len(keys), key_size=projection.size)
         return cls(config, projection, keys.half(), tokens_T, places_N)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the folder, whole or not at all."""
+    def save(self, folder: str | Path, write_index: Callable[[Path], object] | None = None) -> None:
+        """Write the folder, whole or not at all; `write_index` puts an index of the keys into the file it is given."""
 
         def write(part: Path) -> None:
             part.mkdir()
             projection = {"weight": self.projection.weight, "bias": self.projection.bias}
             save_tensors(part / "projection.safetensors", projection)
             save_tensors(part / "keys.safetensors", {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)})
+            if write_index is not None:
+                write_index(part / INDEX_FILE)
             sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
             write_json(part / "config.json", replace(self.config, files=sizes).as_json())
 
@@ -79,7 +84,10 @@ class Datastore:
             )
         tensors: dict[str, Tensor] = {}
         for name, size in config.files.items():
-            tensors |= mapped(folder / name, size)
+            if name == INDEX_FILE:
+                check_size(folder / name, size)
+            else:
+                tensors |= mapped(folder / name, size)
         try:
             projection = Projection(tensors["weight"], tensors["bias"])
             keys, tokens_T = tensors["keys"], tensors["tokens"].numpy()
@@ -88,7 +96,9 @@ class Datastore:
         places_N = np.flatnonzero(tokens_T != END)
         if tuple(keys.shape) != (config.num_keys, config.key_size) or len(places_N) != len(keys):
             raise UserError(f"{folder} is damaged (its keys are not those of its tokens). Build the datastore again.")
-        return cls(config, projection, keys, tokens_T, places_N)
+        return cls(
+            config, projection, keys, tokens_T, places_N, folder / INDEX_FILE if INDEX_FILE in config.files else None
+        )
 
     @property
     def answers(self) -> list[list[int]]:
@@ -105,15 +115,20 @@ class Datastore:
 
 def mapped(path: Path, size: int) -> dict[str, Tensor]:
     """The tensors of a file of `size` bytes."""
+    check_size(path, size)
     try:
-        if path.stat().st_size != size:
-            raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}. Build the datastore again.")
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-    except FileNotFoundError as error:
-        raise UserError(f"{path} is missing. Build the datastore again.") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}). Build the datastore again.") from error
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse a file that is missing or truncated."""
+    if not path.exists():
+        raise UserError(f"{path} is missing. Build the datastore again.")
+    if path.stat().st_size != size:
+        raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}. Build the datastore again.")
 
 
 def check_target(config: DatastoreConfig, target: PreTrainedModel) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
+from gistgate.decoding.statistics import total
 from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, match_length, speed
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
@@ -38,7 +39,8 @@ def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
     drafter = ChoiceDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair(kind)[1]), 0.1)], 1.1)
     answers = decoded(drafter, kind, batch)
     assert [one.ids for one in answers] == wanted(kind, batch)
-    assert drafter.counts["0"] and drafter.counts["1"] and num_accepted(answers)
+    counts = total([one.statistics for one in answers]).extra
+    assert counts["choice_0"] and counts["choice_1"] and num_accepted(answers)
 
 
 def test_drafters_of_texts_alone_and_a_second_request():
@@ -90,7 +92,8 @@ def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
     answers = decoded(drafter, "llama", BATCH)
     assert [one.ids for one in answers] == wanted("llama", BATCH) and not num_accepted(answers)
     rounds = len(refused.settled)
-    assert 1 <= rounds <= 8 and drafter.counts["gave up"] == 39 * len(BATCH) - drafter.counts["0"] > 0
+    counts = total([one.statistics for one in answers]).extra
+    assert 1 <= rounds <= 8 and counts["choice_gave_up"] == 39 * len(BATCH) - counts["choice_0"] > 0
     decoded(drafter, "llama", BATCH[:1])
     assert len(refused.settled) > rounds, "the next request begins anew"
 

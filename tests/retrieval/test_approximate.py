@@ -7,8 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from gistgate.drafters.sen import SenDrafter
 from gistgate.errors import UserError
+from gistgate.retrieval import choosing
+from gistgate.retrieval.choosing import index_for
 from gistgate.retrieval.search import ExactIndex
+from gistgate.retrieval.store import Datastore
+from pipeline.datastore import index_writer
+from tests.architectures import pair, prompts
+from tests.retrieval.test_sen import store_of
 
 faiss = pytest.importorskip("faiss")
 from gistgate.retrieval.approximate import FaissIndex, fill, new_index, read_index  # noqa: E402
@@ -31,6 +38,38 @@ def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(kind, tmp_pa
         cosines, found = FaissIndex(one, keys, effort=64, refine=16).search(queries, 8)
         hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
         assert hits / exact.numel() >= 0.9 and bool((cosines.diff(dim=-1) <= 0).all())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of so many keys that its folder has an index."""
+    monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10)
+    store = store_of("llama", prompts(5, 17, 2, 10, 6, 8, 4, 12))
+    store.save(tmp_path / "store", index_writer(store))
+    return tmp_path / "store"
+
+
+def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Datastore.load(folder, pair("llama")[0])
+    assert isinstance(index_for(store), FaissIndex) and isinstance(SenDrafter(store).search, FaissIndex)
+    assert isinstance(index_for(store.first(1)), ExactIndex), "what is in memory has no index file"
+    query = store.keys[7:8].float()
+    assert index_for(store).search(query, 3)[1][0, 0] == ExactIndex(store.keys).search(query, 3)[1][0, 0] == 7
+    monkeypatch.setattr(choosing, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match="gistgate\\[retrieval\\]"):
+        assert isinstance(index_for(store), ExactIndex)
+    monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10_000)
+    assert isinstance(index_for(store), ExactIndex) and index_writer(store) is None
+
+
+def test_a_truncated_or_missing_index_is_named_on_load(folder: Path):
+    file = folder / "index.faiss"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"index.faiss has 100 bytes instead of \d+. Build the datastore again"):
+        Datastore.load(folder, pair("llama")[0])
+    file.unlink()
+    with pytest.raises(UserError, match=r"index.faiss is missing. Build the datastore again"):
+        Datastore.load(folder, pair("llama")[0])
 
 
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path):

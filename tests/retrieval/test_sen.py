@@ -10,6 +10,7 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.statistics import total
 from gistgate.drafters.lookup_tree import occurrences
 from gistgate.drafters.sen import SenDrafter, longest_matches
 from gistgate.drafters.sen_tree import SenTree
@@ -47,7 +48,8 @@ def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
     with_store, without = decoded(full, kind, BATCH), decoded(empty, kind, BATCH)
     assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
     assert num_accepted(with_store) > num_accepted(without)
-    assert full.fallbacks == {"no state": len(BATCH)} and empty.fallbacks["empty store"] > 0
+    counted = [total([one.statistics for one in answers]).extra for answers in (with_store, without)]
+    assert counted[0] == {"sen_no_state": len(BATCH)} and counted[1]["sen_empty_store"] > len(BATCH)
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -70,11 +72,11 @@ def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
     drafter = SenDrafter(store_of("llama", BATCH))
     text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
     before = proposed(drafter, [text], 5, 259)
-    assert drafter.fallbacks == {"no state": 1} and before[0], "the first round of a request has no state yet"
+    assert drafter.notes == ["sen_no_state"] and before[0], "the first round of a request has no state yet"
     drafter.rows[0].keys, drafter.rows[0].tokens = [np.full(32, np.nan, np.float32)], [text[-1]]
-    assert proposed(drafter, [text], 5, 259) == before and drafter.fallbacks["not finite"] == 1
+    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_not_finite"]
     drafter.rows[0].tokens = [text[-1] + 1]
-    assert proposed(drafter, [text], 5, 259) == before and drafter.fallbacks["no state"] == 2
+    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_no_state"]
 
 
 def test_the_nearer_state_decides_between_equal_texts():
@@ -94,12 +96,39 @@ def test_where_the_text_is_unknown_the_nearest_states_are_asked():
     store = store_of("llama", BATCH)
     keys = torch.eye(32)[:4]
     store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
-    drafter = SenDrafter(store, n_min=2, neighbours=1)
+    drafter = SenDrafter(store)
     drafter.start(1)
-    drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
-    assert proposed(drafter, [[5, 7]], 3, 259) == [[9]]
-    drafter.rows[0].tokens = [6]
-    assert proposed(drafter, [[5, 6]], 3, 259) == [[]], "the neighbour was not followed by the latest token"
+    for near, token in ((0, 8), (2, 9)):
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [6]
+        assert proposed(drafter, [[5, 6]], 3, 259) == [[token]], "the store does not know the text"
+    assert proposed(SenDrafter(store, semantic=False), [[5, 6]], 3, 259) == [[]]
+
+
+def test_states_fill_up_where_the_text_is_rare():
+    """The text stands once in the store, behind it 8; the nearest state is followed by 9."""
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [6, 9]])
+    for settings, tokens in (({}, [8]), ({"fill": 2, "priority": 1.0}, [8]), ({"fill": 2, "priority": 0.0}, [9])):
+        drafter = SenDrafter(store, **settings)
+        drafter.start(1)
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
+        assert proposed(drafter, [[5, 7]], 3, 259) == [tokens]
+    grown = SenTree(store, n_min=1, fill=2, priority=0.0)
+    grown.start(1)
+    grown.rows[0].keys, grown.rows[0].tokens = [keys[2].numpy()], [7]
+    draft = grown.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[0].tolist() == [9], "one vote is far lighter than min_share"
+
+
+def test_a_key_is_no_candidate_twice():
+    store = store_of("llama", BATCH)
+    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8], [7, 9]])
+    drafter = SenDrafter(store, fill=4)
+    drafter.start(1)
+    drafter.rows[0].keys, drafter.rows[0].tokens = [torch.eye(32)[0].numpy()], [7]
+    votes = drafter.stored(drafter.rows[0], [5, 7], drafter.rows[0].keys[0], 2)
+    assert votes is not None and sorted(votes.ids[:, 0].tolist()) == [-1, -1, 8, 9]
 
 
 def test_ids_outside_the_vocabulary_end_a_proposal():

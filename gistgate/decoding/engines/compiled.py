@@ -19,7 +19,7 @@ from gistgate.decoding.engines.rounds import DraftSteps, Prefill, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
-from gistgate.decoding.rows import Generation, Row, finished
+from gistgate.decoding.rows import Generation, Row, count_notes, finished
 from gistgate.decoding.stopping import Stop
 from gistgate.drafters.model import ModelDrafter
 
@@ -38,6 +38,8 @@ class CompiledSession:
         self.slots = rounded(-(-longest // stretch) * stretch + stop.max_new_tokens + self.num + 3)
         self.draft_model = parts.drafter.model if isinstance(parts.drafter, ModelDrafter) else None
         self.results: dict[int, Generation] = {}
+        if (move := getattr(parts.gate, "to", None)) is not None:  # tracing must not be what moves it
+            move(self.device)
         self._read_target, self._memory = self._prefiller(parts.target)
         if self.draft_model is not None:
             self._read_draft, self._draft_memory = self._prefiller(self.draft_model)
@@ -51,6 +53,8 @@ class CompiledSession:
     def _prefiller(self, model: PreTrainedModel) -> tuple[Program, list[Tensor]]:
         store, width = store_of(model), stretch_of(self.device)
         memory = store.memory(model, self.batch, self.slots)
+        for kept in memory:  # what an earlier request left weighs nothing, but nothing times NaN is NaN
+            kept.zero_()
         key, ids = (self.batch, self.slots, "prefill", width), self._ints(width)
         with attending_to_slots(model):
             return store.program(key, Prefill(model), memory, [ids, self._ints(1)]), memory
@@ -182,6 +186,7 @@ class CompiledSession:
             uniforms=uniforms[[row.index for row in live]] if self._random else None,
             want_q=False,
         )
+        count_notes(live, draft.notes)
         ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
         for place, row in enumerate(live):
             ids[row.index, : draft.ids.shape[1]] = draft.ids[place]

@@ -87,6 +87,33 @@ def test_texts_longer_than_a_stretch_and_one_session_after_another(traced: None,
         assert compiled == eager
 
 
+def test_what_a_broken_request_left_reaches_no_other(traced: None):
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, engine="compiled")
+    wanted = decoder.generate(BATCH[:2], max_new_tokens=NUM)
+    for model in (target, draft):
+        for memory in store.store_of(model).memories.values():
+            for kept in memory:
+                kept.fill_(torch.nan)
+    assert [one.ids for one in decoder.generate(BATCH[:2], max_new_tokens=NUM)] == [one.ids for one in wanted]
+
+
+def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
+    order = []
+
+    class Moving(HalfGate):
+        def to(self, device: torch.device) -> None:
+            order.append(device)
+
+    monkeypatch.setattr(store, "build", lambda *given, **named: order.append("build") or program.build(*given, **named))
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 3, gate=Moving(), engine="compiled")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decoder.generate(BATCH[:1], max_new_tokens=2)
+    assert order[0] == target.device
+
+
 @pytest.mark.parametrize("rule_id", RULES)
 def test_every_rule_loosely(traced: None, rule_id: str):
     """Rules that a program cannot hold fall back, with a sentence; none may write anything else."""
