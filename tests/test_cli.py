@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from gistgate import cli
+from gistgate import cli, timing
+from gistgate.gates.certificate import Certificate
 from gistgate.gates.config import GateConfig, OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
@@ -121,3 +122,30 @@ def test_guards_by_name(run, pair):
     status, _, said = run("generate", pair / "target", "Tom has", *arguments, "--guard", "loop")
     assert status == 0 and "guards: loop 0 alarms, 0 rounds stricter" in said
     assert "does not know which prompts" in run("generate", pair / "target", "x", *arguments, "--guard", "domain")[2]
+
+
+def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pair, tmp_path):
+    Certificate(
+        0.01, 0.95, "prob", "model", 5, {"r": 0.4}, "r", 2000, 0.0, 0.0075, "exact", 0.0, 0.01, 13, "task", 6.5,
+        {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}},
+    ).save(tmp_path)  # fmt: skip
+    arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
+    assert "another temperature (0.0 certified, 0.7 here)" in run("generate", *arguments, "--temperature", 0.7)[2]
+    for command in ("generate", "trace"):
+        assert "another prompting (chat_template False certified" in run(command, *arguments, "--chat")[2]
+
+
+def test_training_texts_draft(run, pair, tmp_path):
+    (tmp_path / "texts.txt").write_text("Tom has\nAnna gave\n")
+    arguments = (pair / "target", "Tom h", "--drafter", "corpus", "--max-new-tokens", 8)
+    plain = run("generate", pair / "target", "Tom h", "--max-new-tokens", 8)
+    assert run("generate", *arguments, "--corpus", tmp_path / "texts.txt")[1] == plain[1]
+    assert "Name a file with one text per line" in run("generate", *arguments)[2]
+
+
+@pytest.mark.parametrize("asked, drafted", [("0", 5.0), ("1", 5.0), ("auto", 4.0), ("auto", 6.0)])
+def test_a_batch_that_does_not_pay_is_plain(run, pair, monkeypatch, asked, drafted):
+    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else drafted)
+    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24, "--speculate-up-to", asked)
+    is_plain = "tau 1.00" in run("generate", pair / "target", "Tom has", *arguments)[2]
+    assert is_plain == (asked == "0" or (asked == "auto" and drafted < 5))

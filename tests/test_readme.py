@@ -1,8 +1,13 @@
 """The README and docs/rules.md show what docs/results holds, and nothing before it was published."""
 
 import re
+import shlex
 from pathlib import Path
 
+import pytest
+import typer
+
+from gistgate.cli import app
 from pipeline.publish import content_of, table_of
 
 ROOT = Path(__file__).parents[1]
@@ -30,3 +35,18 @@ def test_every_make_target_it_names_exists():
 def test_every_linked_file_exists():
     links = re.findall(r"\]\((?!http|#)([^)#]+)", README)
     assert links and not [link for link in links if not (ROOT / link).exists()]
+
+
+def commands():
+    """Every line of the documents that calls our command line, without its comment."""
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
+        for line in re.findall(r"^gistgate .*", page.read_text(), flags=re.M):
+            yield pytest.param(shlex.split(line, comments=True)[1:], id=f"{page.stem}: {line[:60]}")
+
+
+@pytest.mark.parametrize("arguments", commands())
+def test_every_command_line_is_one_that_the_parser_takes(arguments: list[str]):
+    """Missing and unknown options raise; nothing is run."""
+    name, *rest = arguments
+    command = typer.main.get_command(app).commands[name]
+    assert command.make_context(name, rest).params is not None
