@@ -65,14 +65,8 @@ def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str
     best = min(seconds, key=lambda k: sum(seconds[k]))
     against = {k: ratio_of_sums(seconds[best], entry) for k, entry in seconds.items()}
     proposed = min(k for k, interval in against.items() if k == best or interval.high >= 1)
-    print(
-        name,
-        engine,
-        {k: round(rate) for k, rate in rates.items()},
-        "tokens per second; proposed K",
-        proposed,
-        flush=True,
-    )
+    rounded = {k: round(rate) for k, rate in rates.items()}
+    print(f"{name}, {engine}: {rounded} tokens per second; proposed K {proposed}", flush=True)
     return {
         "proposed": proposed,
         "fastest": best,

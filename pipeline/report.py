@@ -21,6 +21,9 @@ from pipeline.figures import draw_all, save
 from pipeline.operating import calibration_file, evaluation_folder
 from pipeline.params import Params
 from pipeline.results import Results, read_results
+from pipeline.retrieval.params import retrieval_params
+from pipeline.retrieval.summary import summarise as summarise_retrieval
+from pipeline.retrieval.tables import parts
 from pipeline.stage import run
 from pipeline.summary import Summary, as_csv, frontier, summarise
 from pipeline.views import params_of_view
@@ -37,6 +40,7 @@ def main() -> None:
     for name, figure in draw_all(summary, rows, results).items():
         save(figure, figures / name)
     more = {name: optional(reports / f"{name}.json") for name in ("trace", "judgements", "shadow", "domain")}
+    more["retrieval"] = drafters(reports / "retrieval")
     write_text(reports / "index.html", page(summary, results.benchmark.get("machine"), figures, **more))
     track(params, summary, results)
     print(table.markdown(summary))
@@ -45,6 +49,12 @@ def main() -> None:
 def optional(path: Path) -> dict[str, Any] | None:
     """The content of a file that only one of the views has."""
     return read_json(path) if path.exists() else None
+
+
+def drafters(reports: Path) -> dict[str, Any] | None:
+    """What `make retrieval` found, where it has been run."""
+    finished = all((reports / f"{name}.json").exists() for name in ("benchmark", "evaluation", "datastore"))
+    return parts(summarise_retrieval(retrieval_params(), reports)) if finished else None
 
 
 def page(summary: Summary, machine: dict[str, Any] | None, figures: Path, **more: dict[str, Any] | None) -> str:

@@ -1,4 +1,4 @@
-"""The table of docs/retrieval.md, made from the published summary alone."""
+"""Drafter by rule, for docs/retrieval.md and the report: made from the summary alone."""
 
 from __future__ import annotations
 
@@ -17,8 +17,20 @@ HEAD = (
 
 def content(summary: dict[str, Any]) -> str:
     """What stands between the page's markers."""
-    text = table(HEAD, [cells(one) for one in summary["methods"]])
-    return f"{caption(summary)}\n\n{text}\n\n{datastore(summary['datastore'])}"
+    found = parts(summary)
+    soft = [one.get("certificate", {}).get("certified", False) for one in summary["methods"]]
+    rows = [(f"**{row[0]}**" if bold else row[0], *row[1:]) for row, bold in zip(found["rows"], soft, strict=True)]
+    return f"{found['caption']}\n\n{table(HEAD, rows)}\n\n{found['datastore']}"
+
+
+def parts(summary: dict[str, Any]) -> dict[str, Any]:
+    """What is shown, piece by piece."""
+    return {
+        "caption": caption(summary),
+        "head": HEAD,
+        "rows": [cells(one) for one in summary["methods"]],
+        "datastore": datastore(summary["datastore"]),
+    }
 
 
 def cells(one: dict[str, Any]) -> tuple[str, ...]:
@@ -35,7 +47,7 @@ def cells(one: dict[str, Any]) -> tuple[str, ...]:
     if not found["certified"]:
         return (name, *start, "nothing, runs strictly", "–", difference)
     settings = ", ".join(f"{key} {value}" for key, value in found["settings"].items())
-    return (f"**{name}**", *start, settings, f"{100 * found['bound']:.2f}", difference)
+    return (name, *start, settings, f"{100 * found['bound']:.2f}", difference)
 
 
 def caption(summary: dict[str, Any]) -> str:

@@ -145,6 +145,14 @@ def test_the_page_says_when_there_is_no_trace(folder):
     assert "No loose method was certified" in report.page(summary, None, Path("nowhere"), trace=None)
 
 
+def test_the_page_shows_retrieval_where_it_was_run(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    found = {"caption": "`x`: speed", "head": ["a", "tau"], "rows": [["sen + <exact>", "3.5"]], "datastore": "7 keys."}
+    html = report.page(summary, None, Path("nowhere"), retrieval=found)
+    assert "<td>sen + &lt;exact&gt;</td><td>3.5</td>" in html and "x: speed" in html and "7 keys." in html
+    assert "Drafter by rule" not in report.page(summary, None, Path("nowhere"), retrieval=None)
+
+
 def test_every_method_becomes_a_run(folder, monkeypatch):
     """Without MLflow the record is a file; its lines carry the numbers."""
     monkeypatch.setattr("pipeline.tracking.importlib.util.find_spec", lambda name: None)

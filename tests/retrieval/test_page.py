@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gistgate.files import read_json, write_json
+from pipeline import report
 from pipeline.publish import split, table_of
 from pipeline.retrieval.publish import PAGE, RESULTS, main
 from pipeline.retrieval.tables import content
@@ -88,6 +89,15 @@ def test_publishing_renews_the_table_and_nothing_else(folder: Path):
     ]
     assert "speed over 2 test prompts, each decoded 2 times" in page
     assert "23254 keys of 64 dimensions from 320 training prompts, 3.1 MB, built at 1403 keys per second" in page
+
+
+def test_the_report_shows_the_same_lines(folder: Path):
+    main()
+    found = report.drafters(folder / "reports/retrieval")
+    markdown = table_of((folder / PAGE).read_text()).replace("**", "")
+    assert all(f"| {' | '.join(row)} |" in markdown for row in (found["head"], *found["rows"]))
+    (folder / "reports/retrieval/evaluation.json").unlink()
+    assert report.drafters(folder / "reports/retrieval") is None
 
 
 @pytest.mark.skipif(not (ROOT / RESULTS / "summary.json").exists(), reason="retrieval is not published")
