@@ -43,10 +43,15 @@ def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
     """From now on `decoder` verifies strictly and counts what its rule would have accepted.
 
     Raises:
-        UserError: without drafts there is nothing to accept.
+        UserError: without drafts there is nothing to accept; of a tree the rule would see the strict path alone.
     """
     if decoder.drafter is None:
         raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
+    if getattr(decoder.drafter, "nodes", None):
+        raise UserError(
+            "Shadow mode is exact for chains only: of a tree the rule would see no path but the strict one. "
+            "Use a drafter of chains, such as 'model'."
+        )
     decoder.rule = cast(Rule, Shadow(decoder.rule, watcher))  # what it lacks of a rule it hands on
     decoder.parts = replace(decoder.parts, rule=decoder.rule)
     return decoder

@@ -9,7 +9,7 @@ import pytest
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.statistics import total
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters import ModelDrafter, TreeDrafter
 from gistgate.errors import UserError
 from gistgate.guards import LoopGuard
 from gistgate.rules import make_rule
@@ -89,6 +89,9 @@ def test_a_shadow_that_agrees_with_the_target_estimates_the_real_tau():
 def test_what_has_no_shadow_is_refused():
     with pytest.raises(UserError, match="nothing drafts"):
         shadow(Decoder(pair("llama")[0], None, make_rule("exact")))
+    target, draft = pair("llama")
+    with pytest.raises(UserError, match="exact for chains only"):
+        shadow(Decoder(target, TreeDrafter(draft), make_rule("prob", r=0.1), 4))
     with pytest.raises(UserError, match="no shadow run"):
         would_be(decoder("exact").generate(BATCH[:1], max_new_tokens=2)[0].statistics)
 
