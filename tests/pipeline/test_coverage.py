@@ -1,5 +1,6 @@
 """The coverage benchmark counts what it says, on outcomes that it finds by what calibration wrote about them."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -7,13 +8,13 @@ import pytest
 from scipy.stats import multinomial
 
 from benchmarks import coverage, stopping
-from benchmarks.coverage import World, counted, drawn, examined, issued, loosest, stopped
+from benchmarks.coverage import World, counted, drawn, examined, headlines, issued, loosest, stopped
 from benchmarks.coverage_figure import draw
 from benchmarks.error_rate import certified_probability
 from benchmarks.recorded import recorded_methods
 from gistgate.decoding.statistics import Statistics, total
 from gistgate.errors import UserError
-from gistgate.files import write_json, write_json_lines
+from gistgate.files import read_json, write_json, write_json_lines
 from pipeline.bounds import EXACT
 from pipeline.certify import fixed_sequence
 from pipeline.operating import calibration_file
@@ -90,6 +91,33 @@ def test_certificates_given_in_recorded_worlds_are_added_up():
     cases = [{"kind": k, "bounds": {EXACT: {"share_holding": s, "certified": c}}} for k, s, c in entries]
     assert issued(cases, EXACT, 0.95) == {"certificates": 200, "true": 198, "p_value": pytest.approx(1, abs=0.01)}
     assert issued(cases[2:], EXACT, 0.95) == {"certificates": 0, "true": 0, "p_value": 1.0}
+
+
+def test_the_headline_is_the_lowest_on_recorded_outcomes_at_the_headline_budget():
+    rows = [
+        ("boundary", None, 0.03, 0.9, 0.03), ("recorded", "fly", 0.03, 0.99, 0.0), ("recorded", "mars", 0.03, 0.98, 0.0),
+        ("recorded", "prob", 0.03, 0.98, 0.02), ("recorded", "prob", 0.01, 0.5, 0.02),
+        ("recorded, at its loss", "fly", 0.02, 0.96, 0.02), ("recorded, at its loss", "prob", 0.04, 0.95, 0.04),
+    ]  # fmt: skip
+    cases = [
+        {"kind": k, "method": m, "budget": b, "true_losses": [loss], "bounds": {EXACT: {"share_holding": s}}}
+        for k, m, b, s, loss in rows
+    ]
+    found = headlines(cases, 0.03)
+    assert (found["world"], found["method"], found["budget"], found["share_holding"]) == (
+        "recorded",
+        "prob",
+        0.03,
+        0.98,
+    )
+    assert found["by_method"] == {"fly": 0.99, "mars": 0.98, "prob": 0.98}
+    assert (found["boundary"]["share_holding"], found["at_its_loss"]["share_holding"]) == (0.9, 0.95)
+
+
+def test_the_committed_figures_begin_with_their_own_cases():
+    report = read_json(Path(coverage.__file__).parent / "results" / "coverage.json")
+    assert report == {**report, **headlines(report["cases"], 0.03), "refuted": report["refuted"]}
+    assert report["share_holding"] >= report["confidence"] == 0.95 and report["resamples"] == 200
 
 
 def test_a_bound_that_always_certifies_is_refuted(monkeypatch):
