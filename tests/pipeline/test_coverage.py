@@ -95,7 +95,8 @@ def test_certificates_given_in_recorded_worlds_are_added_up():
 
 def test_the_headline_is_the_lowest_on_recorded_outcomes_at_the_headline_budget():
     rows = [
-        ("boundary", None, 0.03, 0.9, 0.03), ("recorded", "fly", 0.03, 0.99, 0.0), ("recorded", "mars", 0.03, 0.98, 0.0),
+        ("boundary", None, 0.03, 0.9, 0.03), ("recorded", "fly", 0.03, 0.99, 0.0),
+        ("recorded", "mars", 0.03, 0.98, 0.0),
         ("recorded", "prob", 0.03, 0.98, 0.02), ("recorded", "prob", 0.01, 0.5, 0.02),
         ("recorded, at its loss", "fly", 0.02, 0.96, 0.02), ("recorded, at its loss", "prob", 0.04, 0.95, 0.04),
     ]  # fmt: skip
