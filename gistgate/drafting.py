@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -21,7 +22,11 @@ from gistgate.retrieval import Datastore
 from gistgate.rules import nearest
 
 NONE, CORPUS = "none", "corpus"
-STORED: dict[str, Callable[[Datastore], Drafter]] = {"sen": SenDrafter, "sen-tree": SenTree}
+STORED: dict[str, Callable[[Datastore], Drafter]] = {
+    "sen": SenDrafter,
+    "sen-lexical": partial(SenDrafter, semantic=False),
+    "sen-tree": SenTree,
+}
 """Drafters that read a datastore, by id."""
 KNOWN = [*DRAFTERS, *STORED, CORPUS, NONE]
 """Every id, plain decoding included."""

@@ -159,9 +159,9 @@ def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
     text, (known,) = TOKENIZER("Tom has").input_ids, TOKENIZER([" five"], add_special_tokens=False).input_ids
     assert decoder.drafter.continuation(text, 5) == known
     store_of("llama", [TOKENIZER("Tom has").input_ids]).save(tmp_path / "store")
-    for name, kind in (("sen", SenDrafter), ("sen-tree", SenTree)):
+    for name, kind in (("sen", SenDrafter), ("sen-lexical", SenDrafter), ("sen-tree", SenTree)):
         made = build(place, drafter=name, datastore=str(tmp_path / "store"))
-        assert type(made.drafter) is kind
+        assert type(made.drafter) is kind and made.drafter.semantic == (name != "sen-lexical")
         assert made.generate([text], max_new_tokens=8)[0].ids == build(place).generate([text], max_new_tokens=8)[0].ids
 
 
