@@ -5,6 +5,7 @@ Axis letters: H candidates, K tokens of each.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
 from typing import NamedTuple
@@ -61,20 +62,23 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
     Returns:
         Tokens of the nodes, and the number of each one's parent (-1: none).
     """
+    rows, weights = votes.ids.tolist(), votes.weights.tolist()
     ids: list[int] = []
     parents: list[int] = []
-    least, ties = min_share * float(votes.weights.sum()), count()
-    heap: list[tuple[float, int, int, int, int, np.ndarray]] = []
+    least, ties = min_share * sum(weights), count()
+    heap: list[tuple[float, int, int, int, int, list[int]]] = []
 
-    def grow(node: int, depth: int, followers_H: np.ndarray) -> None:
-        next_H = votes.ids[followers_H, depth]
-        for token in np.unique(next_H[next_H != END]).tolist():
-            followers = followers_H[next_H == token]
-            weight = float(votes.weights[followers].sum())
+    def grow(node: int, depth: int, followers: Sequence[int]) -> None:
+        behind: dict[int, list[int]] = {}
+        for row in followers:
+            behind.setdefault(rows[row][depth], []).append(row)
+        behind.pop(END, None)
+        for token, its in sorted(behind.items()):
+            weight = sum(weights[row] for row in its)
             if weight >= least:
-                heappush(heap, (-weight, next(ties), token, node, depth + 1, followers))
+                heappush(heap, (-weight, next(ties), token, node, depth + 1, its))
 
-    grow(-1, 0, np.arange(len(votes.weights)))
+    grow(-1, 0, range(len(rows)))
     while heap and len(ids) < nodes:
         _, _, token, parent, depth, followers = heappop(heap)
         ids.append(token)
