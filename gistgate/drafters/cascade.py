@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 from gistgate.block import Sampling
 from gistgate.decoding.reader import left_padded
 from gistgate.drafters.base import Draft, Drafter
+from gistgate.drafters.chains import TextDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
@@ -28,10 +29,16 @@ class CascadeDrafter(ModelDrafter):
         """`inner`, prompt lookup unless another is given, proposes up to `inner_block` tokens per forward of `model`.
 
         Raises:
-            UserError: the inner drafter learns from the rows that verify it, or the block is below 1.
+            UserError: the inner drafter has a model, proposes trees or learns from the rows that verify it, or the
+                block is below 1.
         """
         inner = PromptLookup() if inner is None else inner
-        if inner_block < 1 or hasattr(inner, "observe"):
+        if (
+            inner_block < 1
+            or not isinstance(inner, TextDrafter)
+            or hasattr(inner, "observe")
+            or hasattr(inner, "nodes")
+        ):
             raise UserError(
                 f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone, such as "
                 "PromptLookup or SuffixDrafter. Change the one that does not."

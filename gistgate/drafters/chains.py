@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import ClassVar
 
 import torch
@@ -31,6 +32,11 @@ class TextDrafter:
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.start(len(lengths))
+
+
+def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
+    """Up to the first id that the models do not share: a prompt may hold tokens that only the tokenizer knows."""
+    return list(takewhile(lambda token: token < vocabulary, ids))
 
 
 def ragged(chains: Sequence[Sequence[int]]) -> Draft:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.block import Sampling
 from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.drafters.chains import TextDrafter, ragged, shared
 from gistgate.errors import UserError
 
 
@@ -37,7 +37,7 @@ class PromptLookup(TextDrafter):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        return ragged([self.continuation(text, num_draft) for text in texts])
+        return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gistgate.block import Sampling
 from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter
+from gistgate.drafters.chains import TextDrafter, shared
 from gistgate.errors import UserError
 from gistgate.trees.merge import Candidate, merge
 
@@ -45,13 +45,13 @@ class LookupTree(TextDrafter):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        return merge([self.found(text, num_draft) for text in texts], self.nodes, num_draft)
+        return merge([self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft)
 
-    def found(self, text: Sequence[int], num_draft: int) -> list[Candidate]:
+    def found(self, text: Sequence[int], num_draft: int, vocabulary: int) -> list[Candidate]:
         """The best continuations of at most `num_draft` tokens with their n-gram's length."""
         best: dict[tuple[int, ...], float] = {}
         for length, start in occurrences(text, self.n_max):
-            best.setdefault(tuple(text[start : start + num_draft]), float(length))
+            best.setdefault(tuple(shared(text[start : start + num_draft], vocabulary)), float(length))
             if len(best) == self.candidates:
                 break
         return list(best.items())

@@ -20,9 +20,10 @@ GRAM = 4
 class LoopGuard:
     """Strict verification for `window` tokens once an answer with loose tokens has begun to repeat itself.
 
-    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counted in `statistics.extra`: `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed),
-    `loop_target` (windows at whose end the strict text looped still, or loops without any loose token before: the
-    target's own) and `loop_open` (1 where the answer ends in a loop).
+    Draft tokens of closed rounds get the reason `loop`; they count as strict ones. Counted in `statistics.extra`:
+    `loop_alarms` (times it closed), `loop_rounds` (rounds it kept closed), `loop_target` (windows at whose end the
+    strict text looped still, or loops without any loose token before: the target's own) and `loop_open` (1 where the
+    answer ends in a loop).
     """
 
     period: int = 64

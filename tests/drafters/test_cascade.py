@@ -8,9 +8,11 @@ from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.lookup_tree import LookupTree
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.tree import TreeDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
@@ -51,5 +53,7 @@ def test_repetition_saves_forwards():
 def test_what_cannot_be_an_inner_drafter_is_refused():
     with pytest.raises(UserError, match="cascade: inner_block"):
         CascadeDrafter(pair("llama")[1], PromptLookup(), 0)
-    with pytest.raises(UserError, match="reads texts alone"):
-        CascadeDrafter(pair("llama")[1], TokenRecycling())
+    _, draft = pair("llama")
+    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree()):
+        with pytest.raises(UserError, match="reads texts alone"):
+            CascadeDrafter(draft, inner)

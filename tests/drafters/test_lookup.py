@@ -64,3 +64,13 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]):
 
 def test_drafters_go_by_name():
     assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade"]
+
+
+@pytest.mark.parametrize("drafter_id", ["lookup", "lookup-tree", "suffix", "recycle"])
+def test_ids_that_only_the_tokenizer_knows_are_not_proposed(drafter_id: str):
+    """150 stands in the prompt, but the models know 100 ids."""
+    drafter = DRAFTERS[drafter_id]()
+    drafter.start(1)
+    text = [1, 2, 3, 150, 4, 1, 2]
+    draft = drafter.propose([text], 4, vocabulary=100, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[draft.valid].tolist() in ([3], [])
