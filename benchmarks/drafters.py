@@ -2,9 +2,9 @@
 
     python -m benchmarks.drafters [--prompts 16] [--scored 200] [--sizes 10,20,40,80,160] [--results FOLDER]
 
-In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for it; without its
-states, without its soft gate, and without both. Parts of it hold no certificate of their own: `difference` says what
-they lose on `scored` test prompts. Stores of fewer training prompts draft for strict decoding. Speed one row at a time
+In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for its chain; without
+its states, without its soft gate, and without both, and all four again as trees. Parts of it hold no certificate of
+their own: `difference` says what they lose on `scored` test prompts. Stores of fewer training prompts draft for strict decoding. Speed one row at a time
 on the first prompts, eager engine.
 """
 
@@ -38,6 +38,10 @@ PARTS = {
     "without states": ("sen-lexical", True),
     "without soft gate": ("sen", False),
     "without both": ("sen-lexical", False),
+    "tree": ("sen-tree", True),
+    "tree without states": ("sen-tree-lexical", True),
+    "tree without soft gate": ("sen-tree", False),
+    "tree without both": ("sen-tree-lexical", False),
     "corpus + exact": ("corpus", False),
     "prompt lookup + exact": ("lookup", False),
 }

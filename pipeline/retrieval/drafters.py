@@ -55,9 +55,10 @@ RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
     "sen": lambda pair: SenDrafter(store_for(pair.target)),
     "sen-lexical": lambda pair: SenDrafter(store_for(pair.target), semantic=False),
     "sen-tree": lambda pair: SenTree(store_for(pair.target)),
+    "sen-tree-lexical": lambda pair: SenTree(store_for(pair.target), semantic=False),
     "choice": choice,
 }
-"""By id, as in the method tables of params.yaml; `sen-lexical` is `sen` without its states."""
+"""By id, as in the method tables of params.yaml; `sen-lexical` is `sen` without its states, so is `sen-tree-lexical`."""
 
 
 def asks_draft(drafter_id: str) -> bool:
