@@ -2,10 +2,10 @@
 
     python -m benchmarks.drafters [--prompts 16] [--scored 200] [--sizes 10,20,40,80,160] [--results FOLDER]
 
-In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for its chain; without
-its states, without its soft gate, and without both, and all four again as trees. Parts of it hold no certificate of
-their own: `difference` says what they lose on `scored` test prompts. Stores of fewer training prompts draft for strict decoding. Speed one row at a time
-on the first prompts, eager engine.
+In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for its chain;
+without its states, without its soft gate, and without both, and all four again as trees. Parts of it hold no
+certificate of their own: `difference` says what they lose on `scored` test prompts. Stores of fewer training prompts
+draft for strict decoding. Speed one row at a time on the first prompts, eager engine.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
     "sen-tree-lexical": lambda pair: SenTree(store_for(pair.target), semantic=False),
     "choice": choice,
 }
-"""By id, as in the method tables of params.yaml; `sen-lexical` is `sen` without its states, so is `sen-tree-lexical`."""
+"""By id, as in the method tables of params.yaml; the lexical ones ask no states."""
 
 
 def asks_draft(drafter_id: str) -> bool:
