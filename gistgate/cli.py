@@ -27,11 +27,12 @@ Draft = Annotated[str | None, typer.Option(help="Draft model: hub id or folder."
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, corpus or none; "
+        help="model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, sen-tree-lexical, "
+        "corpus or none; "
         "default: model with a draft."
     ),
 ]
-Store = Annotated[str | None, typer.Option(help="Folder of a datastore, for the drafters sen, sen-lexical, sen-tree.")]
+Store = Annotated[str | None, typer.Option(help="Folder of a datastore, for the drafters that begin with sen.")]
 Corpus = Annotated[str | None, typer.Option(help="File with one training text per line, for the drafter corpus.")]
 GateFolder = Annotated[str | None, typer.Option("--gate", help="Folder of a trained gate.")]
 RuleName = Annotated[str | None, typer.Option("--rule", help="Acceptance rule; default: autojudge with a gate.")]

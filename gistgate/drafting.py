@@ -26,8 +26,9 @@ STORED: dict[str, Callable[[Datastore], Drafter]] = {
     "sen": SenDrafter,
     "sen-lexical": partial(SenDrafter, semantic=False),
     "sen-tree": SenTree,
+    "sen-tree-lexical": partial(SenTree, semantic=False),
 }
-"""Drafters that read a datastore, by id."""
+"""Drafters that read a datastore, by id; the lexical ones ask no states."""
 KNOWN = [*DRAFTERS, *STORED, CORPUS, NONE]
 """Every id, plain decoding included."""
 

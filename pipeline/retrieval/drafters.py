@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -13,9 +14,8 @@ from gistgate.drafters.choice import ChoiceDrafter, Option
 from gistgate.drafters.corpus import CorpusDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.sen import SenDrafter
-from gistgate.drafters.sen_tree import SenTree
 from gistgate.drafters.suffix_array import SuffixArray
+from gistgate.drafting import STORED
 from gistgate.errors import UserError
 from gistgate.retrieval import Datastore
 from pipeline.pairs import Pair
@@ -32,6 +32,11 @@ def store_for(target: PreTrainedModel) -> Datastore:
     if not STORE.is_dir():
         raise UserError(f"{STORE} is missing. Run `make retrieval` in this folder first.")
     return Datastore.load(STORE, target)
+
+
+def stored(make: Callable[[Datastore], Drafter], pair: Pair) -> Drafter:
+    """A drafter that reads the datastore of this run."""
+    return make(store_for(pair.target))
 
 
 def corpus(_pair: Pair) -> Drafter:
@@ -52,13 +57,10 @@ def choice(pair: Pair, params: ChoiceParams | None = None) -> Drafter:
 
 RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
     "corpus": corpus,
-    "sen": lambda pair: SenDrafter(store_for(pair.target)),
-    "sen-lexical": lambda pair: SenDrafter(store_for(pair.target), semantic=False),
-    "sen-tree": lambda pair: SenTree(store_for(pair.target)),
-    "sen-tree-lexical": lambda pair: SenTree(store_for(pair.target), semantic=False),
+    **{name: partial(stored, make) for name, make in STORED.items()},
     "choice": choice,
 }
-"""By id, as in the method tables of params.yaml; the lexical ones ask no states."""
+"""By id, as in the method tables of params.yaml."""
 
 
 def asks_draft(drafter_id: str) -> bool:
