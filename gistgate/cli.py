@@ -27,9 +27,8 @@ Draft = Annotated[str | None, typer.Option(help="Draft model: hub id or folder."
 Drafter = Annotated[
     str | None,
     typer.Option(
-        help="model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, sen-tree-lexical, "
-        "corpus or none; "
-        "default: model with a draft."
+        help="model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, "
+        "sen-tree-lexical, corpus or none; default: model with a draft."
     ),
 ]
 Store = Annotated[str | None, typer.Option(help="Folder of a datastore, for the drafters that begin with sen.")]
