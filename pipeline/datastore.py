@@ -52,9 +52,10 @@ def main() -> None:
     if len(sys.argv) != 3 or not sys.argv[2].isdigit():
         raise UserError("datastore wants a state and the width of a key, as in `python -m pipeline.datastore post 64`.")
     texts = training_texts()
-    started = perf_counter()
-    store, explained = build(load_pair(read_params()), texts, sys.argv[1], int(sys.argv[2]))
-    store.save(STORE, index_writer(store))
+    started, size = perf_counter(), int(sys.argv[2])
+    index = planned_index(sum(len(text.answer) for text in texts), size)
+    store, explained = build(load_pair(read_params()), texts, sys.argv[1], size)
+    store.save(STORE, index_writer(store, index))
     seconds = perf_counter() - started
     report = {
         "prompts": len(texts),
@@ -70,15 +71,26 @@ def main() -> None:
     print(f"{report['keys']} keys, {report['bytes'] / 1e6:.1f} MB, {report['keys_per_second']:.0f} keys per second")
 
 
-def index_writer(store: Datastore) -> Callable[[Path], None] | None:
-    """Writes an inverted file of the keys; None where a CPU compares them all quickly."""
-    if fits_exactly(store.config.num_keys):
+def planned_index(num_keys: int, size: int) -> Any | None:
+    """An empty inverted file for so many keys of that width; None where a CPU compares them all quickly.
+
+    Asked for before the states are computed, which may take hours.
+
+    Raises:
+        UserError: FAISS is missing, or wants another width.
+    """
+    return None if fits_exactly(num_keys) else new_index("ivf", num_keys, size)
+
+
+def index_writer(store: Datastore, index: Any | None) -> Callable[[Path], None] | None:
+    """Fills the index with the keys and writes it; None without one."""
+    if index is None:
         return None
     keys_NP = store.keys
     order = torch.randperm(len(keys_NP), generator=torch.Generator().manual_seed(0))
     sample = keys_NP[order[: POINTS_PER_LIST * num_lists(len(keys_NP))]]
-    index = fill(new_index("ivf", *keys_NP.shape), sample, keys_NP.split(CHUNK))
-    return lambda path: write_index(index, path)
+    filled = fill(index, sample, keys_NP.split(CHUNK))
+    return lambda path: write_index(filled, path)
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:

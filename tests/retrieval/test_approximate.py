@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from gistgate.retrieval import choosing
 from gistgate.retrieval.choosing import index_for
 from gistgate.retrieval.search import ExactIndex
 from gistgate.retrieval.store import Datastore
-from pipeline.datastore import index_writer
+from pipeline.datastore import index_writer, planned_index
 from tests.architectures import pair, prompts
 from tests.retrieval.test_sen import store_of
 
@@ -45,7 +46,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of so many keys that its folder has an index."""
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10)
     store = store_of("llama", prompts(5, 17, 2, 10, 6, 8, 4, 12))
-    store.save(tmp_path / "store", index_writer(store))
+    store.save(tmp_path / "store", index_writer(store, planned_index(*store.keys.shape)))
     return tmp_path / "store"
 
 
@@ -59,7 +60,15 @@ def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: 
     with pytest.warns(UserWarning, match="gistgate\\[retrieval\\]"):
         assert isinstance(index_for(store), ExactIndex)
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10_000)
-    assert isinstance(index_for(store), ExactIndex) and index_writer(store) is None
+    assert isinstance(index_for(store), ExactIndex) and planned_index(*store.keys.shape) is None
+
+
+def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="width 50"):
+        planned_index(20_000, 50)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"gistgate\[retrieval\]"):
+        planned_index(20_000, 64)
 
 
 def test_a_truncated_or_missing_index_is_named_on_load(folder: Path):
