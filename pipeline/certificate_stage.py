@@ -6,8 +6,9 @@
 Every budget that is kept has its certificate.json in reports/certify/<method>/<budget>, for `--certificate`.
 
 On the embedded world the calibration prompts are new problems, on any other task its unused training documents.
-Settings are chosen on the run's development prompts. All methods share K (`certify.block`) and prompts, so that their
-mean accepted lengths can be compared.
+Settings are chosen on the run's development and calibration prompts, none of which certifies anything here: small
+budgets want more prompts to choose on. All methods share K (`certify.block`) and prompts, so that their mean accepted
+lengths can be compared.
 """
 
 from __future__ import annotations
@@ -105,7 +106,8 @@ def request_of(params: Params) -> Request:
 def trial_of(params: Params, name: str) -> Trial:
     """A method on the prompts of this stage."""
     pair, task, method = load_pair(params), load_task(params), params.method(name)
-    prompts = {"development": read_prompts("development"), "calibration": calibration_prompts(params)}
+    choosing = read_prompts("development") + read_prompts("calibration")
+    prompts = {"development": choosing, "calibration": calibration_prompts(params)}
     ground = Ground(
         pair, prompts, TaskScore(task, pair.tokenizer), params.decoding.batch_size, params.decoding.prompt_memory_mb
     )

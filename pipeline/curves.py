@@ -27,14 +27,17 @@ class Target:
     confidence: float
     """Confidence of the bound."""
     reserve: float
-    """Standard errors of the calibration loss to leave free."""
+    """Standard errors of what development and calibration show apart, to leave free."""
 
-    def keeps(self, loss: float, spread: float, exact: bool) -> bool:
+    def keeps(self, loss: float, spread: float, seen: int, exact: bool) -> bool:
         """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
 
-        The reserve is taken off the budget first.
+        The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
+        is worse than it looks. One differing prompt more than was seen keeps few prompts without any from passing for
+        certainty.
         """
-        budget = self.budget - self.reserve * math.sqrt(max(spread - loss**2, 0.0) / self.n)
+        variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
+        budget = self.budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
         return budget > 0 and would_certify(self.n, budget, self.confidence, spread, loss, exact)
 
 
@@ -50,13 +53,15 @@ class Curve:
     """Mean of d squared, by index."""
     tau: dict[int, float] = field(default_factory=dict)
     """Mean accepted length, by index."""
+    seen: int = 0
+    """Prompts of every measurement."""
     exact: bool = True
     """Whether all scores were right or wrong, so that the exact bound will serve."""
 
     def add(self, index: int, differences: Array, tau: float) -> None:
         """Take in a measurement of `differences [N]`."""
         self.loss[index], self.spread[index] = float(differences.mean()), float((differences**2).mean())
-        self.tau[index] = tau
+        self.tau[index], self.seen = tau, len(differences)
         self.exact &= right_or_wrong(differences)
 
     def kept(self, target: Target) -> list[int]:
@@ -67,7 +72,7 @@ class Curve:
         losses, spreads = smooth(indices, self.loss), smooth(indices, self.spread)
         found: list[int] = []
         for index, loss, spread in zip(indices, losses, spreads, strict=True):
-            if not target.keeps(loss, spread, self.exact):
+            if not target.keeps(loss, spread, self.seen, self.exact):
                 break
             found.append(index)
         return found

@@ -50,7 +50,7 @@ class Aims:
     evaluations: int = 6
     """Most settings to measure, plus one for each variant behind the first."""
     reserve: float = 1.0
-    """Standard errors of the calibration loss that a prediction leaves free, because calibration draws anew."""
+    """Standard errors of what development and calibration show apart that a prediction leaves free."""
 
     def target(self, budget: float) -> Target:
         """What a setting has to be predicted to keep."""

@@ -23,7 +23,8 @@ class CalibrateParams:
     evaluations: Count = 6
     """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
     reserve: Annotated[float, Between(0, 3)] = 1.0
-    """What the choice of settings leaves free below a budget, in standard errors of the calibration loss."""
+    """What the choice of settings leaves free below a budget, in standard errors between the losses on development and on
+    calibration prompts."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pipeline.binding import check_binding
 from pipeline.decode import Outcome
 from pipeline.params import parse_params
 
-SIZES = {"development": 200, "calibration": 600}
+SIZES = {"development": 400, "calibration": 1200}
 PARAMS = {
     "prompts": SIZES,
     "methods": {
@@ -104,9 +104,9 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
             assert entry["bound"] <= float(budget)
             assert (entry["knob"], entry["refusal"]) != (None, None)
     assert found["budgets"]["0.05"]["knob"] == 0.4  # loses 2.5 %; the next, 0.3, loses 5 %
-    assert found["settings"][-1]["losses"] == round(0.1 / 4 * 600)
-    assert found["settings"][-1]["mean_accepted_length"] == pytest.approx((40 + 15) / 10)
-    assert {run["n"] for run in found["development"]} == {200}
+    assert found["settings"][-1]["losses"] == round(0.1 / 4 * 1200)
+    assert found["settings"][-1]["mean_accepted_length"] == pytest.approx((40 + 30) / 10)
+    assert {run["n"] for run in found["development"]} == {400}
 
 
 def test_strict_decoding_is_its_own_reference(world, monkeypatch):
@@ -117,7 +117,7 @@ def test_strict_decoding_is_its_own_reference(world, monkeypatch):
     assert (found["knob"], found["development"]) == (None, [])
     assert found["settings"][0]["mean_accepted_length"] == 4.0
     assert found["budgets"]["0.02"]["certified"]
-    assert found["budgets"]["0.02"]["bound"] == pytest.approx(3 / 600, rel=0.01)
+    assert found["budgets"]["0.02"]["bound"] == pytest.approx(3 / 1200, rel=0.01)
 
 
 def test_settings_behind_the_first_failure_are_not_decoded(world, monkeypatch):

@@ -1,5 +1,7 @@
 """Settings are chosen on development prompts alone, with few measurements, from strict to loose."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -28,7 +30,7 @@ class World:
 
 
 def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
-    world = World()
+    world = World(n=4000)
     choice = choose_settings(GRID, [{}], world, AIMS)
     values = [setting.value for setting in choice.settings]
     assert values == sorted(set(values))
@@ -102,6 +104,20 @@ def test_noisy_choices_leave_room_for_the_headline_budget():
     rng = np.random.default_rng(5)
     strictest = [choose_settings(GRID, [{}], World(noise=rng), AIMS).settings[0].value for _ in range(12)]
     assert sum(0.15 * value**2 + 0.012 < 0.03 for value in strictest) >= 10
+
+
+def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
+    """A loss of 1 % at 4 % differing answers: 3000 development prompts let it pass for 3 %, 100 do not."""
+    target = AIMS.target(0.03)
+    assert target.keeps(0.01, 0.04, 3000, exact=True)
+    assert not target.keeps(0.01, 0.04, 100, exact=True)
+    assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
+
+
+def test_twenty_prompts_without_a_difference_are_no_certainty():
+    target = AIMS.target(0.03)
+    assert target.keeps(0.0, 0.0, 300, exact=True)
+    assert not target.keeps(0.0, 0.0, 20, exact=True)
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
