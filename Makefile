@@ -18,7 +18,7 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro table certify retrieval segments test quality smoke ui publish bench format
+.PHONY: help install repro table certify retrieval segments speed test quality smoke ui publish bench format
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -38,6 +38,10 @@ retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter,
 segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
 	dvc repro segments/dvc.yaml
 
+speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
+	dvc repro speed/dvc.yaml
+	python -m benchmarks.speed
+
 test: $(STAMP)  ## run the tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
 
@@ -53,9 +57,8 @@ format: $(STAMP)  ## bring the code into the form that `quality` wants
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-bench: $(STAMP)  ## measure speed side by side: labels, speed, limit, memory, K, then every method prompt by prompt
+bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every method prompt by prompt
 	python -m benchmarks.labels
-	python -m benchmarks.speed
 	python -m benchmarks.limit
 	python -m benchmarks.memory
 	python -m benchmarks.block

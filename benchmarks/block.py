@@ -3,9 +3,9 @@
     python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
 In the folder of a finished run, batch 1, one engine after the other. `--write` puts the proposals, those of the first
-engine, into params.yaml: K changes a loose method's texts, so it is part of its certificate, and the next calibration
-certifies the method at that K. A proposal is the smallest K whose interval against the fastest K reaches 1: noise must
-not lengthen blocks.
+engine, into `speed.blocks` of params.yaml, strict decoding's into `decoding.strict_block`: K changes a loose method's
+texts, so it is part of its certificate, and `make speed` certifies the method at that K. A proposal is the smallest K
+whose interval against the fastest K reaches 1: noise must not lengthen blocks.
 """
 
 from __future__ import annotations
@@ -101,11 +101,7 @@ def propose(proposals: dict[str, int], path: Path) -> None:
         if name == STRICT:
             params["decoding"]["strict_block"] = block
         else:
-            group = next((group for group in params["methods"].values() if name in group), None)
-            if group is None:  # a rule of the large table runs at the common K
-                print(f"'{name}' is not among the methods of params.yaml, so its K stays.")
-                continue
-            group[name]["block"] = block
+            params["speed"]["blocks"][name] = block
     text = StringIO()
     editor.dump(params, text)
     write_text(path, text.getvalue())

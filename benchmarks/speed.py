@@ -5,7 +5,7 @@
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft,
 with prompt lookup; ours plain, strict and every certified method, each on both engines. Larger batches: what
 transformers can do in batches, ours plain, strict and the learned method; each of them row by row as well, on the same
-prompts and in turn with the batches: `vs_batch_1`.
+prompts and in turn with the batches: `vs_batch_1`. A method runs at its own K where `make speed` certified it there.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ def main(
 ) -> None:  # fmt: skip
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
-    names = methods.split(",") if methods else list(workload.points)
-    if unknown := [name for name in names if name not in workload.points]:
-        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.points)}.")
+    names = methods.split(",") if methods else list(workload.own)
+    if unknown := [name for name in names if name not in workload.own]:
+        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.own)}.")
     found = {size: measure(workload, int(size), prompts, names) for size in batches.split(",")}
     payload = {
         "pair": workload.pair.name,
         "strict_block": workload.params.decoding.strict_block,
+        "points": {name: workload.own[name].as_dict() for name in names},
         "batches": found,
     }
     save("speed", payload, results, lambda: figure(payload))
@@ -109,7 +110,7 @@ def contenders(workload: Workload, size: int, methods: list[str]) -> list[Conten
         field.append(timed(f"plain-{engine}", workload.plain(engine), request))
         field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))
         names = methods if size == 1 else [workload.headline]
-        field += [timed(f"{name}-{engine}", workload.method(name, engine), request) for name in names]
+        field += [timed(f"{name}-{engine}", workload.at(workload.own[name], engine), request) for name in names]
     return field
 
 

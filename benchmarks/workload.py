@@ -12,8 +12,9 @@ from typing import Any
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.files import read_json
 from pipeline.decode import make_decoder, read_prompts, request_of
-from pipeline.operating import Operating, calibration_file, operating_point
+from pipeline.operating import OWN_REPORTS, Operating, calibration_file, operating_point
 from pipeline.pairs import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.served import load_gate
@@ -56,6 +57,26 @@ class Workload:
         found = {name: operating_point(self.params, name) for name in names}
         return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
 
+    @cached_property
+    def own(self) -> dict[str, Operating]:
+        """The same methods, each at its own K where it is certified there.
+
+        Raises:
+            UserError: a method was calibrated at another K than params.yaml now says.
+        """
+        params, found = self.params.at_own_blocks(), dict(self.points)
+        for name in params.methods:
+            path = calibration_file(params, name, OWN_REPORTS)
+            if not path.exists():
+                continue
+            block, own = read_json(path)["block"], params.block_of(name)
+            if block != own:
+                raise UserError(f"{path} is about K = {block}, params.yaml says {own}. Run `make speed` again.")
+            point = operating_point(params, name, reports=OWN_REPORTS)
+            if point.certified:
+                found[name] = point
+        return found
+
     @property
     def headline(self) -> str:
         """The certified learned method.
@@ -77,7 +98,10 @@ class Workload:
         return make_decoder(self.pair, MethodParams("exact"), {}, block, engine=engine)
 
     def method(self, name: str, engine: str, block: int | None = None) -> Decoder:
-        """A certified method, at its own K unless another is given."""
-        point = self.points[name] if block is None else replace(self.points[name], block=block)
+        """A certified method, at the common K unless another is given."""
+        return self.at(self.points[name] if block is None else replace(self.points[name], block=block), engine)
+
+    def at(self, point: Operating, engine: str) -> Decoder:
+        """A method at one of its points."""
         gate = load_gate(point.head, self.pair) if point.head else None
         return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)

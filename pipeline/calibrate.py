@@ -4,8 +4,10 @@
     python -m pipeline.calibrate learned    all methods that ask a trained gate
     python -m pipeline.calibrate fly        one method
     python -m pipeline.calibrate table-free, table-learned      what only the large table compares
+    python -m pipeline.calibrate speed      the methods of `speed.blocks`, each at its own K
 
-Reads data/prompts and data/reference, writes <method>.json below reports/calibration or reports/table/calibration.
+Reads data/prompts and data/reference, writes <method>.json below reports/calibration, reports/table/calibration or
+reports/speed.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
 fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an
 interruption loses one at most.
@@ -14,6 +16,8 @@ interruption loses one at most.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from pipeline.stage import item, run  # first: it sets the environment that the libraries read at import
@@ -24,7 +28,7 @@ from pipeline.arms import Arm, Bench, Run
 from pipeline.binding import binding_of
 from pipeline.bounds import upper_bound
 from pipeline.certify import Verdict, fixed_sequence
-from pipeline.operating import calibration_file
+from pipeline.operating import OWN_REPORTS, REPORTS, calibration_file
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.settings import Aims, Choice, Setting, choose_settings
 from pipeline.workers import side_by_side
@@ -33,20 +37,29 @@ GROUPS = {"free": (False, False), "learned": (False, True), "table-free": (True,
 """Names of the groups: whether only the large table has their methods, and whether these are learned."""
 
 
+OWN_K = "speed"
+"""The group of methods at their own K."""
+
+
 def main() -> None:
     params, group = read_params(), item()
-    if group not in params.methods:
-        params = params.with_table()
-    side_by_side(calibrator, params, methods_of(params, group), params.decoding.workers, "calibrate", "method")
+    if group == OWN_K:
+        params, reports = params.at_own_blocks(), OWN_REPORTS
+        names = list(params.methods)
+    else:
+        params, reports = params if group in params.methods else params.with_table(), REPORTS
+        names = methods_of(params, group)
+    prepare = partial(calibrator, reports=reports)
+    side_by_side(prepare, params, names, params.decoding.workers, "calibrate", "method")
 
 
-def calibrator(params: Params) -> Callable[[str], None]:
+def calibrator(params: Params, reports: Path = REPORTS) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
     bench = Bench(params)
 
     def work(name: str) -> None:
         report = calibrate(Arm(bench, name))
-        write_json(calibration_file(params, name), report)
+        write_json(calibration_file(params, name, reports), report)
         print(f"{name}: {summary(report)}")
 
     return work

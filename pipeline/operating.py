@@ -11,6 +11,8 @@ from gistgate.files import read_json
 from pipeline.params import MethodParams, Params
 
 REPORTS = Path("reports")
+OWN_REPORTS = Path("reports/speed")
+"""Where methods at their own K are kept apart from those at the common one."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import yaml
 ROOT = Path(__file__).parents[1]
 BODIES = {
     f"{file}:{name}": stage.get("do", stage)
-    for file in ("dvc.yaml", "table/dvc.yaml", "certify/dvc.yaml", "retrieval/dvc.yaml", "segments/dvc.yaml")
+    for file in ("dvc.yaml", *(f"{more}/dvc.yaml" for more in ("table", "certify", "retrieval", "segments", "speed")))
     for name, stage in yaml.safe_load((ROOT / file).read_text())["stages"].items()
 }
 

@@ -15,15 +15,15 @@ from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.reading import Between, build, nearest
-from pipeline.params.results import BenchmarkParams, CalibrateParams, CertifyParams, TrackingParams
+from pipeline.params.results import BenchmarkParams, CalibrateParams, CertifyParams, SpeedParams, TrackingParams
 from pipeline.params.table import TableParams, table_methods
 from pipeline.params.training import TrainParams
 from pipeline.world.params import PairTrainingParams, WorldParams
 
 __all__ = [
     "BenchmarkParams", "CalibrateParams", "CertifyParams", "CollectParams", "DecodingParams", "LabelParams",
-    "MethodParams", "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "TableParams", "TrackingParams",
-    "TrainParams", "WorldParams", "read_params",
+    "MethodParams", "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "SpeedParams", "TableParams",
+    "TrackingParams", "TrainParams", "WorldParams", "read_params",
 ]  # fmt: skip
 
 
@@ -71,6 +71,8 @@ class Params:
     """Record of runs."""
     table: TableParams = field(default_factory=TableParams)
     """The large table."""
+    speed: SpeedParams = field(default_factory=SpeedParams)
+    """Speed of every method at its own K."""
 
     @property
     def reports(self) -> Path:
@@ -81,6 +83,12 @@ class Params:
         """The same parameters with the methods of the large table behind the core ones."""
         extra = table_methods(self.table, self.methods, self.train.headline_head)
         return replace(self, methods={**self.methods, **extra})
+
+    def at_own_blocks(self) -> Params:
+        """The methods that `speed.blocks` names and no others, each at its own K."""
+        known = self.with_table()
+        own = {name: replace(known.method(name), block=block) for name, block in self.speed.blocks.items()}
+        return replace(known, methods=own)
 
     def method(self, name: str) -> MethodParams:
         """The method of that name.

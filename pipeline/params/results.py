@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated
 
 from pipeline.params.reading import Between
@@ -23,8 +23,8 @@ class CalibrateParams:
     evaluations: Count = 6
     """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
     reserve: Annotated[float, Between(0, 3)] = 1.0
-    """What the choice of settings leaves free below a budget, in standard errors between the losses on development and on
-    calibration prompts."""
+    """What the choice of settings leaves free below a budget, in standard errors of the loss on calibration prompts
+    minus that on development prompts."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class BenchmarkParams:
     """Processor threads; one row of a small model gains nothing from more."""
     engine: str = "eager"
     """Engine of our own decoders: eager, or compiled, which builds programs for every method before it times any."""
+
+
+@dataclass(frozen=True)
+class SpeedParams:
+    """What `make speed` certifies anew, so that every method is timed at its own K."""
+
+    blocks: dict[str, Annotated[int, Between(1)]] = field(default_factory=dict)
+    """K by method, in tokens, the large table's methods among them; all others are timed at decoding.block."""
 
 
 @dataclass(frozen=True)

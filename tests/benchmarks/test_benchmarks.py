@@ -229,8 +229,9 @@ def test_proposals_keep_the_comments(tmp_path: Path):
     path = tmp_path / "params.yaml"
     before = (ROOT / "params.yaml").read_text()
     path.write_text(before)
-    block.propose({"strict": 3, "fly": 5, "ensemble": 6}, path)
+    block.propose({"strict": 7, "fly": 9, "wisv": 6}, path)
     params = yaml.safe_load(path.read_text())
-    assert params["decoding"]["strict_block"] == 3 and params["methods"]["free"]["fly"]["block"] == 5
+    assert params["decoding"]["strict_block"] == 7
+    assert params["speed"]["blocks"] == {**yaml.safe_load(before)["speed"]["blocks"], "fly": 9, "wisv": 6}
     changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
-    assert len(changed) == 2
+    assert len(changed) == 3

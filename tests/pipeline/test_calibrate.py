@@ -1,6 +1,7 @@
 """The stage end to end on a world without models: what it decodes, what it skips, what it writes."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from gistgate.gates.identity import ModelIdentity, TokenizerIdentity
 from pipeline import arms, binding, calibrate
 from pipeline.binding import check_binding
 from pipeline.decode import Outcome
-from pipeline.params import parse_params
+from pipeline.params import SpeedParams, parse_params
 
 SIZES = {"development": 400, "calibration": 1200}
 PARAMS = {
@@ -138,6 +139,23 @@ def test_a_second_start_decodes_nothing_and_gives_equal_bytes(world, monkeypatch
     path.unlink()
     start(world, monkeypatch, "free")
     assert (path.read_bytes(), len(world.calls)) == (before, calls)
+
+
+def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    before, calls = report("prob"), len(world.calls)
+    world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
+    start(world, monkeypatch, "speed")
+    own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
+    assert (before["block"], own["block"], own["binding"]["block"]) == (8, 3, 3)
+    assert report("prob") == before and len(world.calls) == 2 * calls
+    assert [path.name for path in Path("reports/speed").rglob("*.json")] == ["prob.json"]
+
+
+def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
+    world.params = replace(world.params, speed=SpeedParams({"probb": 3}))
+    with pytest.raises(UserError, match="Did you mean 'prob"):
+        start(world, monkeypatch, "speed")
 
 
 def test_other_prompts_are_decoded_again(world, monkeypatch):

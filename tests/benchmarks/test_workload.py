@@ -1,0 +1,50 @@
+"""Which setting and K a benchmark takes from a finished run."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from benchmarks.workload import Workload
+from gistgate.errors import UserError
+from gistgate.files import write_json
+from pipeline.params import parse_params
+
+PARAMS = {
+    "methods": {"free": {name: {"rule": name, "knob": "r", "grid": [0.5, 0.1]} for name in ("prob", "prob-ratio")}},
+    "speed": {"blocks": {"prob": 3, "prob-ratio": 4}},
+}
+
+
+def calibrated(name: str, folder: str, block: int, knob: float | None) -> None:
+    """A calibration file of a method; without a knob nothing was certified."""
+    found = {"certified": knob is not None, "knob": knob, "fixed": {}}
+    write_json(Path(folder) / "calibration/free" / f"{name}.json", {"block": block, "budgets": {"0.03": found}})
+
+
+@pytest.fixture
+def workload(tmp_path, monkeypatch) -> Workload:
+    """Both methods are certified at the common K."""
+    monkeypatch.chdir(tmp_path)
+    calibrated("prob", "reports", 8, 0.5)
+    calibrated("prob-ratio", "reports", 8, 0.5)
+    return Workload(parse_params(PARAMS), SimpleNamespace(), [])
+
+
+def test_a_method_runs_at_its_own_k_where_it_is_certified_there(workload):
+    calibrated("prob", "reports/speed", 3, 0.1)
+    calibrated("prob-ratio", "reports/speed", 4, None)
+    own, common = workload.own, workload.points
+    assert (own["prob"].block, own["prob"].knob) == (3, 0.1)
+    assert (common["prob"].block, common["prob"].knob) == (8, 0.5)
+    assert own["prob-ratio"] == common["prob-ratio"]
+
+
+def test_without_such_certificates_the_common_k_stays(workload):
+    assert workload.own == workload.points
+
+
+def test_a_certificate_at_another_k_than_asked_for_is_stale(workload):
+    calibrated("prob", "reports/speed", 5, 0.1)
+    with pytest.raises(UserError, match=r"K = 5, params.yaml says 3. Run `make speed`"):
+        _ = workload.own
