@@ -33,12 +33,18 @@ class Target:
         """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
 
         The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
-        is worse than it looks. One differing prompt more than was seen keeps few prompts without any from passing for
-        certainty.
+        is worse than it looks.
         """
-        variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
-        budget = self.budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
+        budget = self.budget - self.reserve * error_apart(max(spread - loss**2, 0.0), self.n, seen)
         return budget > 0 and would_certify(self.n, budget, self.confidence, spread, loss, exact)
+
+
+def error_apart(variance: float, n: int, seen: int) -> float:
+    """Standard error of the mean of d over n prompts minus that over `seen` others, whose variance is given.
+
+    One differing prompt more than was seen keeps few prompts without any from passing for certainty.
+    """
+    return math.sqrt((variance * seen + 1) / (seen + 1) * (1 / n + 1 / seen))
 
 
 @dataclass

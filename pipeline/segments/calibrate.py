@@ -26,6 +26,7 @@ from gistgate.segments.files import load_probes
 from pipeline.arms import strict_scores
 from pipeline.binding import gate_hash, task_hash
 from pipeline.certify import fixed_sequence
+from pipeline.curves import error_apart
 from pipeline.decode import read_prompts, run_split
 from pipeline.pairs import load_pair
 from pipeline.params import Params, read_params
@@ -138,15 +139,15 @@ def develop(bench: Bench, name: str, method: Method, budget: float) -> list[dict
 def promising(seen: Sequence[dict[str, Any]], params: Params, budget: float) -> list[float]:
     """The values to test, strict to loose: the loosest that should pass, and the one before it.
 
-    A value should pass where its loss leaves room below the budget for the bound and the reserve, both in standard
-    errors of a calibration split.
+    A value should pass where its loss leaves room below the budget for the bound, in standard errors of a calibration
+    split, and for the reserve, in those of the two splits' difference.
     """
-    errors = norm.ppf(params.calibrate.confidence) + params.calibrate.reserve
-    fitting = [
-        one["value"]
-        for one in seen
-        if one["loss"] + errors * one["deviation"] / params.prompts.calibration**0.5 <= budget
-    ]
+    z, reserve, n = norm.ppf(params.calibrate.confidence), params.calibrate.reserve, params.prompts.calibration
+
+    def room(one: dict[str, Any]) -> float:
+        return z * one["deviation"] / n**0.5 + reserve * error_apart(one["deviation"] ** 2, n, one["n"])
+
+    fitting = [one["value"] for one in seen if one["loss"] + room(one) <= budget]
     return (fitting or [seen[0]["value"]])[-SETTINGS:]
 
 

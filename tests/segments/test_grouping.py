@@ -182,8 +182,10 @@ def test_a_method_is_compared_where_it_is_certified_or_at_its_strictest():
 def test_only_values_with_room_for_the_bound_are_tested():
     params = read_params(ROOT / "params.yaml")
     seen = [
-        {"value": v, "loss": loss, "deviation": 0.2} for v, loss in ((0.9, 0.0), (0.8, 0.02), (0.7, 0.01), (0.6, 0.0))
+        {"value": v, "loss": loss, "deviation": 0.2, "n": 1000}
+        for v, loss in ((0.9, 0.0), (0.8, 0.02), (0.7, 0.01), (0.6, 0.0))
     ]
     assert promising(seen, params, 0.03) == [0.7, 0.6]
     assert promising(seen[:3], params, 0.03) == [0.9, 0.7]
     assert promising(seen[1:2], params, 0.03) == [0.8]
+    assert promising([{**one, "n": 100} for one in seen[:3]], params, 0.03) == [0.9]
