@@ -6,6 +6,7 @@ Index 0 is the strictest value of the knob. In front of it stands strict decodin
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,6 +87,13 @@ class Curve:
     def loosest(self, target: Target) -> int | None:
         """The loosest measured index that is predicted to keep the target."""
         return max(self.kept(target), default=None)
+
+    def between(self, target: Target, chosen: Sequence[int]) -> list[int]:
+        """A measured index between the loosest that keeps the target and the next looser one chosen; at most one."""
+        low, _ = self.open_range(target)
+        high = min((index for index in chosen if index > low), default=low)
+        inside = [index for index in sorted(self.loss) if low < index < high]
+        return inside[(len(inside) - 1) // 2 :][:1]
 
     def open_range(self, target: Target) -> tuple[int, int]:
         """The loosest index known to keep the target (-1: strict), and the strictest known not to (size: none)."""

@@ -1,9 +1,10 @@
 """Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
 
 A setting is a value of the knob and a variant of the other settings. For every budget the loosest value is sought whose
-predicted bound on the calibration prompts still keeps it. Decoding a setting is expensive, so each measurement goes
-where it decides most: first to the variant that may still turn out fastest at the headline budget, by halving its open
-range of values; what is left then refines the other budgets of the best variant.
+predicted bound on the calibration prompts still keeps it; a place that is left goes to a setting between the headline's
+and the next looser one, so that a careful prediction does not cost a step. Decoding a setting is expensive, so each
+measurement goes where it decides most: first to the variant that may still turn out fastest at the headline budget, by
+halving its open range of values; what is left then refines the other budgets of the best variant.
 """
 
 from __future__ import annotations
@@ -95,6 +96,8 @@ def choose_settings(
         index = search.curves[best].loosest(aims.target(budget))
         if index is not None and index not in chosen and len(chosen) < aims.settings:
             chosen.append(index)
+    if len(chosen) < aims.settings:
+        chosen += search.curves[best].between(aims.target(aims.headline), chosen)
     return Choice([search.setting(best, index) for index in sorted(chosen or [0])], search.measured)
 
 

@@ -114,6 +114,18 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
     assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
 
 
+def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_setting():
+    curve = Curve(13)
+    for index, losses in ((1, 0), (3, 4), (5, 8), (6, 9), (8, 10)):
+        curve.add(index, np.r_[np.ones(losses), np.zeros(300 - losses)], tau=5.0 + index)
+    target = AIMS.target(0.03)
+    kept = curve.loosest(target)
+    assert kept == 1
+    assert curve.between(target, [1, 8]) == [5]
+    assert curve.between(target, [1]) == [] and curve.between(target, [1, 3]) == []
+    assert Curve(13).between(target, []) == []
+
+
 def test_twenty_prompts_without_a_difference_are_no_certainty():
     target = AIMS.target(0.03)
     assert target.keeps(0.0, 0.0, 300, exact=True)
