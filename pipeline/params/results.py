@@ -31,7 +31,7 @@ class CalibrateParams:
 class CertifyParams:
     """What `make certify` certifies beside the run, with prompts of its own."""
 
-    methods: tuple[str, ...] = ("autojudge", "ensemble", "sense", "regret-budget")
+    methods: tuple[str, ...] = ("autojudge", "ensemble", "sense", "fly")
     """Methods, by name; the learned one first, the large table's among them."""
     budgets: Annotated[tuple[float, ...], Between(0, 1)] = (0.01, 0.02)
     """Largest losses that are certified, as shares of prompts."""
