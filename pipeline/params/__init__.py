@@ -85,8 +85,15 @@ class Params:
         return replace(self, methods={**self.methods, **extra})
 
     def at_own_blocks(self) -> Params:
-        """The methods that `speed.blocks` names and no others, each at its own K."""
+        """The methods that `speed.blocks` names and no others, each at its own K.
+
+        Raises:
+            UserError: it names one that is not there.
+        """
         known = self.with_table()
+        for name in self.speed.blocks:
+            if name not in known.methods:
+                raise UserError(f"params.yaml: 'speed.blocks.{name}' is no method. {nearest(name, known.methods)}")
         own = {name: replace(known.method(name), block=block) for name, block in self.speed.blocks.items()}
         return replace(known, methods=own)
 

@@ -154,7 +154,7 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
 
 def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
     world.params = replace(world.params, speed=SpeedParams({"probb": 3}))
-    with pytest.raises(UserError, match="Did you mean 'prob"):
+    with pytest.raises(UserError, match="speed.blocks.*Did you mean 'prob"):
         start(world, monkeypatch, "speed")
 
 
