@@ -5,7 +5,7 @@ Prompts of the split `development` choose the settings, those of `calibration` c
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -45,7 +45,7 @@ class Request:
     stop: Stop = "lost"
     """When to leave a setting early."""
     settings: int = 3
-    """Most settings to test."""
+    """Most settings to choose by the budgets; the strictest value of the knob is tested before them."""
     evaluations: int = 6
     """Most settings to measure on development prompts, plus one for each variant behind the first."""
     reserve: float = 1.0
@@ -56,7 +56,7 @@ class Request:
         """What the settings are chosen for; the largest budget decides between variants."""
         return Aims(
             sorted(self.budgets), max(self.budgets), self.n, watch_confidence(self.stop, self.confidence),
-            self.settings, self.evaluations, self.reserve,
+            self.settings, self.evaluations, self.reserve, opening=0.0,
         )  # fmt: skip
 
 
@@ -161,9 +161,7 @@ def choose(trial: Trial, request: Request) -> Choice:
         done = trial.decoded("development", setting)
         return done.differences, done.counted.mean_accepted_length
 
-    chosen = choose_settings(method.grid, method.variants, evaluate, request.aims)
-    strictest = Setting(method.grid[0], chosen.settings[0].variant)
-    return replace(chosen, settings=[strictest, *(one for one in chosen.settings if one != strictest)])
+    return choose_settings(method.grid, method.variants, evaluate, request.aims)
 
 
 def certificate(trial: Trial, finding: Finding, budget: float, bound_to: dict[str, Any], source: str) -> Certificate:

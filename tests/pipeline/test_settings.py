@@ -9,7 +9,8 @@ from pipeline.curves import Curve, smooth
 from pipeline.settings import Aims, Setting, choose_settings
 
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 14))
-AIMS = Aims(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)
+AIMS = Aims(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6, opening=1.0)
+"""Without a setting in front of what the budgets choose."""
 
 
 class World:
@@ -67,7 +68,7 @@ def test_a_rule_that_keeps_no_budget_still_gets_its_strictest_setting_tested():
 def test_fewer_settings_keep_the_headline_budget_first():
     world = World()
     three = choose_settings(GRID, [{}], world, AIMS).settings
-    one = choose_settings(GRID, [{}], World(), Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1)).settings
+    one = choose_settings(GRID, [{}], World(), Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1, opening=1.0)).settings
     assert one == [three[1]]
 
 
@@ -124,6 +125,24 @@ def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_sett
     assert curve.between(target, [1, 8]) == [5]
     assert curve.between(target, [1]) == [] and curve.between(target, [1, 3]) == []
     assert Curve(13).between(target, []) == []
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_sequence_opens_on_the_way_from_the_strictest_value_to_the_first_one_chosen(share: float):
+    chosen = choose_settings(GRID, [{"window": 2}], World(n=4000), AIMS)
+    opened = choose_settings(GRID, [{"window": 2}], World(n=4000), replace(AIMS, opening=share))
+    first = GRID.index(chosen.settings[0].value)
+    assert first >= 2, "nothing stricter is left to open with"
+    opening = Setting(GRID[int(share * first)], {"window": 2})
+    assert opened.settings == [*([opening] if share < 1 else []), *chosen.settings]
+    assert opened.measured == chosen.measured, "the opening setting costs no development prompt"
+
+
+def test_the_strictest_value_is_opened_with_once():
+    for loss in (0.3, 0.0):  # no budget kept: the strictest value alone; all kept: the loosest, and one in front
+        world = World(loss=lambda x, loss=loss: loss)
+        settings = choose_settings(GRID, [{}], world, replace(AIMS, opening=0.0)).settings
+        assert [one.value for one in settings] == ([GRID[0]] if loss else [GRID[0], GRID[-1]])
 
 
 def test_twenty_prompts_without_a_difference_are_no_certainty():
