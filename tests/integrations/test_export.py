@@ -11,77 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LogitsProcessorList,
-    MaxTimeCriteria,
-    StoppingCriteriaList,
-)
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter, PromptLookup
-from gistgate.errors import UserError
-from gistgate.gates import Gate, GateConfig, OperatingPoint
-from gistgate.gates.identity import identify_model, identify_tokenizer
-from gistgate.integrations.transformers.flatten import write_code
-from gistgate.integrations.transformers.generate import generate
+from gistgate.gates import Gate
 from gistgate.rules import make_rule
-from tests.tiny import byte_tokenizer, tiny_pair, write_task
-
-PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
-EOS, PAD = 2, 0
-RISKS = {0.03: 0.2, 0.05: 0.3}
-"""Certified budget -> knob."""
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """target/, draft/ and gate/, the last as it would be exported."""
-    folder = tmp_path_factory.mktemp("export")
-    target, draft = tiny_pair(noise=0.3)
-    tokenizer = byte_tokenizer()
-    for model, name in ((target, "target"), (draft, "draft")):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-    points = tuple(
-        OperatingPoint(budget, 0.95, risk, n=1000, bound=budget - 0.001, block=4, certified=True)
-        for budget, risk in RISKS.items()
-    )
-    torch.manual_seed(0)
-    config = GateConfig(
-        head={"type": "mlp", "hidden_size": 8},
-        features={"h_tok:post": 32, "h_pred:layer:0": 32, "scalars": 8},
-        target=identify_model(target, "target"),
-        draft=identify_model(draft, "draft"),
-        tokenizer=identify_tokenizer(tokenizer, "target"),
-        operating_points=points,
-        certificate={"rule": "autojudge", "drafter": "model", "block": 4, "fixed": {}, "headline_budget": 0.03},
-    )
-    gate = Gate(config)
-    gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
-    gate.map.b.fill_(7.5)
-    gate.save(folder / "gate", card="# A gate\n")
-    write_code(folder / "gate")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def pair(place: Path) -> Any:
-    return tuple(AutoModelForCausalLM.from_pretrained(place / name) for name in ("target", "draft"))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(place: Path) -> Any:
-    return AutoTokenizer.from_pretrained(place / "target", padding_side="left")
-
-
-@pytest.fixture(scope="module")
-def gate(place: Path, pair: Any) -> Gate:
-    return Gate.load(place / "gate", *pair)
-
+from tests.integrations.exported import EOS, PAD, PROMPTS, RISKS
+from tests.tiny import write_task
 
 REQUESTS: dict[str, dict[str, Any]] = {
     "one": {"prompts": PROMPTS[:1], "arguments": {"max_new_tokens": 24}},
@@ -186,88 +123,6 @@ def test_prompt_lookup_needs_no_draft_and_is_not_certified(answers: Any, pair: A
     rule = make_rule("autojudge", risk=RISKS[0.03])
     assert answers["lookup"]["ids"] == library(pair, tokenizer, gate, "lookup", rule)
     assert "drafter is lookup, but model was certified" in answers["lookup"]["warnings"][0]
-
-
-@pytest.fixture(scope="module")
-def inputs(tokenizer: Any) -> dict[str, Any]:
-    return dict(tokenizer(PROMPTS, return_tensors="pt", padding=True, return_token_type_ids=False))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"num_beams": 2}, "greedy decoding and sampling .* but got beam search"),
-        ({"assistant_model": "draft"}, "Pass the draft as draft_model="),
-        ({"streamer": object()}, "streamer=, which this decoder does not support"),
-        ({"inputs_embeds": torch.zeros(1, 1, 32)}, "Pass input_ids="),
-        ({"repetition_penalty": 1.3}, "asks for a RepetitionPenaltyLogitsProcessor"),
-        ({"min_new_tokens": 5}, "asks for a MinLengthLogitsProcessor"),
-        ({"logits_processor": LogitsProcessorList([lambda ids, z: z])}, "asks for a function"),
-        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(1.0)])}, "MaxTimeCriteria, which cannot look"),
-        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
-        ({"stop_strings": ["x"]}, "no tokenizer was given"),
-        ({"rule": "autojugde"}, "Did you mean 'autojudge'"),
-        ({"budget": 0.03, "risk": 0.1}, "both say how loose"),
-        ({"gate": None, "budget": 0.03}, "Pass gate=<folder> as well"),
-        ({"gate": None, "rule": "autojudge"}, "needs a gate"),
-        ({"draft_model": None}, "There is no draft. Pass draft_model="),
-        ({"draft_model": "/nowhere/at/all"}, "The draft '/nowhere/at/all' could not be loaded"),
-        ({"gate": "/nowhere/at/all"}, "neither a folder nor a reachable hub id"),
-        ({"drafter": "oracle"}, "There is no drafter 'oracle'"),
-    ],
-)
-def test_what_it_cannot_do_is_refused_with_a_sentence(
-    arguments: Any, message: str, pair: Any, gate: Gate, inputs: Any
-) -> None:
-    target, draft = pair
-    with pytest.raises(UserError, match=message):
-        generate(target, **{"draft_model": draft, "gate": gate, "max_new_tokens": 8, **inputs, **arguments})
-
-
-def test_a_mistyped_argument_is_named(pair: Any, gate: Gate, inputs: Any) -> None:
-    with pytest.raises(ValueError, match="thrreshold"):
-        generate(pair[0], pair[1], gate, thrreshold=0.1, **inputs)
-
-
-def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any) -> None:
-    target, draft = pair
-    with pytest.raises(UserError, match="does not fit the target"):
-        generate(draft, target, place / "gate", max_new_tokens=8, **inputs)
-
-
-def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
-    with pytest.warns(UserWarning, match="calibrated with the rule 'autojudge', not with 'prob'"):
-        generate(*pair, gate, rule="prob", r=0.5, max_new_tokens=8, **inputs)
-
-
-def test_it_serves_generates_other_habits(pair: Any, inputs: Any, recwarn: pytest.WarningsRecorder) -> None:
-    """Settings in a GenerationConfig, a dictionary as result, several answers per prompt, padding found by itself."""
-    target, draft = pair
-    config = GenerationConfig(max_new_tokens=8, pad_token_id=PAD, eos_token_id=EOS)
-    expected = target.generate(**inputs, max_new_tokens=8, do_sample=False)
-    found = generate(target, draft, inputs=inputs["input_ids"], generation_config=config, return_dict_in_generate=True)
-    assert torch.equal(found.sequences, expected)
-    torch.manual_seed(0)
-    several = generate(target, draft, max_new_tokens=8, do_sample=True, num_return_sequences=3, **inputs)
-    assert several.shape[0] == 9
-    assert len({tuple(row) for row in several.tolist()}) > 3
-    assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
-
-
-def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, gate: Gate, inputs: Any) -> None:
-    first: list[Any] = []
-    generate(*pair, place / "gate", max_new_tokens=8, report=first, **inputs)
-    config = place / "gate" / "config.json"
-    text = config.read_text()
-    try:
-        config.write_text(text.replace('"knob": 0.2', '"knob": -1.0'))
-        os.utime(config, ns=(1, 1))
-        second: list[Any] = []
-        generate(*pair, place / "gate", max_new_tokens=8, report=second, **inputs)
-    finally:
-        config.write_text(text)
-    assert sum(answer.statistics.loose for answer in first) > 0
-    assert sum(answer.statistics.loose for answer in second) == 0
 
 
 def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenizer: Any, gate: Gate) -> None:

@@ -1,0 +1,93 @@
+"""The generation function of an exported gate, called in this process: what it refuses, and generate's other habits."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
+
+from gistgate.errors import UserError
+from gistgate.gates import Gate
+from gistgate.integrations.transformers.generate import generate
+from tests.integrations.exported import EOS, PAD
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_beams": 2}, "greedy decoding and sampling .* but got beam search"),
+        ({"assistant_model": "draft"}, "Pass the draft as draft_model="),
+        ({"streamer": object()}, "streamer=, which this decoder does not support"),
+        ({"inputs_embeds": torch.zeros(1, 1, 32)}, "Pass input_ids="),
+        ({"repetition_penalty": 1.3}, "asks for a RepetitionPenaltyLogitsProcessor"),
+        ({"min_new_tokens": 5}, "asks for a MinLengthLogitsProcessor"),
+        ({"logits_processor": LogitsProcessorList([lambda ids, z: z])}, "asks for a function"),
+        ({"stopping_criteria": StoppingCriteriaList([MaxTimeCriteria(1.0)])}, "MaxTimeCriteria, which cannot look"),
+        ({"output_scores": True, "return_dict_in_generate": True}, "output_scores=True"),
+        ({"stop_strings": ["x"]}, "no tokenizer was given"),
+        ({"rule": "autojugde"}, "Did you mean 'autojudge'"),
+        ({"budget": 0.03, "risk": 0.1}, "both say how loose"),
+        ({"gate": None, "budget": 0.03}, "Pass gate=<folder> as well"),
+        ({"gate": None, "rule": "autojudge"}, "needs a gate"),
+        ({"draft_model": None}, "There is no draft. Pass draft_model="),
+        ({"draft_model": "/nowhere/at/all"}, "The draft '/nowhere/at/all' could not be loaded"),
+        ({"gate": "/nowhere/at/all"}, "neither a folder nor a reachable hub id"),
+        ({"drafter": "oracle"}, "There is no drafter 'oracle'"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_with_a_sentence(
+    arguments: Any, message: str, pair: Any, gate: Gate, inputs: Any
+) -> None:
+    target, draft = pair
+    with pytest.raises(UserError, match=message):
+        generate(target, **{"draft_model": draft, "gate": gate, "max_new_tokens": 8, **inputs, **arguments})
+
+
+def test_a_mistyped_argument_is_named(pair: Any, gate: Gate, inputs: Any) -> None:
+    with pytest.raises(ValueError, match="thrreshold"):
+        generate(pair[0], pair[1], gate, thrreshold=0.1, **inputs)
+
+
+def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any) -> None:
+    target, draft = pair
+    with pytest.raises(UserError, match="does not fit the target"):
+        generate(draft, target, place / "gate", max_new_tokens=8, **inputs)
+
+
+def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
+    with pytest.warns(UserWarning, match="calibrated with the rule 'autojudge', not with 'prob'"):
+        generate(*pair, gate, rule="prob", r=0.5, max_new_tokens=8, **inputs)
+
+
+def test_it_serves_generates_other_habits(pair: Any, inputs: Any, recwarn: pytest.WarningsRecorder) -> None:
+    """Settings in a GenerationConfig, a dictionary as result, several answers per prompt, padding found by itself."""
+    target, draft = pair
+    config = GenerationConfig(max_new_tokens=8, pad_token_id=PAD, eos_token_id=EOS)
+    expected = target.generate(**inputs, max_new_tokens=8, do_sample=False)
+    found = generate(target, draft, inputs=inputs["input_ids"], generation_config=config, return_dict_in_generate=True)
+    assert torch.equal(found.sequences, expected)
+    torch.manual_seed(0)
+    several = generate(target, draft, max_new_tokens=8, do_sample=True, num_return_sequences=3, **inputs)
+    assert several.shape[0] == 9
+    assert len({tuple(row) for row in several.tolist()}) > 3
+    assert not [warning for warning in recwarn if "certificate" in str(warning.message)]
+
+
+def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, gate: Gate, inputs: Any) -> None:
+    first: list[Any] = []
+    generate(*pair, place / "gate", max_new_tokens=8, report=first, **inputs)
+    config = place / "gate" / "config.json"
+    text = config.read_text()
+    try:
+        config.write_text(text.replace('"knob": 0.2', '"knob": -1.0'))
+        os.utime(config, ns=(1, 1))
+        second: list[Any] = []
+        generate(*pair, place / "gate", max_new_tokens=8, report=second, **inputs)
+    finally:
+        config.write_text(text)
+    assert sum(answer.statistics.loose for answer in first) > 0
+    assert sum(answer.statistics.loose for answer in second) == 0
