@@ -120,7 +120,7 @@ def aims(params: Params) -> Aims:
     block = params.calibrate
     return Aims(
         budgets(params), params.headline_budget, params.prompts.calibration, block.confidence,
-        block.settings, block.evaluations, block.reserve, block.opening,
+        block.settings, block.evaluations, block.reserve,
     )  # fmt: skip
 
 

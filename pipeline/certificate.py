@@ -45,7 +45,7 @@ class Request:
     stop: Stop = "lost"
     """When to leave a setting early."""
     settings: int = 3
-    """Most settings to choose by the budgets; the strictest value of the knob is tested before them."""
+    """Most settings to test behind the strictest."""
     evaluations: int = 6
     """Most settings to measure on development prompts, plus one for each variant behind the first."""
     reserve: float = 1.0
@@ -56,7 +56,7 @@ class Request:
         """What the settings are chosen for; the largest budget decides between variants."""
         return Aims(
             sorted(self.budgets), max(self.budgets), self.n, watch_confidence(self.stop, self.confidence),
-            self.settings, self.evaluations, self.reserve, opening=0.0,
+            self.settings, self.evaluations, self.reserve,
         )  # fmt: skip
 
 

@@ -2,10 +2,11 @@
 
 A setting is a value of the knob and a variant of the other settings. For every budget the loosest value is sought whose
 predicted bound on the calibration prompts still keeps it; a place that is left goes to a setting between the headline's
-and the next looser one, so that a careful prediction does not cost a step. In front of them all opens a stricter one: a
-sequence whose first setting fails certifies nothing, and predictions fail. Decoding a setting is expensive, so each
-measurement goes where it decides most: first to the variant that may still turn out fastest at the headline budget, by
-halving its open range of values; what is left then refines the other budgets of the best variant.
+and the next looser one, so that a careful prediction does not cost a step. The sequence opens with the strictest value,
+whatever was measured: one whose first setting fails certifies nothing, predictions fail, and not every rule loses less
+half-way. Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may
+still turn out fastest at the headline budget, by halving its open range of values; what is left then refines the other
+budgets of the best variant.
 """
 
 from __future__ import annotations
@@ -48,13 +49,11 @@ class Aims:
     confidence: float = 0.95
     """Confidence of the certificates."""
     settings: int = 3
-    """Most settings to choose by the budgets."""
+    """Most settings to choose behind the strictest."""
     evaluations: int = 6
     """Most settings to measure, plus one for each variant behind the first."""
     reserve: float = 1.0
     """Standard errors of what development and calibration show apart that a prediction leaves free."""
-    opening: float = 0.5
-    """Where the sequence opens, as a share of the grid's steps from its strictest value to the first setting chosen."""
 
     def target(self, budget: float) -> Target:
         """What a setting has to be predicted to keep."""
@@ -87,8 +86,8 @@ def choose_settings(
         evaluate: measures a setting; called at most `aims.evaluations + len(variants) - 1` times.
         aims: budgets and effort.
 
-    The opening setting need not have been measured. Where nothing is predicted to keep any budget, the strictest value
-    is the sequence: certification then says how far off it is.
+    The strictest value need not have been measured. Where nothing is predicted to keep any budget, it is the sequence:
+    certification then says how far off it is.
     """
     search = Search(grid, variants, evaluate, aims.evaluations + len(variants) - 1)
     search.find_variant(aims.target(aims.headline))
@@ -101,8 +100,7 @@ def choose_settings(
             chosen.append(index)
     if len(chosen) < aims.settings:
         chosen += search.curves[best].between(aims.target(aims.headline), chosen)
-    opening = int(aims.opening * min(chosen, default=0))
-    return Choice([search.setting(best, index) for index in sorted({opening, *chosen})], search.measured)
+    return Choice([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
 
 
 class Search:

@@ -19,15 +19,12 @@ class CalibrateParams:
     confidence: Annotated[float, Between(0.5, 0.9999)] = 0.95
     """Confidence of every certificate, in [0.5, 1)."""
     settings: Count = 3
-    """Settings per method that the budgets may choose on development prompts, in settings."""
+    """Settings per method that development prompts may send to certification behind the strictest, in settings."""
     evaluations: Count = 6
     """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
     reserve: Annotated[float, Between(0, 3)] = 1.0
     """What the choice of settings leaves free below a budget, in standard errors of the loss on calibration prompts
     minus that on development prompts."""
-    opening: Annotated[float, Between(0, 1)] = 0.5
-    """Where a sequence opens, as a share of the grid's steps from its strictest value to the first setting chosen: 0 is
-    the strictest value, 1 adds no setting."""
 
 
 @dataclass(frozen=True)
