@@ -86,3 +86,10 @@ def tiny_pair(context: int = 512, noise: float = 0.1) -> tuple[LlamaForCausalLM,
         for weight in (weight for weight in draft.parameters() if weight.std() > 0):
             weight.add_(noise * weight.std() * torch.randn_like(weight))
     return target, draft
+
+
+def save_pair(folder: Path, target: Any, draft: Any, tokenizer: Any) -> None:
+    """Write target/ and draft/ as a hub would give them, both with the tokenizer."""
+    for model, name in ((target, "target"), (draft, "draft")):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)

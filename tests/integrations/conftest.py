@@ -13,7 +13,7 @@ from gistgate.gates import Gate, GateConfig, OperatingPoint
 from gistgate.gates.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
 from tests.integrations.exported import PROMPTS, RISKS
-from tests.tiny import byte_tokenizer, tiny_pair
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("export")
     target, draft = tiny_pair(noise=0.3)
     tokenizer = byte_tokenizer()
-    for model, name in ((target, "target"), (draft, "draft")):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_pair(folder, target, draft, tokenizer)
     points = tuple(
         OperatingPoint(budget, 0.95, risk, n=1000, bound=budget - 0.001, block=4, certified=True)
         for budget, risk in RISKS.items()

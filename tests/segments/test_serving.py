@@ -24,7 +24,7 @@ from gistgate.segments.files import Probes, load_probes
 from gistgate.segments.probes import Probe
 from gistgate.segments.serving import choose_segments
 from gistgate.tracing import trace
-from tests.tiny import byte_tokenizer, tiny_pair
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
 LENGTH = 24
@@ -43,9 +43,7 @@ def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("segments")
     target, draft = tiny_pair(noise=0.3)
     tokenizer = byte_tokenizer()
-    for model, name in ((target, "target"), (draft, "draft")):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_pair(folder, target, draft, tokenizer)
     torch.manual_seed(0)
     certificate = {"rule": "segment", "settings": CERTIFIED, "budget": 0.03, "confidence": 0.95, "bound": 0.029}
     Probes(Probe(32, 8), Probe(32, 8, "last"), "re:[a-z]$", 8, certificate).save(folder / "probes", target, draft)
