@@ -9,7 +9,7 @@ from gistgate.gates.certificate import Certificate
 from gistgate.gates.config import GateConfig, OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.gates.identity import identify_model, identify_tokenizer
-from tests.tiny import byte_tokenizer, tiny_pair
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,7 @@ def pair(tmp_path_factory):
     """Folders of a target, its draft and a gate that finds everything harmless."""
     folder = tmp_path_factory.mktemp("pair")
     tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
-    for name, model in (("target", target), ("draft", draft)):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_pair(folder, target, draft, tokenizer)
     points = (
         OperatingPoint(0.03, 0.95, 1.0, 500, 0.021, 4, True),
         OperatingPoint(0.01, 0.95, 0.0, 500, 0.05, 4, False),

@@ -30,7 +30,7 @@ from gistgate.gates.identity import identify_tokenizer
 from gistgate.guards import LoopGuard
 from gistgate.integrations.lm_eval.model import GatedLM, sampling
 from gistgate.rules import make_rule
-from tests.tiny import byte_tokenizer, tiny_pair, write_task
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 
 @pytest.fixture(scope="module")
@@ -115,9 +115,7 @@ def test_sampled_answers_follow_the_prompt_not_the_batch(tmp_path: Path, pair: A
 
 
 def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
-    for name, model in zip(("target", "draft"), pair, strict=True):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
+    save_pair(folder, *pair, tokenizer)
     return {"pretrained": str(folder / "target"), "draft": str(folder / "draft"), "device": "cpu", "dtype": "float32"}
 
 
