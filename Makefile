@@ -27,19 +27,19 @@ repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, 
 	dvc repro
 
 table: $(STAMP)  ## compare every rule of the library at the headline budget; shares what `repro` has done
-	dvc repro table/dvc.yaml
+	dvc repro pipeline/studies/table/dvc.yaml
 
 certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
-	dvc repro certify/dvc.yaml
+	dvc repro pipeline/studies/certify/dvc.yaml
 
 retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter, compare drafters and rules
-	dvc repro retrieval/dvc.yaml
+	dvc repro pipeline/studies/retrieval/dvc.yaml
 
 segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
-	dvc repro segments/dvc.yaml
+	dvc repro pipeline/studies/segments/dvc.yaml
 
 speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
-	dvc repro speed/dvc.yaml
+	dvc repro pipeline/studies/speed/dvc.yaml
 	python -m benchmarks.speed
 
 test: $(STAMP)  ## run the tests, two at a time
@@ -65,10 +65,10 @@ bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every m
 	dvc repro --force --single-item benchmark
 
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
-	python -m pipeline.publish
-	test ! -e reports/table/summary.json || python -m pipeline.publish table
-	test ! -e reports/retrieval/benchmark.json || python -m pipeline.retrieval.publish
-	test ! -e reports/segments/benchmark.json || python -m pipeline.segments.publish
+	python -m pipeline.report.publish
+	test ! -e reports/table/summary.json || python -m pipeline.report.publish table
+	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
+	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \

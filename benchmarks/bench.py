@@ -11,8 +11,8 @@ import typer
 
 from benchmarks.intervals import ratio_of_sums
 from gistgate.files import write_json
-from pipeline.stage import run
-from pipeline.timed import Contender, Prompts, drop_loops, machine
+from pipeline.common.entry import run
+from pipeline.speed.clock import Contender, Prompts, drop_loops, machine
 
 RESULTS = Path("benchmarks/results")
 
@@ -75,7 +75,7 @@ def save(name: str, payload: Mapping[str, Any], results: Path, figure: Callable[
     write_json(path, {**payload, "machine": machine()})
     if figure is not None:
         try:
-            from pipeline.figures import save as save_figure
+            from pipeline.report.figures import save as save_figure
         except ImportError:
             print("No figure: matplotlib is not installed.")
         else:

@@ -22,7 +22,7 @@ from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_text
-from pipeline.timed import Contender, ours
+from pipeline.speed.clock import Contender, ours
 
 STRICT = "strict"
 

@@ -7,7 +7,7 @@ from typing import Any
 from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
-from pipeline.figures import STYLE
+from pipeline.report.figures import STYLE
 
 
 def limit_figure(payload: dict[str, Any]) -> Figure:

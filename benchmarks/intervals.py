@@ -35,7 +35,7 @@ class Ratio:
 def ratio_of_sums(reference: Sequence[float], own: Sequence[float], level: float = 0.9, seed: int = 0) -> Ratio:
     """sum(reference) / sum(own) over the same batches [N], with a paired percentile bootstrap interval.
 
-    `pipeline.paired` does the same with scipy, which a machine with a GPU need not have.
+    `pipeline.report.paired_statistics` does the same with scipy, which a machine with a GPU need not have.
 
     Raises:
         UserError: the seconds are not paired, or not positive.

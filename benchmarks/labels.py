@@ -17,14 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from gistgate.decoding.stopping import eos_ids
 from gistgate.files import write_json
-from pipeline.collect import strict_collector
-from pipeline.decode import read_prompts
-from pipeline.pairs import Pair, load_pair
+from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.request.stopping import eos_ids
+from pipeline.common.decoders import read_prompts
+from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
-from pipeline.tasks import Task, load_task
-from pipeline.timed import machine
+from pipeline.speed.clock import machine
+from pipeline.stages.collect import strict_collector
 
 OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""

@@ -25,7 +25,7 @@ from benchmarks.intervals import Columns, over_prompts
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
-from pipeline.timed import synchronise
+from pipeline.speed.clock import synchronise
 
 TURN = (
     ("step", False), ("step", True), ("verify", False), ("draft", True), ("verify", True), ("judged", False),

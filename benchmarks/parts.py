@@ -22,10 +22,10 @@ from gistgate.decoding.engines.program import Program
 from gistgate.decoding.engines.rounds import DraftSteps, context_of
 from gistgate.decoding.engines.slots import attending_to_slots, forward
 from gistgate.decoding.engines.store import rounded, store_of
-from gistgate.decoding.rows import Row
-from gistgate.decoding.stopping import Stop
 from gistgate.errors import UserError
-from pipeline.timed import synchronise
+from gistgate.request.rows import Row
+from gistgate.request.stopping import Stop
+from pipeline.speed.clock import synchronise
 
 CONTEXT = 128
 """Tokens that have been read before, in every measurement of a part."""

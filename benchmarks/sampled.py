@@ -25,8 +25,8 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter, TreeDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.rules import make_rule
-from pipeline.decode import read_prompts
-from pipeline.timed import Contender, Prompts, ours
+from pipeline.common.decoders import read_prompts
+from pipeline.speed.clock import Contender, Prompts, ours
 
 PLAIN = "plain"
 

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from gistgate.gates.config import GateConfig
 from gistgate.gates.features import LOOK_AHEAD, SCALARS
 from gistgate.gates.gate import Gate
-from gistgate.gates.identity import ModelIdentity, TokenizerIdentity
+from gistgate.identity import ModelIdentity, TokenizerIdentity
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {

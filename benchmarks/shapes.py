@@ -24,7 +24,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
-from pipeline.timed import Contender, compiled, ours, theirs
+from pipeline.speed.clock import Contender, compiled, ours, theirs
 
 PROMPT = 128
 """Tokens of every prompt."""

@@ -23,7 +23,7 @@ from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from pipeline.timed import Contender, Prompts, compiled, ours, theirs
+from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
@@ -123,7 +123,7 @@ def figure(payload: dict[str, Any]) -> Any:
     """Tokens per second at batch 1, best first, and by batch size."""
     from matplotlib import pyplot as plt
 
-    from pipeline.figures import STYLE
+    from pipeline.report.figures import STYLE
 
     with plt.rc_context(STYLE):
         drawn, (left, right) = plt.subplots(1, 2, figsize=(10, 5), layout="constrained")

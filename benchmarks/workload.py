@@ -13,11 +13,11 @@ from typing import Any
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_json
-from pipeline.decode import make_decoder, read_prompts, request_of
-from pipeline.operating import OWN_REPORTS, Operating, calibration_file, operating_point
-from pipeline.pairs import Pair, load_pair
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.gates import load_gate
+from pipeline.common.operating_point import OWN_REPORTS, Operating, calibration_file, operating_point
+from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.served import load_gate
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import yaml
 
 from gistgate.errors import UserError
 from gistgate.rules import RULES
-from pipeline.stage import run
+from pipeline.common.entry import run
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = (
@@ -38,7 +38,7 @@ OUTPUTS = (
 TABLE_OUTPUTS = ("reports/table/index.html", "reports/table/judgements.json", "reports/table/summary.json")
 """And those of the large table."""
 CORE = ("dvc.yaml",)
-GRAPHS = (*CORE, "table/dvc.yaml")
+GRAPHS = (*CORE, "pipeline/studies/table/dvc.yaml")
 """The core, and the large table."""
 TINY: dict[str, Any] = {
     "headline_budget": 0.5,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from gistgate.cli import app
-from pipeline.publish import content_of, table_of
+from gistgate.cli.main import app
+from pipeline.report.publish import content_of, table_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

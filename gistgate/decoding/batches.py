@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Generation
+from gistgate.request.rows import Generation
 
 
 def decode_all(

@@ -9,8 +9,8 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.errors import UserError
-from gistgate.trees.masks import attention_kinds
-from gistgate.trees.walks import walk_of
+from gistgate.optional.trees.masks import attention_kinds
+from gistgate.optional.trees.walks import walk_of
 
 
 def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None) -> int:

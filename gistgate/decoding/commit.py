@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gistgate.block import Reason
-from gistgate.decoding.rows import Row
-from gistgate.decoding.stopping import Stop
+from gistgate.request.rows import Row
+from gistgate.request.stopping import Stop
 
 
 def commit(

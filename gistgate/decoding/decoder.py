@@ -8,18 +8,18 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
-from gistgate.decoding.cache import RowCache
 from gistgate.decoding.checks import check_parts, check_prompts, check_temperature
 from gistgate.decoding.engines.choice import Engine
-from gistgate.decoding.markers import find_markers, reflection
 from gistgate.decoding.parts import GateLike, Observer, Parts
-from gistgate.decoding.reader import Reader, left_padded
-from gistgate.decoding.rows import Generation, Memory, Row
 from gistgate.decoding.session import Session
-from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.guards.base import Guard
+from gistgate.forward.cache import RowCache
+from gistgate.forward.reader import Reader, left_padded
+from gistgate.optional.guards.base import Guard
+from gistgate.request.markers import find_markers, reflection
+from gistgate.request.rows import Generation, Memory, Row
+from gistgate.request.stopping import Stop
 from gistgate.rules.base import Rule
 
 
@@ -60,7 +60,7 @@ class Decoder:
                 takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
             guards: watch every request and may make it stricter, never looser.
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
-                then strict ones, whatever the rule; `gistgate.timing.pays_up_to` measures the number.
+                then strict ones, whatever the rule; `gistgate.observing.race.pays_up_to` measures the number.
 
         Raises:
             UserError: an unknown engine, or parts that do not fit together.

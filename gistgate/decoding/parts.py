@@ -13,9 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Acceptance, Block
-from gistgate.decoding.rows import Row
 from gistgate.drafters.base import Drafter
-from gistgate.guards.base import Guard
+from gistgate.optional.guards.base import Guard
+from gistgate.request.rows import Row
 from gistgate.rules.base import Rule
 from gistgate.rules.exact import Exact
 

@@ -14,20 +14,20 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Sampling
-from gistgate.decoding.cache import RowCache
 from gistgate.decoding.commit import commit
 from gistgate.decoding.parts import Parts
-from gistgate.decoding.reader import Reader, left_padded
-from gistgate.decoding.rereading import appendix, forget, rows_of_copy
-from gistgate.decoding.rows import Generation, Memory, Row, count_notes, finished, texts_of
-from gistgate.decoding.states import tap
-from gistgate.decoding.stopping import Stop
 from gistgate.drafters.base import Draft
-from gistgate.guards.base import settle_guarded
+from gistgate.forward.cache import RowCache
+from gistgate.forward.reader import Reader, left_padded
+from gistgate.forward.states import tap
+from gistgate.optional.guards.base import settle_guarded
+from gistgate.optional.rereading import appendix, forget, rows_of_copy
+from gistgate.optional.trees.judging import Judged, judge, walked
+from gistgate.optional.trees.shape import depths, lineage
+from gistgate.optional.trees.walks import walk_of
+from gistgate.request.rows import Generation, Memory, Row, count_notes, finished, texts_of
+from gistgate.request.stopping import Stop
 from gistgate.rules.base import State
-from gistgate.trees.judging import Judged, judge, walked
-from gistgate.trees.shape import depths, lineage
-from gistgate.trees.walks import walk_of
 
 
 class Session:

@@ -6,11 +6,11 @@ from typing import Any
 
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.lookup import PromptLookup
-from gistgate.drafters.lookup_tree import LookupTree
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.tree import TreeDrafter
+from gistgate.optional.trees.drafter import TreeDrafter
+from gistgate.optional.trees.lookup import LookupTree
 
 DRAFTERS: dict[str, Any] = {
     "model": ModelDrafter,

@@ -12,7 +12,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from gistgate.block import Sampling
-from gistgate.decoding.cache import RowCache
+from gistgate.forward.cache import RowCache
 
 
 @dataclass(frozen=True)

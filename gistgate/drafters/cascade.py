@@ -14,12 +14,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.decoding.reader import left_padded
 from gistgate.drafters.base import Draft, Drafter
 from gistgate.drafters.chains import TextDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.forward.reader import left_padded
 
 
 class CascadeDrafter(ModelDrafter):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 import torch
 
-from gistgate.decoding.cache import RowCache
 from gistgate.drafters.base import Draft
+from gistgate.forward.cache import RowCache
 
 
 class TextDrafter:

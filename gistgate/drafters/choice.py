@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Sampling
-from gistgate.decoding.cache import RowCache
 from gistgate.drafters.base import Draft, Drafter
 from gistgate.drafters.chains import TextDrafter
 from gistgate.errors import UserError
+from gistgate.forward.cache import RowCache
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.decoding.cache import RowCache
-from gistgate.decoding.reader import Reader, left_padded
 from gistgate.drafters.base import Draft
+from gistgate.forward.cache import RowCache
+from gistgate.forward.reader import Reader, left_padded
 from gistgate.rules.base import draw
 
 

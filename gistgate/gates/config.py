@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.gates.identity import ModelIdentity, TokenizerIdentity
+from gistgate.identity import ModelIdentity, TokenizerIdentity
 
 FORMAT_VERSION = 1
 """Version of the folder's layout that this code reads and writes."""

@@ -12,15 +12,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.block import Block
+from gistgate.certificates.certificate import Certificate, read_certificate
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
-from gistgate.gates.certificate import Certificate, read_certificate
 from gistgate.gates.config import GateConfig, OperatingPoint
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
-from gistgate.gates.identity import check_model, check_tokenizer
 from gistgate.gates.lookup import look_up
+from gistgate.identity import check_model, check_tokenizer
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"

@@ -2,7 +2,7 @@
 
 Inside one block of a chain the count is exact, because the target's rows behind a mismatch were computed on the draft.
 Across blocks it is an estimate: a loose text would have gone on differently. Of a tree only the path that strict
-verification takes would be counted, so trees are refused (`gistgate.shadowing`).
+verification takes would be counted, so trees are refused (`gistgate.observing.shadow`).
 
 Axis letters: B rows, K drafted tokens.
 """

@@ -11,6 +11,7 @@ import yaml
 
 from gistgate.errors import UserError
 from gistgate.files import read_text
+from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
@@ -18,7 +19,6 @@ from pipeline.params.reading import Between, build, nearest
 from pipeline.params.results import BenchmarkParams, CalibrateParams, CertifyParams, SpeedParams, TrackingParams
 from pipeline.params.table import TableParams, table_methods
 from pipeline.params.training import TrainParams
-from pipeline.world.params import PairTrainingParams, WorldParams
 
 __all__ = [
     "BenchmarkParams", "CalibrateParams", "CertifyParams", "CollectParams", "DecodingParams", "LabelParams",

@@ -16,7 +16,7 @@ class MethodParams:
     rule: str
     """Rule id, a key of gistgate.rules.RULES."""
     drafter: str = "model"
-    """Drafter id, a key of gistgate.drafters.DRAFTERS or pipeline.retrieval.drafters.RETRIEVAL; "none" decodes
+    """Drafter id, a key of gistgate.drafters.DRAFTERS or pipeline.studies.retrieval.drafters.RETRIEVAL; "none" decodes
     plainly."""
     learned: bool = False
     """Whether the rule needs a trained gate; follows from the group the method stands in."""

@@ -9,14 +9,14 @@ import pytest
 
 from benchmarks.intervals import ratio_of_sums
 from gistgate.errors import UserError
-from pipeline import paired
+from pipeline.report import paired_statistics
 
 GPU_NEEDS = "import sys; [sys.modules.__setitem__(n, None) for n in ('scipy', 'datasets', 'matplotlib', 'lm_eval')]"
 
 
 def test_the_interval_is_that_of_the_pipeline():
     reference, own = [2.0, 3.1, 2.6, 4.0, 2.2, 3.3], [1.0, 1.4, 1.5, 1.7, 1.2, 1.6]
-    here, there = ratio_of_sums(reference, own), paired.ratio_of_sums(reference, own)
+    here, there = ratio_of_sums(reference, own), paired_statistics.ratio_of_sums(reference, own)
     assert here.mean == pytest.approx(there.mean)
     assert (here.low, here.high) == pytest.approx((there.low, there.high), rel=0.01)
 

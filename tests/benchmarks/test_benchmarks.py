@@ -23,7 +23,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
-from pipeline.timed import Contender
+from pipeline.speed.clock import Contender
 from tests.architectures import tiny_model
 
 ROOT = Path(__file__).parents[2]

@@ -9,8 +9,8 @@ import torch
 
 from gistgate.block import Reason, Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Generation
 from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.request.rows import Generation
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.watching import HalfGate, Markers, Watch

@@ -10,8 +10,8 @@ import torch
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Generation
 from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.request.rows import Generation
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Markers

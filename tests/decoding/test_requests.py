@@ -7,10 +7,10 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.markers import between_markers
-from gistgate.decoding.rows import Row
 from gistgate.drafters import ModelDrafter, PromptLookup
 from gistgate.errors import UserError
+from gistgate.request.markers import between_markers
+from gistgate.request.rows import Row
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Watch

@@ -9,7 +9,7 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Generation
+from gistgate.request.rows import Generation
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair
 

@@ -8,12 +8,12 @@ from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.lookup import PromptLookup
-from gistgate.drafters.lookup_tree import LookupTree
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.tree import TreeDrafter
 from gistgate.errors import UserError
+from gistgate.optional.trees.drafter import TreeDrafter
+from gistgate.optional.trees.lookup import LookupTree
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
-from gistgate.decoding.statistics import total
 from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, match_length, speed
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.tree import TreeDrafter
 from gistgate.errors import UserError
+from gistgate.optional.trees.drafter import TreeDrafter
+from gistgate.request.statistics import total
 from tests.architectures import SIZES, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 

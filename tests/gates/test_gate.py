@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.gates import Gate, GateConfig, OperatingPoint
-from gistgate.gates.identity import fingerprint, identify_model, identify_tokenizer, portable_name
+from gistgate.identity import fingerprint, identify_model, identify_tokenizer, portable_name
 from tests.tiny import byte_tokenizer, tiny_pair
 
 POINTS = (

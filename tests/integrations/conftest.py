@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistgate.gates import Gate, GateConfig, OperatingPoint
-from gistgate.gates.identity import identify_model, identify_tokenizer
+from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
 from tests.integrations.exported import PROMPTS, RISKS
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair

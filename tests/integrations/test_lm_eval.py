@@ -19,16 +19,16 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerFast
 
-from gistgate import timing
 from gistgate.block import Sampling
+from gistgate.certificates.certificate import Certificate
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.corpus import CorpusDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.gates.certificate import Certificate
-from gistgate.gates.identity import identify_tokenizer
-from gistgate.guards import LoopGuard
+from gistgate.identity import identify_tokenizer
 from gistgate.integrations.lm_eval.model import GatedLM, sampling
+from gistgate.observing import race as timing
+from gistgate.optional.guards import LoopGuard
+from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 

@@ -12,12 +12,12 @@ from gistgate.block import Sampling
 from gistgate.decoding.engines.compiled import CompiledSession
 from gistgate.decoding.engines.program import UnsupportedError, missing_compiler
 from gistgate.decoding.parts import Parts
-from gistgate.decoding.reader import has_window
-from gistgate.decoding.rows import Row
 from gistgate.decoding.session import Session
-from gistgate.decoding.stopping import Stop
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.forward.reader import has_window
+from gistgate.request.rows import Row
+from gistgate.request.stopping import Stop
 
 ENGINES = ("eager", "compiled")
 

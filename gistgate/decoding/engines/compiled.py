@@ -19,9 +19,9 @@ from gistgate.decoding.engines.rounds import DraftSteps, Prefill, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
-from gistgate.decoding.rows import Generation, Row, count_notes, finished
-from gistgate.decoding.stopping import Stop
 from gistgate.drafters.model import ModelDrafter
+from gistgate.request.rows import Generation, Row, count_notes, finished
+from gistgate.request.stopping import Stop
 
 
 class CompiledSession:

@@ -17,7 +17,7 @@ from gistgate.block import Block, Sampling
 from gistgate.decoding.engines.program import UnsupportedError
 from gistgate.decoding.engines.slots import forward
 from gistgate.decoding.parts import Parts
-from gistgate.decoding.states import tap
+from gistgate.forward.states import tap
 from gistgate.rules.base import draw, settle
 
 PREVIOUS, LAST, AT, ROOM = range(4)

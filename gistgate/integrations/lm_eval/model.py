@@ -17,14 +17,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.building import build_decoder, default_rule, take_settings
-from gistgate.certified import check_request, load_proof
+from gistgate.build.decoder import build_decoder, default_rule, take_settings
+from gistgate.certificates.holds import check_request, load_proof
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.rows import Generation
-from gistgate.decoding.stopping import eos_ids
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.served import Served
-from gistgate.timing import AUTO, settle_batches
+from gistgate.observing.race import AUTO, settle_batches
+from gistgate.request.rows import Generation
+from gistgate.request.stopping import eos_ids
 
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 """Generation arguments of tasks that change nothing here."""

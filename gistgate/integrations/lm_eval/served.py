@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from gistgate.decoding.rows import Generation
-from gistgate.decoding.statistics import Statistics, total
+from gistgate.request.rows import Generation
+from gistgate.request.statistics import Statistics, total
 
 
 @dataclass

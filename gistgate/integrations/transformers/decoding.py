@@ -14,11 +14,11 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.parts import GateLike
-from gistgate.decoding.rows import Generation
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.integrations.transformers.choice import Choice
 from gistgate.integrations.transformers.prepared import check_supported, pad_id, read_ends, read_sampling
+from gistgate.request.rows import Generation
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from gistgate.integrations.transformers.choice import Choice
 from gistgate.integrations.transformers.decoding import GatedDecoding
 from gistgate.integrations.transformers.generate import strings_of, supported
 from gistgate.integrations.transformers.parts import changed, gate_folder, load_draft, load_gate, once
-from gistgate.segments.building import chosen_decoder, own_gate, speaking_gate
-from gistgate.segments.files import Probes, load_probes
-from gistgate.segments.serving import choose_segments, take_segment_settings
+from gistgate.optional.segments.building import chosen_decoder, own_gate, speaking_gate
+from gistgate.optional.segments.files import Probes, load_probes
+from gistgate.optional.segments.serving import choose_segments, take_segment_settings
 
 
 def generate(

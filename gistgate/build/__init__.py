@@ -1,0 +1,1 @@
+"""From names, folders and numbers to a decoder."""

@@ -1,0 +1,158 @@
+"""Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
+
+A setting is a value of the knob and a variant of the other settings. For every budget the loosest value is sought whose
+predicted bound on the calibration prompts still keeps it; a place that is left goes to a setting between the headline's
+and the next looser one, so that a careful prediction does not cost a step. The sequence opens with the strictest value,
+whatever was measured: one whose first setting fails certifies nothing, predictions fail, and not every rule loses less
+half-way. Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may
+still turn out fastest at the headline budget, by halving its open range of values; what is left then refines the other
+budgets of the best variant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gistgate.certificates.loss_curve import Curve, Target
+from gistgate.certificates.tango import Array
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value of the knob together with one variant of the rule's other settings."""
+
+    value: float | None
+    """The knob; None for a rule without one."""
+    variant: dict[str, Any] = field(default_factory=dict)
+    """Settings that override the method's fixed ones."""
+
+
+Evaluate = Callable[[Setting], tuple[Array, float]]
+"""Decode the development prompts: differences d = strict - loose score [N], and tau."""
+
+
+@dataclass(frozen=True)
+class Aims:
+    """What the chosen settings are for."""
+
+    budgets: Sequence[float]
+    """Budgets that calibration will test."""
+    headline: float
+    """The budget that decides between variants."""
+    n: int
+    """Prompts of the calibration split."""
+    confidence: float = 0.95
+    """Confidence of the certificates."""
+    settings: int = 3
+    """Most settings to choose behind the strictest."""
+    evaluations: int = 6
+    """Most settings to measure, plus one for each variant behind the first."""
+    reserve: float = 1.0
+    """Standard errors of what development and calibration show apart that a prediction leaves free."""
+
+    def target(self, budget: float) -> Target:
+        """What a setting has to be predicted to keep."""
+        return Target(budget, self.n, self.confidence, self.reserve)
+
+    @property
+    def by_weight(self) -> list[float]:
+        """The budgets, the headline first, then the small before the large."""
+        return [self.headline, *sorted(set(self.budgets) - {self.headline})]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The fixed sequence."""
+
+    settings: list[Setting]
+    """From strict to loose; at least one."""
+    measured: list[Setting]
+    """All settings that were measured, by variant, from strict to loose."""
+
+
+def choose_settings(
+    grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, aims: Aims
+) -> Choice:
+    """The sequence for one method, from measurements on development prompts.
+
+    Args:
+        grid: values of the knob from strict to loose.
+        variants: alternatives of the other settings, one of which is chosen; at least one.
+        evaluate: measures a setting; called at most `aims.evaluations + len(variants) - 1` times.
+        aims: budgets and effort.
+
+    The strictest value need not have been measured. Where nothing is predicted to keep any budget, it is the sequence:
+    certification then says how far off it is.
+    """
+    search = Search(grid, variants, evaluate, aims.evaluations + len(variants) - 1)
+    search.find_variant(aims.target(aims.headline))
+    best = search.best(aims.target(aims.headline))
+    search.refine(best, [aims.target(budget) for budget in aims.by_weight])
+    chosen: list[int] = []
+    for budget in aims.by_weight:
+        index = search.curves[best].loosest(aims.target(budget))
+        if index is not None and index not in chosen and len(chosen) < aims.settings:
+            chosen.append(index)
+    if len(chosen) < aims.settings:
+        chosen += search.curves[best].between(aims.target(aims.headline), chosen)
+    return Choice([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
+
+
+class Search:
+    """One curve per variant, filled by measurements as long as there are any left."""
+
+    def __init__(
+        self, grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, evaluations: int
+    ) -> None:
+        self.grid, self.variants, self.evaluate, self.left = grid, variants, evaluate, evaluations
+        self.curves = [Curve(len(grid)) for _ in variants]
+
+    @property
+    def measured(self) -> list[Setting]:
+        """What was decoded, by variant, from strict to loose."""
+        return [
+            self.setting(variant, index) for variant, curve in enumerate(self.curves) for index in sorted(curve.loss)
+        ]
+
+    def setting(self, variant: int, index: int) -> Setting:
+        """The setting at a place of the grid."""
+        return Setting(self.grid[index], self.variants[variant])
+
+    def measure(self, variant: int, index: int) -> None:
+        """Decode one setting."""
+        differences, tau = self.evaluate(self.setting(variant, index))
+        self.curves[variant].add(index, np.asarray(differences, float), tau)
+        self.left -= 1
+
+    def find_variant(self, target: Target) -> None:
+        """Measure where the largest tau may still hide, until none can beat the best one known."""
+        while self.left > 0:
+            variant = max(range(len(self.curves)), key=partial(self.hope, target))
+            index = self.curves[variant].next(target)
+            if index is None:  # the most hopeful variant has nothing open, so its tau is the best
+                return
+            self.measure(variant, index)
+
+    def hope(self, target: Target, variant: int) -> float:
+        """The largest tau that a variant may turn out to have."""
+        return self.curves[variant].hope(target)
+
+    def best(self, target: Target) -> int:
+        """The variant with the largest tau among settings predicted to keep the target; the first of equals."""
+        return max(range(len(self.curves)), key=lambda variant: self.curves[variant].kept_tau(target))
+
+    def refine(self, variant: int, targets: Sequence[Target]) -> None:
+        """Close the open ranges of one variant, the widest first."""
+        curve = self.curves[variant]
+        while self.left > 0:
+            open_targets = [target for target in targets if curve.next(target) is not None]
+            if not open_targets:
+                return
+            index = curve.next(max(open_targets, key=curve.width))
+            assert index is not None
+            self.measure(variant, index)

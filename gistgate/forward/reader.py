@@ -1,0 +1,169 @@
+"""One model reading a batch of texts: its cache, what of it is in use, and how far each row has been read.
+
+Rows that accept different lengths share one cache. Refused slots become holes that a mask hides, and positions are
+given explicitly, so a row's numbers depend on its own text alone. A single row never has holes: its tail is dropped.
+
+Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.forward.cache import RowCache, join_rows, new_cache, take_row
+from gistgate.optional.trees.masks import layout, masks
+
+
+class Reader:
+    """Feeds a model with tokens and takes back those that were refused."""
+
+    def __init__(self, model: PreTrainedModel, batch: int) -> None:
+        self.model = model
+        self.cache = new_cache()
+        self.known = [0] * batch
+        """Tokens of its text that each row's cache holds."""
+        self.mask: Tensor | None = None
+        """Slots in use [B, S]; None while every slot of every row is."""
+        self._windowed = batch > 1 and has_window(model)
+        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+
+    @property
+    def slots(self) -> int:
+        """S, the slots of the cache, in use or not."""
+        return int(self.cache.get_seq_length())
+
+    def unread(self, texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
+        """The tokens of each text that are still to be read."""
+        if self._windowed:
+            # Unequal numbers of new tokens are padded, and padding between old and new ones narrows the window: the
+            # rows with fewer read some of their tokens again.
+            most = max(len(text) - known for text, known in zip(texts, self.known, strict=True))
+            level = [max(0, len(text) - most) for text in texts]
+            if level != self.known:
+                self.restore(self.snapshot(range(len(texts))), level)
+        return [text[known:] for text, known in zip(texts, self.known, strict=True)]
+
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, parents: Tensor | None = None) -> Tensor:
+        """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return logits of the last `keep` rows.
+
+        With `parents [B, T]` the last T slots, of this read and of those before it, are the nodes of a tree.
+
+        Returns:
+            Logits [B, keep, V] in float32. The new slots count as known until `settle` says otherwise.
+        """
+        batch, num = ids.shape
+        mask: Tensor | dict[str, Tensor] | None
+        known = torch.tensor(self.known, device=ids.device)
+        if valid is None and self.mask is None:
+            positions = known[:, None] + torch.arange(num, device=ids.device)
+        else:
+            new = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+            self._append(new)
+            positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
+        mask = None if self.mask is None else self.mask.long()
+        if parents is not None:
+            positions, mask = self._tree(num, parents)
+        if self._context:  # a draft may run over the end of a row that has less room than its neighbours
+            positions = positions.clamp_max(self._context - 1)
+        out = self.model(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        )
+        added = [num] * batch if valid is None else valid.sum(-1).tolist()
+        self.known = [k + n for k, n in zip(self.known, added, strict=True)]
+        logits: Tensor = out.logits[:, -keep:].float()
+        return logits
+
+    def _tree(self, num: int, parents: Tensor) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        """Positions [B, N] and masks for `num` tokens about to be read that end in a tree."""
+        used = self.mask
+        if used is None:
+            used = torch.ones(len(self.known), self.slots + num, dtype=torch.bool, device=parents.device)
+        positions, sees = layout(used, num, parents)
+        return positions[:, -num:].clamp_min(0), masks(self.model, positions, sees)
+
+    def _append(self, new: Tensor) -> None:
+        old = self.mask
+        if old is None:
+            old = torch.ones(new.shape[0], self.slots, dtype=torch.bool, device=new.device)
+        self.mask = torch.cat([old, new], dim=1)
+
+    def settle(self, num: int, kept: Sequence[int], valid: Sequence[int] | None = None) -> None:
+        """Of the last `num` slots of row b (of which the first `valid[b]` were in use) keep the first `kept[b]`."""
+        valid = valid or [num] * len(kept)
+        self.known = [k - v + n for k, v, n in zip(self.known, valid, kept, strict=True)]
+        slots = max(kept)
+        self._drop_last(num - slots)
+        if slots and min(kept) < slots:
+            if self.mask is None:
+                self.mask = torch.ones(len(kept), self.slots, dtype=torch.bool, device=self.model.device)
+            stays = torch.arange(slots, device=self.mask.device) < torch.tensor(kept, device=self.mask.device)[:, None]
+            self.mask[:, -slots:] &= stays
+        if self._windowed and self.mask is not None:
+            self.restore(self.snapshot(range(len(self.known))), self.known)
+
+    def settle_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
+        """Of the tree in the last `num` slots, of which `valid[b]` were in use, keep the nodes `paths[b]`."""
+        longest = max(map(len, paths))
+        if longest:
+            index = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=self.model.device)
+            for layer in self.cache.layers:
+                layer.gather_last(num, index)
+            if self.mask is not None:
+                self.mask[:, self.slots - num : self.slots - num + longest] = True
+        self.settle(num, [len(path) for path in paths], valid)
+
+    def forget(self, num: int, valid: Sequence[int]) -> None:
+        """Take back the last `num` slots, of which `valid[b]` were in use, as if they had never been read."""
+        self.known = [k - v for k, v in zip(self.known, valid, strict=True)]
+        self._drop_last(num)
+
+    def _drop_last(self, num: int) -> None:
+        for layer in self.cache.layers:
+            layer.drop_last(num)
+        if self.mask is not None and num:
+            self.mask = self.mask[:, :-num]
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows of the batch."""
+        index = torch.tensor(rows, device=self.model.device)
+        for layer in self.cache.layers:
+            layer.select(index)
+        if self.mask is not None:
+            self.mask = self.mask[index]
+        self.known = [self.known[row] for row in rows]
+
+    def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
+        """Copies of what the cache holds for these rows, holes removed."""
+        every = torch.arange(self.slots, device=self.model.device)
+        return [take_row(self.cache, row, every if self.mask is None else every[self.mask[row]]) for row in rows]
+
+    def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
+        self.cache, mask = join_rows(caches, list(lengths))
+        self.mask = None if bool(mask.all()) else mask
+        self.known = list(lengths)
+
+
+def has_window(model: PreTrainedModel) -> bool:
+    """True when attention is limited to a window of slots, which holes would narrow."""
+    config = model.config.get_text_config()
+    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+
+
+def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Token rows of unequal length as `ids [B, N]` and `valid [B, N]`; None instead of an all-true mask."""
+    widest = max(map(len, rows))
+    ids = torch.tensor([[0] * (widest - len(row)) + list(row) for row in rows], device=device)
+    if all(len(row) == widest for row in rows):
+        return ids, None
+    lengths = torch.tensor([len(row) for row in rows], device=device)
+    return ids, torch.arange(widest, device=device) >= widest - lengths[:, None]

@@ -1,0 +1,271 @@
+"""An evaluation task defines meaning: its contexts, its stops, and which two answers count as the same.
+
+    task = load_task(params)
+    ids = task.encode(tokenizer, task.context(document, tokenizer))
+    task.score(document, text), task.same_meaning(document, text, reference_text)
+
+Any lm-eval `generate_until` task with a training split will do. Meaning is judged by one metric behind one filter:
+the first of the task's `metric_list` and the first of its `filter_list`, unless `task_metric` in params.yaml names
+another pair in lm-eval's own notation ("exact_match,flexible-extract").
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from numbers import Real
+from types import SimpleNamespace
+from typing import Any
+
+from lm_eval.api.instance import Instance
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.defaults import DEFAULT_OTHER_SEED
+from transformers import PreTrainedTokenizerBase
+
+from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.task_files import find_task
+from pipeline.params import Params, PromptingParams
+
+log = logging.getLogger(__name__)
+
+Document = dict[str, Any]
+
+INVALID = "[invalid]"
+"""What lm-eval's regex filters say of a text without an answer."""
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+"""Names under which a task may limit its answers, in lm-eval's order of priority."""
+
+
+def load_task(params: Params) -> Task:
+    """The task of params.yaml, prompted as `prompting` says.
+
+    Raises:
+        UserError: there is no such task, it cannot be loaded, it does not generate text or it has no training split.
+    """
+    return Task(find_task(params.task, params.task_data), params)
+
+
+class Task:
+    """A loaded lm-eval task, as the pipeline sees it."""
+
+    def __init__(self, harness: ConfigurableTask, params: Params) -> None:
+        self.harness = harness
+        """The task object that lm-eval itself evaluates; prompting, limits and greedy decoding are already set."""
+        self.name: str = params.task
+        self.prompting: PromptingParams = params.prompting
+        if not harness.has_training_docs():
+            raise UserError(
+                f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
+                "Choose a task whose YAML names a `training_split`."
+            )
+        self._prepare(params.decoding.max_new_tokens)
+        self._filter, self._metric = choose_metric(harness, params.task_metric)
+
+    def _prepare(self, max_new_tokens: int) -> None:
+        """Make the harness's task prompt and decode as params.yaml says."""
+        settings = dict(self.harness.config.generation_kwargs)
+        if settings.get("do_sample") or settings.get("temperature") or self.harness.config.repeats > 1:
+            log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
+        limits = [settings.pop(name) for name in LENGTHS if settings.get(name)]
+        until = settings.get("until") or []
+        settings["until"] = [until] if isinstance(until, str) else list(until)
+        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, max_new_tokens][0])}
+        self.harness.set_config("generation_kwargs", settings)
+        self.harness.set_config("repeats", 1)
+        if self.prompting.num_fewshot is not None:
+            self.harness.set_config("num_fewshot", self.prompting.num_fewshot)
+        self.harness.set_config("num_fewshot", self.harness.config.num_fewshot or 0)
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end an answer."""
+        return list(self.harness.config.generation_kwargs["until"])
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Longest answer in tokens: the task's own limit, or `decoding.max_new_tokens` where it names none."""
+        return int(self.harness.config.generation_kwargs["max_gen_toks"])
+
+    @property
+    def metric(self) -> str:
+        """The metric and filter that decide, as lm-eval writes them: "exact_match,strict-match"."""
+        return f"{self._metric},{self._filter.name}"
+
+    def documents(self, split: str) -> list[Document]:
+        """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the task's order."""
+        return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
+
+    def question(self, doc: Document) -> str:
+        """The document's own text, without examples, chat markers or system text."""
+        return str(self.harness.doc_to_text(doc))
+
+    def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase) -> str:
+        """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
+        seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
+        self.harness.set_fewshot_seed(seed)
+        sampler = getattr(self.harness, "sampler", None)
+        self.harness.sampler = WithoutItself(sampler, doc)
+        try:
+            context = self.harness.fewshot_context(
+                doc,
+                num_fewshot=self.harness.config.num_fewshot,
+                gen_prefix=self.harness.doc_to_prefix(doc),
+                **self._prompting(tokenizer),
+            )
+        finally:
+            self.harness.sampler = sampler
+        return str(context)
+
+    def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`.
+
+        Its few-shot examples come from one random stream, so that a prompt depends on all before it: build them
+        together or not at all.
+        """
+        self.restart_examples()
+        self.harness.build_all_requests(limit=limit, **self._prompting(tokenizer))
+        return [str(request.args[0]) for request in self.harness.instances]
+
+    def restart_examples(self) -> None:
+        """Put the stream of few-shot examples back to where `simple_evaluate` starts it."""
+        self.harness.set_fewshot_seed(DEFAULT_OTHER_SEED)
+
+    def evaluation_arguments(self) -> dict[str, Any]:
+        """How lm-eval has to be called to serve the prompts of `test_contexts`."""
+        arguments = self._prompting(None)
+        del arguments["chat_template"]  # the model brings it
+        return arguments
+
+    def verdicts_of(self, results: dict[str, Any]) -> dict[int, tuple[float, str]]:
+        """Score and answer of every document that lm-eval judged, by its place in the test split."""
+        samples = results["samples"][self.harness.task_name]
+        mine = [sample for sample in samples if sample["filter"] == self._filter.name]
+        return {sample["doc_id"]: (self._in_range(sample[self._metric]), sample["resps"][0][0]) for sample in mine}
+
+    def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+        """How lm-eval shall build contexts; examples become turns of their own in a chat."""
+        chat = self.prompting.chat_template
+        return {
+            "system_instruction": self.prompting.system,
+            "apply_chat_template": chat,
+            "fewshot_as_multiturn": chat,
+            "chat_template": chat_template(tokenizer) if chat and tokenizer is not None else None,
+        }
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, context: str) -> list[int]:
+        """The ids that lm-eval's transformers backend serves for this context: no second <s> before a first one."""
+        has_bos = bool(tokenizer.bos_token) and context.startswith(str(tokenizer.bos_token))
+        return list(tokenizer.encode(context, **({"add_special_tokens": False} if has_bos else {})))
+
+    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+        """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
+        text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        for stop in filter(None, [*self.stops, tokenizer.eos_token]):
+            text = text.split(stop)[0]
+        return text
+
+    def score(self, doc: Document, text: str) -> float:
+        """The task's own verdict on an answer, in [0, 1].
+
+        Raises:
+            UserError: the metric has no value for a single answer, or one outside [0, 1].
+        """
+        return self._in_range(self._verdict(doc, text))
+
+    def _in_range(self, value: Any) -> float:
+        """The metric's value as a number, refused where it is none."""
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+            raise UserError(
+                f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
+                "from 0 to 1. Name another by `task_metric` in params.yaml, for instance exact_match."
+            )
+        return float(value)
+
+    def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
+        """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
+
+        The filtered answers are compared, not their correctness: two different wrong answers differ. The metric is
+        asked with the reference's answer in the place of the solution, so that what it ignores (case, commas) is
+        ignored here as well. A task with a scoring function of its own hides its answers in there; then equal
+        verdicts other than zero count as the same, and two failures with different texts as unknown.
+        """
+        answer, expected = self._answer(doc, text), self._answer(doc, reference)
+        if expected in (INVALID, [INVALID], self._answer(doc, "")):
+            return None
+        if answer == expected:
+            return True
+        if not callable(self.harness.config.process_results):
+            return bool(self._against(expected, answer) == self._against(expected, expected))
+        verdicts = self.score(doc, text), self.score(doc, reference)
+        return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
+
+    def _answer(self, doc: Document, text: str) -> Any:
+        """What the filter leaves of a text."""
+        run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
+        self._filter.apply([run])
+        return run.filtered_resps[self._filter.name]
+
+    def _verdict(self, doc: Document, text: str) -> Any:
+        """The metric's value against the document's own solution."""
+        return self.harness.process_results(doc, [self._answer(doc, text)]).get(self._metric)
+
+    def _against(self, reference: Any, answer: Any) -> Any:
+        """The metric's value where `reference` is the solution."""
+        metric, settings = (
+            self.harness._metric_fn_list[self._metric],
+            self.harness._metric_fn_kwargs[self._metric],
+        )
+        try:
+            value = metric(references=[reference], predictions=[answer], **settings)
+        except TypeError:  # lm-eval's other form of a metric
+            value = metric([reference, answer])
+        return value.get(self._metric) if isinstance(value, dict) else value
+
+
+class WithoutItself:
+    """lm-eval's sampler of few-shot examples, kept from showing a document its own solution."""
+
+    def __init__(self, sampler: Any, doc: Document) -> None:
+        self.sampler, self.doc = sampler, doc
+
+    def sample(self, n: int, **_: Any) -> Sequence[Document]:
+        """`n` examples other than the document."""
+        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=self.doc)
+        return examples
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
+    """lm-eval's own rendering of a chat, with this tokenizer.
+
+    Raises:
+        UserError: the tokenizer has no chat template.
+    """
+    from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
+
+    if not tokenizer.chat_template:
+        raise UserError("The tokenizer has no chat template. Set `prompting.chat_template: false` in params.yaml.")
+    bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
+
+    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return HFLM.apply_chat_template(bare, history, add_generation_prompt)  # type: ignore[arg-type]
+
+    return render
+
+
+def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
+    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter").
+
+    Raises:
+        UserError: the task has no such metric or filter, or less of it would be better.
+    """
+    filters = {ensemble.name: ensemble for ensemble in harness._filters}
+    metrics = list(harness._metric_fn_list)
+    metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
+    name = name or next(iter(filters))
+    if metric not in metrics or name not in filters:
+        known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
+        raise UserError(f"The task has no metric '{wanted}'. Set `task_metric` to one of: {known}.")
+    if not harness.higher_is_better().get(metric, True):
+        raise UserError(f"Of the metric '{metric}' less is better. Set `task_metric` to one where more is better.")
+    return filters[name], metric

@@ -1,0 +1,92 @@
+"""Find an lm-eval task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
+
+Together with gistgate/integrations/lm_eval/task.py the only place that touches private names of lm-eval.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from pathlib import Path
+from typing import Any
+
+from lm_eval.api.task import ConfigurableTask
+from lm_eval.tasks import TaskManager
+
+from gistgate.errors import UserError
+
+log = logging.getLogger(__name__)
+
+TASKS = Path("data/tasks")
+SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
+
+
+def find_task(name: str, data: str | None = None, folder: Path = TASKS) -> ConfigurableTask:
+    """The task `name` of `folder`, or else of lm-eval's own collection; `data` replaces where its documents come from.
+
+    Raises:
+        UserError: no task of that name, a group of tasks, documents that cannot be loaded, or a task that does not
+            generate text.
+    """
+    manager = TaskManager(include_path=str(folder), include_defaults=False)
+    if name not in manager.all_tasks:
+        log.info("The task '%s' is not in %s; scanning lm-eval's own tasks.", name, folder)
+        manager = TaskManager(include_path=str(folder))
+    entry = manager.task_index.get(name)
+    if entry is None:
+        raise UserError(f"There is no task '{name}' in {folder} or in lm-eval. {hint(name, manager.all_subtasks)}")
+    if name not in manager.all_subtasks:
+        raise UserError(f"'{name}' is a group of tasks. Name one task of it in params.yaml.")
+    output_type = (entry.cfg or {}).get("output_type", "generate_until")
+    if output_type != "generate_until":
+        raise UserError(
+            f"The task '{name}' has the output type '{output_type}', which decodes nothing. "
+            "Choose a task with `output_type: generate_until`."
+        )
+    overrides = local_data(data, entry.cfg or {}) if data else None
+    task = build(manager, name, overrides)
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
+        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
+    return task
+
+
+def hint(name: str, known: list[str]) -> str:
+    """A sentence that helps after a mistyped name."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"Did you mean '{near[0]}'?" if near else f"Put {name}.yaml there or choose another task."
+
+
+def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:
+    """The task object; loading its documents is part of building it."""
+    index = manager.task_index
+    try:
+        return manager._factory.build(index[name], overrides=overrides, registry=index)
+    except Exception as error:  # the many ways in which a hub, a file or a YAML can fail
+        raise UserError(
+            f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
+            "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
+        ) from error
+
+
+def first_line(error: Exception) -> str:
+    """What went wrong, without the screens of detail behind it."""
+    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
+
+
+def local_data(folder: str, config: dict[str, Any]) -> dict[str, Any]:
+    """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub.
+
+    Raises:
+        UserError: a split that the task names has no file there.
+    """
+    splits = sorted({config[key] for key in SPLITS if config.get(key)})
+    files = {split: split_file(Path(folder), split) for split in splits}
+    return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
+
+
+def split_file(folder: Path, split: str) -> str:
+    """The file of one split."""
+    for path in (folder / f"{split}.jsonl", folder / f"{split}.json"):
+        if path.is_file():
+            return str(path)
+    raise UserError(f"{folder / split}.jsonl is missing, and the task wants a split '{split}'. Check `task_data`.")

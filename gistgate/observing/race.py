@@ -1,0 +1,137 @@
+"""Seconds of plain, strict and chosen decoding on the same prompts, one row at a time, interleaved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.optional.guards.loop import LoopGuard
+from gistgate.request.rows import Generation
+from gistgate.request.statistics import Statistics
+from gistgate.rules.exact import Exact
+
+AUTO = "auto"
+"""Instead of a number of rows: measure up to which batch speculation pays."""
+BATCHES = (1, 4, 16, 32)
+"""Batches that are tried, in rows."""
+MEASURED = 64
+"""Tokens of an answer that are enough to measure with."""
+
+
+@dataclass
+class Clock:
+    """What one kind of decoding took."""
+
+    name: str
+    decoder: Decoder
+    seconds: float = 0.0
+    """Summed over the prompts, prefill included."""
+    statistics: Statistics = field(default_factory=Statistics)
+    loops: int = 0
+    """Prompts that plain, strict or chosen decoding answered with a loop: left out of the sums, unless all are such."""
+
+    def run(self, ids: Sequence[int], **request: Any) -> tuple[float, Generation]:
+        """Decode one prompt between two ticks: seconds and answer."""
+        synchronise(self.decoder.target.device)
+        started = perf_counter()
+        answer = self.decoder.generate([ids], **request)[0]
+        synchronise(self.decoder.target.device)
+        return perf_counter() - started, answer
+
+    def add(self, seconds: float, answer: Generation) -> None:
+        """Count what was decoded."""
+        self.seconds += seconds
+        self.statistics += answer.statistics
+
+
+def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> list[Clock]:
+    """Plain, strict and `decoder` on every prompt, in an order that rotates; the first prompt warms up.
+
+    Loops are easy to draft, so a prompt that anybody answers with one counts for nobody, unless all are such.
+
+    Raises:
+        UserError: there is no prompt.
+    """
+    if not prompts:
+        raise UserError("There is no prompt to time. Put at least one line of text into the file.")
+    shared: dict[str, Any] = {
+        "tokenizer": decoder.tokenizer, "vocabulary": decoder.vocabulary, "engine": decoder.engine.name
+    }  # fmt: skip
+    clocks = [
+        Clock("plain", Decoder(decoder.target, None, Exact(), **shared)),
+        Clock("strict", Decoder(decoder.target, decoder.drafter, Exact(), decoder.block, **shared)),
+        Clock(decoder.rule.id, decoder),
+    ]
+    for clock in clocks:
+        clock.decoder.generate([prompts[0]], **request)
+    rounds = []
+    for place, ids in enumerate(prompts):
+        turn = place % len(clocks)
+        ran = {clock.name: clock.run(ids, **request) for clock in [*clocks[turn:], *clocks[:turn]]}
+        rounds.append(ran)
+    sound = [ran for ran in rounds if not any(LoopGuard().is_loop(answer.ids) for _, answer in ran.values())]
+    for clock in clocks:
+        clock.loops = len(rounds) - len(sound)
+        for ran in sound or rounds:
+            clock.add(*ran[clock.name])
+    return clocks
+
+
+def pays_up_to(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = BATCHES, **request: Any
+) -> int:
+    """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
+
+    For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
+    depend on how busy the machine is. Prompts repeat where a batch wants more; the best of two runs counts.
+
+    Raises:
+        UserError: there is no prompt.
+    """
+    if not prompts:
+        raise UserError("There is no prompt to time. Pass at least one.")
+    plain = Decoder(
+        decoder.target, None, Exact(), tokenizer=decoder.tokenizer, vocabulary=decoder.vocabulary,
+        engine=decoder.engine.name,
+    )  # fmt: skip
+    most = 0
+    for size in sorted(sizes):
+        batch = [prompts[place % len(prompts)] for place in range(size)]
+        clocks = [rate(one, batch, request) for one in (plain, decoder)]
+        if clocks[1] <= clocks[0]:
+            break
+        most = size
+    return most
+
+
+def settle_batches(decoder: Decoder, prompts: Sequence[Sequence[int]], *, max_new_tokens: int, **request: Any) -> int:
+    """Measure on the first batch up to how many of its rows speculation pays, and let the decoder keep to it."""
+    sizes = [*(size for size in BATCHES if size < len(prompts)), len(prompts)]
+    most = pays_up_to(decoder, prompts, sizes, max_new_tokens=min(max_new_tokens, MEASURED), **request)
+    decoder.speculate_up_to = most
+    return most
+
+
+def rate(decoder: Decoder, batch: Sequence[Sequence[int]], request: dict[str, Any]) -> float:
+    """New tokens per second, the better of two runs behind one that warms up."""
+    decoder.generate(batch, **request)
+    rates = []
+    for _ in range(2):
+        synchronise(decoder.target.device)
+        started = perf_counter()
+        answers = decoder.generate(batch, **request)
+        synchronise(decoder.target.device)
+        rates.append(sum(len(answer.ids) for answer in answers) / (perf_counter() - started))
+    return max(rates)
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the device, where it runs by itself."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,100 @@
+"""Guards by name, and shadow mode: strict ids, and what the rule of a decoder would have made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.optional.guards import DomainGuard, Guard, LoopGuard
+from gistgate.request.statistics import Statistics
+from gistgate.rules.base import Rule
+from gistgate.rules.shadow import Shadow, Watcher
+
+
+def make_guard(name: str, gate: str | None = None) -> Guard:
+    """A guard by its id; `gate` is the folder that "domain" is read from.
+
+    Raises:
+        UserError: there is no such guard, or nothing to read it from.
+    """
+    if name == LoopGuard.id:
+        return LoopGuard()
+    if name != DomainGuard.id:
+        raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
+    if gate is None:
+        raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
+    return DomainGuard.load(gate)
+
+
+def guarded(counted: Statistics, guards: Sequence[str]) -> str:
+    """One line about what the guards of a request did."""
+    extra, said = counted.extra, []
+    for name in dict.fromkeys(guards):
+        alarms = sum(extra.get(f"{name}_{kind}", 0.0) for kind in ("alarms", "target", "far", "loose"))
+        said.append(f"{name} {alarms:.0f} alarms, {extra.get(f'{name}_rounds', 0.0):.0f} rounds stricter")
+    open_loop = ["the answer ends in a loop"] if extra.get("loop_open") else []
+    return "guards: " + "; ".join(said + open_loop)
+
+
+def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
+    """From now on `decoder` verifies strictly and counts what its rule would have accepted.
+
+    Raises:
+        UserError: without drafts there is nothing to accept; of a tree the rule would see the strict path alone.
+    """
+    if decoder.drafter is None:
+        raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
+    if getattr(decoder.drafter, "nodes", None):
+        raise UserError(
+            "Shadow mode is exact for chains only: of a tree the rule would see no path but the strict one. "
+            "Use a drafter of chains, such as 'model'."
+        )
+    decoder.rule = cast(Rule, Shadow(decoder.rule, watcher))  # what it lacks of a rule it hands on
+    decoder.parts = replace(decoder.parts, rule=decoder.rule)
+    return decoder
+
+
+@dataclass(frozen=True)
+class WouldBe:
+    """What a rule would have done, from the counters of a shadow run."""
+
+    strict: float
+    """tau of the strict text that was emitted."""
+    tau: float
+    """Estimate of the rule's tau, from blocks that follow each other."""
+    first_step: float
+    """The same from every strict block for itself, wherever it begins."""
+    loose_per_100: float
+    """Estimate of loosely accepted tokens per hundred."""
+    differing: float
+    """Share of the strict blocks of which the rule would have kept another number of tokens."""
+
+
+def would_be(counted: Statistics) -> WouldBe:
+    """Read the counters of a shadow run.
+
+    Raises:
+        UserError: there are none.
+    """
+    extra = counted.extra
+    if not extra.get("shadow_judged"):
+        raise UserError("These statistics come from no shadow run. Decode with shadow mode on.")
+    return WouldBe(
+        counted.mean_accepted_length,
+        extra["shadow_tokens"] / extra["shadow_judged"],
+        extra["shadow_first"] / extra["shadow_blocks"],
+        100 * extra["shadow_loose"] / extra["shadow_tokens"],
+        extra["shadow_differing"] / extra["shadow_blocks"],
+    )
+
+
+def summary(counted: Statistics) -> str:
+    """One line about a shadow run."""
+    found = would_be(counted)
+    return (
+        f"shadow: tau {found.tau:.2f} estimated for the rule instead of {found.strict:.2f}, "
+        f"{found.loose_per_100:.1f} loose tokens per hundred, {100 * found.differing:.0f} % of the blocks differ"
+    )

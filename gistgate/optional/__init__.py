@@ -1,0 +1,1 @@
+"""Parts that most requests do without: trees, guards, retrieval, segments, and a second reading of the draft."""

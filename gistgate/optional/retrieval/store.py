@@ -1,0 +1,143 @@
+"""A datastore folder: config.json, the projection, and the keys with the tokens that followed them.
+
+Axis letters: N keys, P width of a key, T stored tokens with an end mark behind every answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, save_tensors, write_atomic, write_json
+from gistgate.identity import BINDING, identify_model
+from gistgate.optional.retrieval.config import DatastoreConfig
+from gistgate.optional.retrieval.projection import Projection
+
+INDEX_FILE = "index.faiss"
+END = -1
+"""Stands behind every answer, so that none is continued with another."""
+
+
+@dataclass(frozen=True)
+class Datastore:
+    """Keys of target states; the i-th state predicted the token at `places[i]`."""
+
+    config: DatastoreConfig
+    projection: Projection
+    keys: Tensor
+    """Unit vectors [N, P], float16, mapped from the file."""
+    tokens: np.ndarray
+    """The answers one after another, each with its end mark [T], int32."""
+    places: np.ndarray
+    """Where the token stands that each state predicted [N], int64."""
+    index_file: Path | None = None
+    """A FAISS index of the same keys, where the folder has one."""
+
+    @classmethod
+    def build(
+        cls, config: DatastoreConfig, projection: Projection, keys: Tensor, answers: Sequence[Sequence[int]]
+    ) -> Datastore:
+        """A store in memory; the keys [N, P] stand in the order of the answers' tokens, one for each token."""
+        tokens_T = np.array([token for answer in answers if answer for token in (*answer, END)], dtype=np.int32)
+        places_N = np.flatnonzero(tokens_T != END)
+        if len(keys) != len(places_N):
+            raise UserError(f"There are {len(keys)} keys for {len(places_N)} tokens. Give one state for every token.")
+        config = replace(config, num_keys=len(keys), key_size=projection.size)
+        return cls(config, projection, keys.half(), tokens_T, places_N)
+
+    def save(self, folder: str | Path, write_index: Callable[[Path], object] | None = None) -> None:
+        """Write the folder, whole or not at all; `write_index` puts an index of the keys into the file it is given."""
+
+        def write(part: Path) -> None:
+            part.mkdir()
+            projection = {"weight": self.projection.weight, "bias": self.projection.bias}
+            save_tensors(part / "projection.safetensors", projection)
+            save_tensors(part / "keys.safetensors", {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)})
+            if write_index is not None:
+                write_index(part / INDEX_FILE)
+            sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
+            write_json(part / "config.json", replace(self.config, files=sizes).as_json())
+
+        write_atomic(folder, write)
+
+    @classmethod
+    def load(cls, folder: str | Path, target: PreTrainedModel, layer: str | None = None) -> Datastore:
+        """Open a folder; the keys are mapped, not read.
+
+        Raises:
+            UserError: a file is missing, damaged or truncated, or the store belongs to another target or layer.
+        """
+        folder = Path(folder)
+        config = DatastoreConfig.from_json(read_json(folder / "config.json"), str(folder / "config.json"))
+        check_target(config, target)
+        if layer is not None and layer != config.layer:
+            raise UserError(
+                f"{folder} holds states of '{config.layer}', not of '{layer}'. Build a datastore of that layer."
+            )
+        tensors: dict[str, Tensor] = {}
+        for name, size in config.files.items():
+            if name == INDEX_FILE:
+                check_size(folder / name, size)
+            else:
+                tensors |= mapped(folder / name, size)
+        try:
+            projection = Projection(tensors["weight"], tensors["bias"])
+            keys, tokens_T = tensors["keys"], tensors["tokens"].numpy()
+        except KeyError as error:
+            raise UserError(f"{folder} has no tensor '{error.args[0]}'. Build the datastore again.") from error
+        places_N = np.flatnonzero(tokens_T != END)
+        if tuple(keys.shape) != (config.num_keys, config.key_size) or len(places_N) != len(keys):
+            raise UserError(f"{folder} is damaged (its keys are not those of its tokens). Build the datastore again.")
+        return cls(
+            config, projection, keys, tokens_T, places_N, folder / INDEX_FILE if INDEX_FILE in config.files else None
+        )
+
+    @property
+    def answers(self) -> list[list[int]]:
+        """The stored answers, in order."""
+        ends = np.flatnonzero(self.tokens == END)
+        return [part.tolist() for part in np.split(self.tokens[self.tokens != END], ends - np.arange(len(ends)))[:-1]]
+
+    def first(self, num: int) -> Datastore:
+        """A store of the first `num` answers alone."""
+        answers = self.answers[:num]
+        keys = self.keys[: sum(map(len, answers))]
+        return Datastore.build(self.config, self.projection, keys, answers)
+
+
+def mapped(path: Path, size: int) -> dict[str, Tensor]:
+    """The tensors of a file of `size` bytes."""
+    check_size(path, size)
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{path} is damaged ({error}). Build the datastore again.") from error
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse a file that is missing or truncated."""
+    if not path.exists():
+        raise UserError(f"{path} is missing. Build the datastore again.")
+    if path.stat().st_size != size:
+        raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}. Build the datastore again.")
+
+
+def check_target(config: DatastoreConfig, target: PreTrainedModel) -> None:
+    """Refuse a target whose states these are not."""
+    found = identify_model(target)
+    for prop in BINDING:
+        want, have = getattr(config.target, prop), getattr(found, prop)
+        if want != have and not (prop == "fingerprint" and not (want and have)):
+            raise UserError(
+                f"This datastore does not fit the target: its {prop.replace('_', ' ')} should be {str(want)[:12]}, but "
+                f"is {str(have)[:12]}. Load '{config.target.name}', or build a datastore for this target."
+            )

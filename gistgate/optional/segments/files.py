@@ -1,0 +1,100 @@
+"""Both probes in one folder: config.json and model.safetensors, bound to the models they were trained for."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from gistgate.errors import UserError
+from gistgate.files import load_tensors, read_json, save_tensors, write_json
+from gistgate.gates.config import build
+from gistgate.identity import ModelIdentity, check_model, identify_model
+from gistgate.optional.segments.probes import Probe
+
+FORMAT = 1
+"""Version of the folder's layout."""
+ROLES = ("target", "draft")
+
+
+@dataclass(frozen=True)
+class Probes:
+    """A probe for each model, and the segments they know."""
+
+    target: Probe
+    draft: Probe
+    style: str
+    """Setting of the boundaries (gistgate.optional.segments.boundaries)."""
+    limit: int
+    """Longest segment in tokens."""
+    certificate: dict[str, Any] = field(default_factory=dict)
+    """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate (None without one),
+    budget, confidence, n, bound; empty where nothing is certified."""
+
+    def save(self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any) -> None:
+        """Write the folder; `notes` say where the probes come from."""
+        folder = Path(folder)
+        models = {"target": target, "draft": draft}
+        described = {
+            role: {
+                "pooling": getattr(self, role).pooling,
+                "hidden_size": getattr(self, role).hidden_size,
+                "model": asdict(identify_model(models[role])),
+            }
+            for role in ROLES
+        }
+        tensors = {f"{role}.{name}": t for role in ROLES for name, t in getattr(self, role).state_dict().items()}
+        save_tensors(folder / "model.safetensors", tensors)
+        config = {"format": FORMAT, "style": self.style, "limit": self.limit, **described, "notes": notes}
+        config["certificate"] = self.certificate
+        write_json(folder / "config.json", config)
+
+
+def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
+    """Read the folder and check it against both models.
+
+    Raises:
+        UserError: a file is missing or damaged, or the probes were trained for another model or pooling.
+    """
+    folder = Path(folder)
+    config, tensors = read_json(folder / "config.json"), load_tensors(folder / "model.safetensors")
+    probes = {}
+    for role, model in zip(ROLES, (target, draft), strict=True):
+        identity, hidden_size, pooling = described(config, role, folder / "config.json")
+        check_model(role, identity, model)
+        probe = Probe(model.config.get_text_config().hidden_size, hidden_size, pooling)
+        own = {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
+        want = {name: tuple(t.shape) for name, t in probe.state_dict().items()}
+        if want != {name: tuple(t.shape) for name, t in own.items()}:
+            raise UserError(
+                f"The {role} probe's weights do not fit its config.json (pooling {probe.pooling}). Restore both files."
+            )
+        if not all(bool(torch.isfinite(t).all()) for t in own.values()):
+            raise UserError(f"The {role} probe's weights are not finite. Restore the file or train it again.")
+        probe.load_state_dict(own)
+        probes[role] = probe.eval().requires_grad_(False)
+    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])
+
+
+def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, str]:
+    """Whose states a probe reads, its hidden units and its pooling.
+
+    Raises:
+        UserError: another format, or an entry that is missing or of another kind.
+    """
+    try:
+        if config["format"] != FORMAT or not isinstance(config["style"], str):
+            raise ValueError(f"format {FORMAT} and a style are expected")
+        if not isinstance(config["certificate"], dict):
+            raise ValueError("its certificate is no mapping")
+        sizes = {"limit": config["limit"], "hidden_size": config[role]["hidden_size"]}
+        for name, size in sizes.items():
+            if type(size) is not int or size < 1:
+                raise ValueError(f"{name} is {size!r}, but it counts from 1")
+        return build(ModelIdentity, config[role]["model"]), sizes["hidden_size"], config[role]["pooling"]
+    except (KeyError, TypeError, ValueError) as error:
+        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error

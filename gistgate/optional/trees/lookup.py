@@ -1,0 +1,66 @@
+"""Prompt lookup that copies what followed several earlier occurrences, merged into one tree.
+
+After prompt lookup (apoorvumang/prompt-lookup-decoding) and the tries of SENSE (arXiv 2606.00021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from gistgate.block import Sampling
+from gistgate.drafters.base import Draft
+from gistgate.drafters.chains import TextDrafter, shared
+from gistgate.errors import UserError
+from gistgate.optional.trees.merge import Candidate, merge
+
+
+@dataclass
+class LookupTree(TextDrafter):
+    """Longer matches come first, of equals the later occurrence; one candidate alone is a plain chain."""
+
+    n_max: int = 3
+    """Longest n-gram looked for, in tokens."""
+    candidates: int = 4
+    """Most different continuations."""
+    nodes: int = 24
+    """Most nodes of the tree."""
+
+    def __post_init__(self) -> None:
+        if min(self.n_max, self.candidates, self.nodes) < 1:
+            raise UserError(
+                f"lookup-tree: n_max {self.n_max}, candidates {self.candidates} and nodes {self.nodes} propose nothing."
+                " Each has to be at least 1."
+            )
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        return merge([self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft)
+
+    def found(self, text: Sequence[int], num_draft: int, vocabulary: int) -> list[Candidate]:
+        """The best continuations of at most `num_draft` tokens with their n-gram's length."""
+        best: dict[tuple[int, ...], float] = {}
+        for length, start in occurrences(text, self.n_max):
+            best.setdefault(tuple(shared(text[start : start + num_draft], vocabulary)), float(length))
+            if len(best) == self.candidates:
+                break
+        return list(best.items())
+
+
+def occurrences(text: Sequence[int], n_max: int) -> Iterator[tuple[int, int]]:
+    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, n_max first, then the latest."""
+    for length in range(min(n_max, len(text) - 1), 0, -1):
+        pattern = list(text[-length:])
+        for start in range(len(text) - length - 1, -1, -1):
+            if text[start] == pattern[0] and list(text[start : start + length]) == pattern:
+                yield length, start + length

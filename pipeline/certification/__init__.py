@@ -1,0 +1,1 @@
+"""Decoding settings for a certificate."""

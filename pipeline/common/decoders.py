@@ -1,0 +1,119 @@
+"""Decoding as the stages need it: a method of params.yaml as a decoder, and a whole split through it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from gistgate.decoding.batches import decode_all
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import DRAFTERS, ModelDrafter
+from gistgate.drafters.base import Drafter
+from gistgate.errors import UserError
+from gistgate.files import read_json_lines
+from gistgate.gates.gate import Gate
+from gistgate.request.statistics import Statistics
+from gistgate.request.stopping import eos_ids
+from gistgate.rules import make_rule
+from pipeline.common.prompt_cache import Prefilled
+from pipeline.pairs.pair import Pair
+from pipeline.params import MethodParams, Params
+from pipeline.studies.retrieval.drafters import RETRIEVAL
+
+if TYPE_CHECKING:
+    from gistgate.integrations.lm_eval.task import Task  # brings lm-eval along
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One decoded prompt."""
+
+    id: str
+    """Name of the prompt in its split."""
+    ids: list[int]
+    """Answer as token ids."""
+    text: str
+    """Answer as the task scores it."""
+    score: float
+    """The task's metric against the document, in [0, 1]."""
+    statistics: Statistics
+    """What was counted."""
+
+
+def read_prompts(split: str) -> list[dict[str, Any]]:
+    """The prompts of a split as the stage `prompts` wrote them."""
+    return read_json_lines(Path("data/prompts") / f"{split}.jsonl")
+
+
+def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
+    """A fresh drafter by id; "none" is plain decoding."""
+    if drafter_id == "none":
+        return None
+    if drafter_id in RETRIEVAL:
+        return RETRIEVAL[drafter_id](pair)
+    if drafter_id not in DRAFTERS:
+        raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join([*DRAFTERS, *RETRIEVAL])}.")
+    with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)
+    drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if with_model else DRAFTERS[drafter_id]()
+    return drafter
+
+
+def make_decoder(
+    pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, gate: Gate | None = None, **parts: Any
+) -> Decoder:
+    """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
+    drafter = make_drafter(pair, method.drafter)
+    return Decoder(
+        pair.target,
+        drafter,
+        make_rule(method.rule, **settings),
+        block,
+        gate=gate,
+        tokenizer=pair.tokenizer,
+        vocabulary=len(pair.tokenizer),
+        **parts,
+    )
+
+
+def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
+    """What all prompts of a split have in common, as arguments of `Decoder.generate`."""
+    return {
+        "max_new_tokens": prompts[0]["max_new_tokens"],
+        "stops": prompts[0]["stops"],
+        "eos_ids": eos_ids(pair.target, pair.tokenizer),
+    }
+
+
+def run_split(
+    decoder: Decoder,
+    task: Task,
+    pair: Pair,
+    prompts: Sequence[dict[str, Any]],
+    params: Params,
+    title: str = "decode",
+    prefilled: Prefilled | None = None,
+) -> list[Outcome]:
+    """Decode and score prompts in batches; a progress bar shows rate and time left.
+
+    `prefilled` remembers the prompts for the next setting that decodes them.
+    """
+    decode = decode_all if prefilled is None else prefilled.decode_all
+    with tqdm(total=len(prompts), desc=title, unit="prompt", mininterval=5) as bar:
+        answers = decode(
+            decoder,
+            [prompt["ids"] for prompt in prompts],
+            batch_size=params.decoding.batch_size,
+            seeds=[params.seed * 1_000_003 + index for index in range(len(prompts))],
+            progress=bar.update,
+            **request_of(prompts, pair),
+        )
+    outcomes = []
+    for prompt, answer in zip(prompts, answers, strict=True):
+        text = task.text(pair.tokenizer, answer.ids)
+        score = task.score(prompt["doc"], text)
+        outcomes.append(Outcome(prompt["id"], answer.ids, text, score, answer.statistics))
+    return outcomes

@@ -1,0 +1,133 @@
+"""One head from its settings to its folder: fit, calibrate, measure, save."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gistgate.files import write_json
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.gates.heads import HEADS
+from gistgate.gates.lookup import look_up
+from pipeline.heads.logistic import fit_logistic
+from pipeline.heads.maps import fit_map, num_knots
+from pipeline.heads.measuring import measure_head
+from pipeline.heads.nets import fit_net, head_sizes
+from pipeline.heads.partners import Partners
+from pipeline.heads.rows import Rows
+from pipeline.heads.split import split_by_problem
+from pipeline.params import Params, TrainParams
+
+COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
+"""Settings of params.train that concern every head."""
+NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
+OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
+"""Heads that can be trained, and the settings that concern each alone; a change of others leaves it as it is."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a job leaves behind."""
+
+    gate: Gate
+    metrics: dict[str, Any]
+    curves: dict[str, Any]
+
+    def save(self, folder: Path) -> None:
+        """A gate folder with metrics.json and curves.json."""
+        self.gate.save(folder)
+        write_json(folder / "metrics.json", self.metrics)
+        write_json(folder / "curves.json", self.curves)
+
+
+@dataclass(frozen=True)
+class Job:
+    """Everything that a head depends on besides the code and the rows, which `provenance` names by hash."""
+
+    head: str
+    """Id of the head in params.train.heads: logistic, or an id of gistgate.gates.HEADS."""
+    config: GateConfig
+    """The gate's configuration but for what training finds out."""
+    params: TrainParams
+    seed: int
+
+    def as_json(self) -> dict[str, Any]:
+        """What the fingerprint of a finished head is made of."""
+        return {"head": self.head, "config": self.config.as_json(), "settings": settings_of(self.head, self.params)}
+
+    def run(self, rows: Rows, scratch: Path) -> Trained:
+        """Fit on some problems, calibrate on others, measure on a third kind."""
+        parts = split_by_problem(rows.problem, self.params, self.seed)
+        net, report = self._fit(rows, parts.train, parts.validation, scratch)
+        logits_N = logits_of(net, rows.x)
+        fitted = fit_map(self.params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
+        metrics, curves = measure_head(rows, parts, logits_N, fitted, self.params.map)
+        return Trained(self._gate(net, fitted), {**metrics, "training": report}, curves)
+
+    def _fit(
+        self, rows: Rows, train_N: Tensor, validation_N: Tensor, scratch: Path
+    ) -> tuple[nn.Module, dict[str, Any]]:
+        """The head's net on raw features, and a report."""
+        if self.head == "logistic":
+            head, losses = fit_logistic(rows.where(train_N | validation_N), self.params.c, self.params.folds)
+            return head, {"loss_by_c": losses}
+        return fit_net(self.head, rows.where(train_N), rows.where(validation_N), self.params, self.seed, scratch)
+
+    def _gate(self, net: nn.Module, fitted: nn.Module) -> Gate:
+        """The gate with the fitted weights in it."""
+        config = self.config.as_json()
+        config["map"]["num_knots"] = num_knots(fitted)
+        gate = Gate(GateConfig.from_json(config, "the new gate"))
+        gate.head.load_state_dict(net.state_dict())
+        gate.map.load_state_dict(fitted.state_dict())
+        return gate
+
+
+def logits_of(net: nn.Module, x_NF: Tensor) -> Tensor:
+    """The head's logits [N], computed as the gate will: in float32."""
+    with torch.no_grad():
+        return torch.cat([net(part) for part in x_NF.split(65536)])
+
+
+def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
+    """The settings of params.train that this head depends on."""
+    values = asdict(params)
+    return {name: values[name] for name in (*COMMON, *look_up(OWN, head, "gate head"))}
+
+
+def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str]) -> Job:
+    """The job for one head; `data` names the hash of every label folder."""
+    kind = "linear" if head == "logistic" else head
+    sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
+    config = GateConfig(
+        head={"type": kind, **sizes},
+        features=dict(widths),
+        target=partners.target,
+        draft=partners.draft,
+        tokenizer=partners.tokenizer,
+        map={"type": params.train.map, "num_knots": 0},
+        labels={"task": params.task, **asdict(params.label)},
+        prompting=asdict(params.prompting),
+        provenance={
+            "data": dict(data),
+            "parameters": settings_of(head, params.train),
+            "seed": params.seed,
+            "trainer": head,
+            "versions": versions(),
+        },
+    )
+    return Job(head, config, params.train, params.seed)
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the weights depend on."""
+    packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
+    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

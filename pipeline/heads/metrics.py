@@ -1,0 +1,75 @@
+"""How good a score of "the meaning is kept" is. Labels may be soft: kept is a probability in [0, 1].
+
+Harm is what a gate is for, so average precision is that of the harmful class.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from sklearn.metrics import average_precision_score, brier_score_loss, precision_recall_curve, roc_auc_score
+
+from pipeline.heads.soft import Array, as_classes
+
+BINS = 15
+"""Bins of equal mass for calibration error and reliability."""
+
+
+def rank_metrics(kept_N: Array, score_N: Array) -> dict[str, float | None]:
+    """AUC, and average precision of the harmful class, of any score that grows with "kept".
+
+    Both are None where only one class occurs.
+    """
+    index, label, weight = as_classes(kept_N)
+    if len(np.unique(label)) < 2:
+        return {"auc": None, "ap": None}
+    score = score_N[index]
+    return {
+        "auc": float(roc_auc_score(label, score, sample_weight=weight)),
+        "ap": float(average_precision_score(1 - label, -score, sample_weight=weight)),
+    }
+
+
+def probability_metrics(kept_N: Array, probability_N: Array) -> dict[str, float]:
+    """Brier score and expected calibration error of P(kept)."""
+    index, label, weight = as_classes(kept_N)
+    brier = brier_score_loss(label, probability_N[index].clip(0, 1), sample_weight=weight, pos_label=1)
+    bins = reliability(kept_N, probability_N)
+    ece = sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / len(kept_N)
+    return {"brier": float(brier), "ece": float(ece)}
+
+
+def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:
+    """AUC, AP, Brier, ECE with the number of rows and the share of harm; all but the number None without rows."""
+    if not len(kept_N):
+        return {"n": 0, "harm": None, "auc": None, "ap": None, "brier": None, "ece": None}
+    return {
+        "n": len(kept_N),
+        "harm": float(1 - kept_N.mean()),
+        **rank_metrics(kept_N, score_N),
+        **probability_metrics(kept_N, probability_N),
+    }
+
+
+def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:
+    """Mean prediction against observed share of kept, in bins of equal mass; equal predictions share a bin."""
+    order = np.argsort(probability_N, kind="stable")
+    ranked = probability_N[order]
+    cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // bins], side="left") for b in range(1, bins)]
+    parts = np.split(order, sorted(set(cuts) - {0}))
+    return [
+        {"predicted": float(probability_N[part].mean()), "observed": float(kept_N[part].mean()), "n": len(part)}
+        for part in parts
+        if len(part)
+    ]
+
+
+def precision_recall(kept_N: Array, score_N: Array, points: int = 100) -> list[dict[str, float]]:
+    """Precision and recall of the harmful class, at most about `points` places along the curve."""
+    index, label, weight = as_classes(kept_N)
+    if len(np.unique(label)) < 2:
+        return []
+    precision, recall, _ = precision_recall_curve(1 - label, -score_N[index], sample_weight=weight)
+    chosen = np.unique(np.linspace(0, len(recall) - 1, min(points, len(recall))).round().astype(int))
+    return [{"precision": float(precision[i]), "recall": float(recall[i])} for i in chosen]

@@ -1,0 +1,26 @@
+"""Who a gate is trained for, as its config.json will say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gistgate.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
+from pipeline.pairs.pair import Pair
+
+
+@dataclass(frozen=True)
+class Partners:
+    """Identities of the pair whose states and drafts were labelled."""
+
+    target: ModelIdentity
+    draft: ModelIdentity | None
+    tokenizer: TokenizerIdentity
+
+
+def partners_of(pair: Pair) -> Partners:
+    """The identities of a loaded pair."""
+    return Partners(
+        identify_model(pair.target),
+        identify_model(pair.draft) if pair.draft is not None else None,
+        identify_tokenizer(pair.tokenizer),
+    )

@@ -1,0 +1,1 @@
+"""From mismatches to labels: whether a forced draft token keeps the meaning."""

@@ -1,0 +1,88 @@
+"""What becomes of a text after one forced token: many continuations at once, from remembered keys and values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.request.rows import Memory, Row
+
+MOST_AT_ONCE = 64
+"""Most tokens that a round adds; how far back the test for rejoining looks."""
+REJOINED = "rejoined"
+"""Finish of a rollout that came back to the reference's words."""
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One continuation to make."""
+
+    prompt: list[int]
+    """Prompt as token ids."""
+    trunk: list[int]
+    """The answer that the prefix is taken from, as token ids."""
+    position: int
+    """Tokens of the trunk to keep."""
+    token: int
+    """The token to force behind them."""
+    reference: list[int]
+    """The target's own answer; a rollout that rejoins it may stop early."""
+    seed: int = 0
+
+
+class Roller:
+    """Makes rollouts in batches; texts that several share are read once."""
+
+    def __init__(self, decoder: Decoder, batch_size: int, rejoin: int | None, **request: Any) -> None:
+        """`rejoin`: tokens in a row that have to equal the reference's before a rollout stops early; None: never."""
+        self.decoder, self.batch_size, self.rejoin, self.request = decoder, batch_size, rejoin, request
+
+    def answers(self, rollouts: Sequence[Rollout], sampling: Sampling | None = None) -> list[tuple[list[int], bool]]:
+        """For each rollout its answer, and whether it stopped early because it rejoined the reference."""
+        # Rollouts come ordered by problem, so a batch shares few texts, and each of those is read once.
+        starts = range(0, len(rollouts), self.batch_size)
+        return [answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)]
+
+    def _batch(self, rollouts: Sequence[Rollout], sampling: Sampling | None) -> list[tuple[list[int], bool]]:
+        memories = self._memories(rollouts)
+        done = self.decoder.resume(
+            memories,
+            [(len(r.prompt) + r.position, [r.token]) for r in rollouts],
+            [len(r.prompt) for r in rollouts],
+            sampling=sampling,
+            seeds=[r.seed for r in rollouts],
+            is_decided=None if self.rejoin is None else rejoins(rollouts, self.rejoin),
+            remember=False,
+            **self.request,
+        )
+        return [(answer.ids, answer.finish == REJOINED) for answer, _ in done]
+
+    def _memories(self, rollouts: Sequence[Rollout]) -> list[Memory]:
+        """What both models remember of each rollout's prefix; a text several share is read once."""
+        texts = {(*r.prompt, *r.trunk): len(r.prompt) for r in rollouts}
+        read = self.decoder.remember([list(text) for text in texts])
+        by_text = dict(zip(texts, read, strict=True))
+        return [by_text[(*r.prompt, *r.trunk)] for r in rollouts]
+
+
+def rejoins(rollouts: Sequence[Rollout], num: int) -> Callable[[Row], str | None]:
+    """A test whether a rollout has come back to its reference's words."""
+
+    def is_decided(row: Row) -> str | None:
+        rollout, answer = rollouts[row.index], row.answer
+        # Only the tail is new; what came before was tested in earlier rounds.
+        since = max(len(answer) - num - MOST_AT_ONCE, 0)
+        return None if rejoined_at(rollout, answer, num, since) is None else REJOINED
+
+    return is_decided
+
+
+def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int, since: int = 0) -> int | None:
+    """Where `num` tokens in a row, all behind the forced one, stand in the reference as well; None if nowhere."""
+    reference = rollout.reference
+    grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
+    starts = range(max(rollout.position + 1, since), len(answer) - num + 1)
+    return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)

@@ -1,0 +1,1 @@
+"""Target and draft: loading them, and training the embedded pair."""

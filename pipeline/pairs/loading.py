@@ -1,0 +1,119 @@
+"""Read configurations, tokenizers and weights; every failure is one sentence that names the remedy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from huggingface_hub.errors import HFValidationError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.errors import UserError
+from pipeline.pairs.source import ModelSource, PairSource
+
+T = TypeVar("T")
+
+
+def load_config(source: ModelSource) -> Any:
+    """The configuration of a model."""
+    return attempt(source, lambda: AutoConfig.from_pretrained(source.model, **source.place))
+
+
+def load_model(source: ModelSource) -> PreTrainedModel:
+    """A model in its dtype on its device, without gradients."""
+    extra = {"device_map": source.device_map} if source.device_map else {}
+    dtype = getattr(torch, source.dtype)
+    model = attempt(
+        source, lambda: AutoModelForCausalLM.from_pretrained(source.model, dtype=dtype, **extra, **source.place)
+    )
+    if not source.device_map:
+        model = model.to(source.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
+    """The pair's tokenizer: the one it names, else the target's."""
+    where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
+    tokenizer = attempt(where, lambda: AutoTokenizer.from_pretrained(where.model, **where.place))
+    if tokenizer.pad_token_id is None:  # any id will do: padding is masked
+        tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.padding_side = "left"
+    return tokenizer
+
+
+def load_draft_tokenizer(source: PairSource) -> PreTrainedTokenizerBase | None:
+    """The draft's own tokenizer, to compare; None where its folder has none."""
+    if source.draft.is_folder and not any(Path(source.draft.model).glob("tokenizer*")):
+        return None
+    return attempt(source.draft, lambda: AutoTokenizer.from_pretrained(source.draft.model, **source.draft.place))
+
+
+def attempt(source: ModelSource, read: Callable[[], T]) -> T:
+    """Call `read`.
+
+    Raises:
+        UserError: the folder is missing or damaged, or the hub has no such model or cannot be reached.
+    """
+    if source.is_folder and not Path(source.model).is_dir():
+        raise UserError(
+            f"The model folder {source.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
+            "else correct the path in models/pairs/."
+        )
+    try:
+        return read()
+    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError, HFValidationError) as error:
+        raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy(source, error)}") from error
+
+
+def remedy(source: ModelSource, error: Exception) -> str:
+    """What a person can do about a model that does not load."""
+    if source.is_folder:
+        return "Its files are damaged or incomplete; restore the folder or write it again."
+    if isinstance(error, ImportError):
+        return "Install what the message names, or leave `device_map` out of the pair's file."
+    return (
+        "Check the name and the connection, set HF_HUB_OFFLINE=0 to let it be fetched, log in with `hf auth login` if "
+        "its licence asks for it, or name a local folder in models/pairs/."
+    )
+
+
+def first_line(error: Exception) -> str:
+    """The beginning of a message, without its full stop."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(". ")
+
+
+def check_vocabularies(
+    tokenizer: PreTrainedTokenizerBase, draft_tokenizer: PreTrainedTokenizerBase | None, sizes: Mapping[str, int]
+) -> None:
+    """Both models have to mean the same token by every id of the tokenizer. Padding behind its last id may differ.
+
+    Args:
+        sizes: rows of the input embedding of `target` and `draft`.
+
+    Raises:
+        UserError: an id has two meanings, or a model lacks ids.
+    """
+    for role, size in sizes.items():
+        if size < len(tokenizer):
+            raise UserError(
+                f"The {role} knows {size} tokens, but the tokenizer has {len(tokenizer)}. Choose models of one family: "
+                "speculative decoding needs one vocabulary."
+            )
+    if draft_tokenizer is None:
+        return
+    ours, theirs = ({index: token for token, index in t.get_vocab().items()} for t in (tokenizer, draft_tokenizer))
+    for index in sorted(ours.keys() & theirs.keys()):
+        if ours[index] != theirs[index]:
+            raise UserError(
+                f"Target and draft have different vocabularies: token {index} is {ours[index]!r} to the target and "
+                f"{theirs[index]!r} to the draft. Choose models that share a tokenizer."
+            )
+    if len(ours.keys() ^ theirs.keys()) > max(64, len(ours) // 100):  # families add a few special tokens later
+        raise UserError(
+            f"Target and draft have different vocabularies: {len(ours)} tokens against {len(theirs)}. "
+            "Choose models that share a tokenizer."
+        )

@@ -1,0 +1,46 @@
+"""The model card of an exported gate: what it is, what was found, how to use it, where it ends."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from gistgate.files import read_json
+from gistgate.gates.config import GateConfig
+from pipeline.report.results import STRICT
+
+EVALUATION = Path("reports/evaluation")
+
+
+def evaluations(method: str) -> dict[str, dict[str, Any]]:
+    """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
+    paths = {name: EVALUATION / name / "summary.json" for name in (STRICT, method)}
+    return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
+
+
+def card(config: GateConfig, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
+    """The text of README.md.
+
+    Args:
+        config: the gate's, operating points included.
+        report: the calibration of the method.
+        evaluated: what `evaluations` returned.
+    """
+    templates = Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # Markdown
+    )
+    return templates.get_template("card.md.j2").render(
+        gate=config,
+        report=report,
+        evaluated=evaluated,
+        splits={"development": report["development"], "calibration": report["settings"]},
+        partners={"target": config.target, "draft": config.draft},
+        percent=lambda share: f"{100 * share:.1f}",
+    )

@@ -1,0 +1,164 @@
+"""The figures of the report, as matplotlib objects; the same input gives the same bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from pipeline.report.results import Results
+from pipeline.report.summary import Summary
+
+STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.25,
+    "legend.frameon": False,
+    "font.size": 9,
+    "svg.hashsalt": "gistgate",
+}
+MARKERS = "osD^vPX*<>"
+
+Looks = dict[str, tuple[str, str]]
+"""Colour and marker by method or head: the same in every figure."""
+
+
+def looks(names: Iterable[str]) -> Looks:
+    """A look for each name, in order."""
+    return {name: (f"C{place % 10}", MARKERS[place % len(MARKERS)]) for place, name in enumerate(names)}
+
+
+def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> dict[str, Figure]:
+    """Every figure under its file name."""
+    look = looks(summary["methods"])
+    with plt.rc_context(STYLE):
+        figures = {
+            "frontier.png": frontier_figure(rows, summary, look),
+            "speed.png": speed_figure(summary, look),
+            "reliability.png": reliability_figure(results.curves),
+            "accepted_length.png": length_figure(results.evaluation, look),
+        }
+        if results.judgements:
+            figures["judgements.png"] = judgements_figure(results.judgements["methods"], look)
+        return figures
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a PNG that carries no date and no version, then forget the figure."""
+    figure.savefig(path, dpi=140, metadata={"Software": None}, format="png")
+    plt.close(figure)
+
+
+def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -> Figure:
+    """Accuracy lost against tokens per target forward, a line per method and variant; certified settings are filled."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, method in summary["methods"].items():
+        colour, marker = look[name]
+        own = [row for row in rows if row["method"] == name]
+        if not own:  # nothing to calibrate: one point, lossless by construction
+            axes.plot([method["mean_accepted_length"]], [0], marker, color=colour, ms=7, label=name)
+            continue
+        draw_lines(axes, [row for row in own if row["split"] == "development"], colour)
+        for row in (row for row in own if row["split"] == "calibration"):
+            face = colour if row["certified_budgets"] else "none"
+            axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
+        axes.plot([], [], marker + "-", color=colour, label=name)
+    axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
+    axes.set_xlabel("tokens per target forward (tau)")
+    axes.set_ylabel("accuracy lost against strict, points")
+    axes.set_title("lines: development prompts; markers: calibration prompts, filled when certified", fontsize=8)
+    axes.legend()
+    return figure
+
+
+def draw_lines(axes: Axes, rows: list[dict[str, Any]], colour: str) -> None:
+    """One faint line per variant of the fixed settings."""
+    variants = {repr(row["fixed"]): row["fixed"] for row in rows}
+    for variant in variants.values():
+        line = [row for row in rows if row["fixed"] == variant]
+        axes.plot(
+            *points(sorted(line, key=lambda row: row["mean_accepted_length"])), ".-", color=colour, alpha=0.35, lw=1
+        )
+
+
+def points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
+    """tau and loss in points."""
+    return [row["mean_accepted_length"] for row in rows], [100 * row["loss"] for row in rows]
+
+
+def speed_figure(summary: Summary, look: Looks) -> Figure:
+    """Accuracy lost on the test split against speed, with both intervals, at the headline budget."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, method in summary["methods"].items():
+        colour, marker = look[name]
+        speed, change = method["speed"]["vs_plain"], method["accuracy_difference"]
+        axes.errorbar(
+            speed["mean"],
+            -100 * change["mean"],
+            xerr=[[speed["mean"] - speed["low"]], [speed["high"] - speed["mean"]]],
+            yerr=[[100 * (change["high"] - change["mean"])], [100 * (change["mean"] - change["low"])]],
+            marker=marker, ms=6, capsize=2, color=colour, label=name, ls="none",
+        )  # fmt: skip
+    axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
+    axes.axvline(1, color="grey", lw=0.5)
+    axes.set_xlabel("speed against plain decoding, same engine")
+    axes.set_ylabel("accuracy lost against strict, points")
+    axes.legend()
+    return figure
+
+
+def reliability_figure(curves: dict[str, dict[str, Any]]) -> Figure:
+    """Predicted against observed probability that the meaning is kept, on problems no head has seen."""
+    figure, axes = plt.subplots(figsize=(4.4, 4.2), layout="constrained")
+    axes.plot([0, 1], [0, 1], color="grey", lw=0.8, ls=":")
+    look = looks(curves)
+    for name, curve in curves.items():
+        (colour, marker), bins = look[name], curve["reliability"]
+        predicted, observed = [b["predicted"] for b in bins], [b["observed"] for b in bins]
+        axes.plot(predicted, observed, marker + "-", color=colour, ms=4, label=name)
+    axes.set_xlabel("predicted P(meaning kept)")
+    axes.set_ylabel("observed share kept")
+    axes.legend()
+    return figure
+
+
+def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
+    """How many draft tokens a round accepts, as a share of rounds, one line per method."""
+    figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
+    for name, (colour, marker) in look.items():
+        share = shares(evaluation[name]["statistics"]["histogram"], evaluation[name]["block"])
+        axes.plot(range(len(share)), share, marker + "-", color=colour, ms=4, label=name)
+    axes.set_xlabel("draft tokens accepted in a round")
+    axes.set_ylabel("share of rounds, per cent")
+    axes.legend()
+    return figure
+
+
+def judgements_figure(methods: dict[str, dict[str, Any]], look: Looks) -> Figure:
+    """Which harmless mismatches a rule finds, against how many harmful ones it takes along."""
+    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
+    for name, found in methods.items():
+        colour, marker = look[name]
+        if found["precision"] is not None:
+            axes.plot(
+                100 * found["recall"], 100 * found["precision"], marker, color=colour, ms=7, label=name, ls="none"
+            )
+    axes.set_xlabel("harmless mismatches accepted (recall), per cent")
+    axes.set_ylabel("harmless among the accepted (precision), per cent")
+    axes.set_title("at each rule's certified setting, problems that no head has seen", fontsize=8)
+    axes.legend(ncols=2, fontsize=7)
+    return figure
+
+
+def shares(histogram: dict[str, int], block: int) -> list[float]:
+    """Per cent of rounds for each accepted length, 0..K."""
+    total = sum(histogram.values()) or 1
+    return [100 * histogram.get(str(length), 0) / total for length in range(block + 1)]

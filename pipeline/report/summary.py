@@ -1,0 +1,120 @@
+"""reports/summary.json and reports/frontier.csv: the numbers that everything else shows."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from typing import Any
+
+from pipeline.params import Params
+from pipeline.report.paired_statistics import accuracy_difference, ratio_of_sums
+from pipeline.report.results import PLAIN, STRICT, Results
+
+LEVEL = 0.9
+"""Two-sided confidence of the intervals; their lower ends hold with 95 %."""
+REFERENCES = {"vs_plain": "plain", "vs_strict": "strict", "vs_assisted": "transformers_assisted"}
+"""Speed ratio -> baseline it compares with; strict and assisted decoding run at their own best K."""
+COLUMNS = (
+    "method", "rule", "split", "knob", "fixed", "n", "accuracy", "loss", "mean_accepted_length", "loose_per_100",
+    "certified_budgets",
+)  # fmt: skip
+
+Summary = dict[str, Any]
+
+
+def summarise(params: Params, results: Results) -> Summary:
+    """The whole summary: plain decoding, every method at the headline budget, every head."""
+    return {
+        "pair": params.pair,
+        "task": params.task,
+        "seed": params.seed,
+        "headline_budget": params.headline_budget,
+        "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
+        "methods": {name: method_summary(name, params, results) for name in params.methods},
+        "heads": {
+            name: {key: metrics.get(key) for key in ("auc", "ap", "brier", "ece")}
+            for name, metrics in results.heads.items()
+        },
+    }
+
+
+def method_summary(name: str, params: Params, results: Results) -> Summary:
+    """One method at the headline budget. Without a certified setting it ran strictly, and knob and bound are null."""
+    method, evaluation = params.methods[name], results.evaluation[name]
+    difference = accuracy_difference(results.scores(name), results.scores(STRICT), level=LEVEL, seed=params.seed)
+    return {
+        "rule": method.rule,
+        "drafter": method.drafter,
+        "block": evaluation["block"],
+        "budget": params.headline_budget,
+        "confidence": params.calibrate.confidence,
+        "knob": evaluation["knob"],
+        "certified_bound": certified_bound(name, params, results),
+        "accuracy": evaluation["accuracy"],
+        "accuracy_difference": difference.as_dict(),
+        "mean_accepted_length": evaluation["mean_accepted_length"],
+        "loose_per_100": evaluation["loose_per_100"],
+        "speed": {
+            key: ratio_of_sums(results.seconds(base), results.seconds(name), level=LEVEL, seed=params.seed).as_dict()
+            for key, base in REFERENCES.items()
+        },
+        "target_forwards": evaluation["statistics"]["forwards"],
+        "n": evaluation["n"],
+    }
+
+
+def certified_bound(name: str, params: Params, results: Results) -> float | None:
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for a lossless rule."""
+    if params.methods[name].knob is None:
+        return 0.0
+    found = at_budget(results.calibration[name], params.headline_budget)
+    return found["bound"] if found and found["certified"] else None
+
+
+def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:
+    """The verdict of a calibration on one budget."""
+    return next((entry for key, entry in calibration["budgets"].items() if float(key) == budget), None)
+
+
+def frontier(results: Results) -> list[dict[str, Any]]:
+    """Every setting that was tried, on development and calibration prompts, strict to loose."""
+    return [
+        frontier_row(name, calibration, split, setting)
+        for name, calibration in results.calibration.items()
+        for split, key in (("development", "development"), ("calibration", "settings"))
+        for setting in calibration.get(key, [])
+    ]
+
+
+def frontier_row(name: str, calibration: dict[str, Any], split: str, setting: dict[str, Any]) -> dict[str, Any]:
+    """One setting: its net loss against strict, and the budgets that it is certified for."""
+    budgets = [
+        budget
+        for budget, verdict in sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
+        if split == "calibration" and verdict["certified"] and verdict["knob"] == setting["knob"]
+    ]
+    return {
+        "method": name,
+        "rule": calibration["rule"],
+        "split": split,
+        "knob": setting["knob"],
+        "fixed": setting.get("fixed", {}),
+        "n": setting["n"],
+        "accuracy": setting["accuracy"],
+        "loss": (setting["losses"] - setting["gains"]) / setting["n"],
+        "mean_accepted_length": setting["mean_accepted_length"],
+        "loose_per_100": setting["loose_per_100"],
+        "certified_budgets": budgets,
+    }
+
+
+def as_csv(rows: list[dict[str, Any]]) -> str:
+    """The frontier as a table; settings as JSON, budgets separated by blanks."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        fixed = json.dumps(row["fixed"], sort_keys=True)
+        writer.writerow({**row, "fixed": fixed, "certified_budgets": " ".join(row["certified_budgets"])})
+    return out.getvalue()

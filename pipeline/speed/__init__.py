@@ -1,0 +1,1 @@
+"""Timing methods side by side."""

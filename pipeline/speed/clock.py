@@ -1,0 +1,188 @@
+"""Something that continues prompts, with a clock on both sides: our decoder, and transformers' own.
+
+Needs torch and transformers alone, so that it runs where the pipeline is not installed.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol
+from zlib import crc32
+
+import torch
+import transformers
+from transformers import (
+    CompileConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StaticCache,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.optional.guards.loop import LoopGuard
+
+Prompts = Sequence[list[int]]
+Decode = Callable[[Prompts], tuple[list[list[int]], int | None]]
+"""Prompt ids of every row -> (new ids of every row, target forwards; None where the library does not count them)."""
+Flexible = Callable[..., tuple[list[list[int]], int | None]]
+"""The same, with further arguments for `generate`."""
+
+
+class Models(Protocol):
+    """What is needed of a pair."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase | None
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One decoded batch."""
+
+    seconds: float
+    """Wall-clock time, prefill included."""
+    tokens: int
+    """New tokens."""
+    forwards: int | None
+    """Target forwards; None where the library does not count them."""
+    loops: bool = False
+    """Whether an answer ends in a loop: loops are easy to draft, so their speed says nothing."""
+
+    @classmethod
+    def of(cls, seconds: float, answers: Sequence[list[int]], forwards: int | None) -> Timed:
+        """What was decoded in so many seconds."""
+        return cls(seconds, sum(map(len, answers)), forwards, any(map(LoopGuard().is_loop, answers)))
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that continues prompts."""
+
+    name: str
+    decode: Decode
+    block: int
+    """K; 0 without a draft."""
+    is_baseline: bool = False
+    also: tuple[str, ...] = ()
+    """Methods that decode exactly like this and share its times."""
+
+    def timed(self, prompts: Prompts) -> Timed:
+        """Decode with a clock on both sides, the device idle at either end."""
+        synchronise()
+        started = perf_counter()
+        answers, forwards = self.decode(prompts)
+        synchronise()
+        return Timed.of(perf_counter() - started, answers, forwards)
+
+
+def drop_loops(times: Mapping[str, dict[str, Any]], loops: Sequence[bool]) -> None:
+    """Drop the batches that some contender answered with a loop from the lists of all; `loops` says how many did.
+
+    Where nothing would be left, nothing is dropped.
+    """
+    kept = [place for place, one in enumerate(loops) if not one] or range(len(loops))
+    for entry in times.values():
+        entry |= {name: [of[place] for place in kept] for name, of in entry.items() if isinstance(of, list)}
+        entry["loops"] = sum(loops)
+
+
+def ours(decoder: Decoder, request: dict[str, Any]) -> Decode:
+    """Our decoder."""
+
+    def decode(prompts: Prompts) -> tuple[list[list[int]], int | None]:
+        # What draws numbers draws others for every prompt, and the same ones at every repeat.
+        seeds = [crc32(repr(ids).encode()) for ids in prompts]
+        answers = decoder.generate(prompts, **{"seeds": seeds, **request})
+        return [answer.ids for answer in answers], sum(answer.statistics.forwards for answer in answers)
+
+    return decode
+
+
+def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **generation: Any) -> Flexible:
+    """transformers' `generate` with left padding; assisted at K = `block` where one is given.
+
+    `generation` goes to `generate`, such as `prompt_lookup_num_tokens`.
+    """
+    ends = list(request.get("eos_ids", ()))
+    pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
+    if request.get("stops"):  # as a criterion: `stop_strings` would reach the draft without its tokenizer
+        stop = StopStringCriteria(pair.tokenizer, list(request["stops"]))
+        generation["stopping_criteria"] = StoppingCriteriaList([stop])
+
+    def decode(prompts: Prompts, **cache: Any) -> tuple[list[list[int]], int | None]:
+        assistant = {} if block is None else {"assistant_model": constant_length(pair.draft, block)}
+        width = max(map(len, prompts))
+        rows = [[pad] * (width - len(ids)) + ids for ids in prompts]
+        mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
+        device = pair.target.device
+        with torch.inference_mode():
+            out = pair.target.generate(
+                input_ids=torch.tensor(rows, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                do_sample=False,
+                max_new_tokens=request["max_new_tokens"],
+                eos_token_id=ends or None,
+                pad_token_id=pad,
+                **assistant,
+                **generation,
+                **cache,
+            )
+        return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
+
+    return decode
+
+
+def written(answer: list[int], ends: Collection[int], pad: int) -> int:
+    """Tokens of an answer up to its end, without the padding behind it."""
+    for place, token in enumerate(answer):
+        if token in ends or token == pad:
+            return place + (token in ends)
+    return len(answer)
+
+
+def compiled(decode: Flexible, pair: Models, slots: int) -> Decode:
+    """transformers' compiled step on a static cache of one size, on a CPU as well."""
+    everywhere = CompileConfig()
+    everywhere._compile_all_devices = True
+    caches: dict[int, StaticCache] = {}
+
+    def run(prompts: Prompts) -> tuple[list[list[int]], int | None]:
+        cache = caches.setdefault(len(prompts), StaticCache(pair.target.config, max_cache_len=slots))
+        with torch.inference_mode():
+            cache.reset()
+        return decode(prompts, past_key_values=cache, compile_config=everywhere)
+
+    return run
+
+
+def constant_length(draft: PreTrainedModel, block: int) -> PreTrainedModel:
+    """The draft, told to propose `block` tokens every time."""
+    # These three are read from the draft's own configuration; left alone they stop drafts early.
+    settings: Any = draft.generation_config
+    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = block, "constant"
+    settings.assistant_confidence_threshold = 0.0
+    return draft
+
+
+def synchronise() -> None:
+    """Wait for the device, where there is one."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def machine() -> dict[str, Any]:
+    """Where the seconds were measured."""
+    return {
+        "processor": platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "python": platform.python_version(),
+    }

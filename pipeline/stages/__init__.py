@@ -1,0 +1,1 @@
+"""One module for each stage of dvc.yaml, run as `python -m pipeline.stages.<name>`."""

@@ -1,0 +1,172 @@
+"""Let lm-eval judge a method on the test split, at the setting that is certified for the headline budget.
+
+    python -m pipeline.stages.evaluate fly     writes reports/evaluation/fly/{summary.json,samples.jsonl}
+    python -m pipeline.stages.evaluate all     every method of params.yaml and plain decoding, with one set of imports
+    python -m pipeline.stages.evaluate table   what only the large table compares, into reports/table/evaluation
+
+"plain" decodes without a drafter. A method that has no certified setting at the headline budget runs strictly, and its
+summary says so. Finished methods wait in a scratch folder under a fingerprint of all they depend on, so that an
+interruption loses at most one method and a changed head repeats only the methods that ask it.
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_atomic, write_json, write_json_lines
+from gistgate.gates.gate import Gate
+from gistgate.integrations.lm_eval.model import GatedLM
+from gistgate.integrations.lm_eval.task import Task, load_task
+from pipeline.common.decoders import make_decoder, read_prompts
+from pipeline.common.entry import item, run
+from pipeline.common.gates import gate_folder, load_gate
+from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
+from pipeline.common.pool import side_by_side
+from pipeline.common.resume import SCRATCH, fingerprint, sources
+from pipeline.common.scope import binding_of, check_binding
+from pipeline.pairs.pair import Pair, load_pair
+from pipeline.pairs.source import read_pair
+from pipeline.params import Params, read_params
+from pipeline.stages.prompts import context_length
+from pipeline.studies.retrieval.drafters import files_behind
+from pipeline.tasks.evaluation import Judged, judge
+
+PLAIN = "plain"
+SOURCES = (
+    "gistgate",
+    "pipeline.stages.evaluate",
+    "pipeline.tasks.evaluation",
+    "pipeline.common.decoders",
+    "gistgate.integrations.lm_eval.task",
+)
+
+
+def main() -> None:
+    params, name = read_params(), item()
+    if name not in (PLAIN, "all", *params.methods):
+        params = params.with_table()
+    chosen = chosen_by(name, params)
+    points = {name: operating_point(params, name) for name in chosen}
+    folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
+    missing = [name for name in chosen if not folders[name].is_dir()]
+    alike: dict[str, list[tuple[Operating, Path]]] = {}
+    for name in missing:
+        alike.setdefault(decoding_of(points[name]), []).append((points[name], folders[name]))
+    side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
+    for name in chosen:
+        write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
+
+
+def chosen_by(name: str, params: Params) -> list[str]:
+    """The methods that a name stands for."""
+    groups = {
+        "all": [PLAIN, *params.methods],
+        "table": [method for method, how in params.methods.items() if how.extra],
+    }
+    return groups.get(name, [name])
+
+
+def decoding_of(point: Operating) -> str:
+    """A name for what a method's decoder does; all that run strictly share it."""
+    return repr((point.rule, point.drafter, point.block, point.settings, point.head))
+
+
+def evaluator(params: Params) -> Callable[[list[tuple[Operating, Path]]], None]:
+    """Judges methods that decode alike, each into its folder."""
+    bench = Bench(params)
+
+    def work(alike: list[tuple[Operating, Path]]) -> None:
+        for point, folder in alike:
+            write_atomic(folder, lambda part, point=point: bench.evaluate(point, part))  # type: ignore[misc]
+
+    return work
+
+
+def dependencies(params: Params, point: Operating) -> str:
+    """A name for all that a method's result depends on."""
+    source = read_pair(params.pair)
+    pair = [Path(model.model) for model in (source.target, source.draft) if model.is_folder]
+    gate = [gate_folder(point.head)] if point.head else []
+    files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
+    settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
+    return fingerprint(*(repr(setting) for setting in settings), *files, *sources(*SOURCES))
+
+
+class Bench:
+    """What all methods share: the pair, the task and the prompts."""
+
+    def __init__(self, params: Params) -> None:
+        logging.getLogger("lm_eval.models.huggingface").setLevel(logging.ERROR)  # it warns of every loaded model
+        self.params = params
+        self.pair: Pair = load_pair(params)
+        self.context_length = context_length(read_pair(params.pair))
+        self.task: Task = load_task(params)
+        self.prompts = read_prompts("test")
+        if not self.prompts:
+            raise UserError("data/prompts/test.jsonl is empty. Run the stage `prompts` again.")
+        self.judged: dict[str, Judged] = {}
+        """What was judged already, by what the decoder does."""
+
+    def evaluate(self, point: Operating, folder: Path) -> None:
+        """Judge one method and describe it in `folder`."""
+        decoder, same = self.decoder(point), decoding_of(point)
+        if same not in self.judged:
+            self.judged[same] = self.judge(decoder)
+        judged = self.judged[same]
+        write_json_lines(folder / "samples.jsonl", judged.samples)
+        write_json(folder / "summary.json", self.summary(point, judged))
+        print(f"{point.method}: accuracy {judged.accuracy:.4f}, tau {judged.statistics.mean_accepted_length:.3f}")
+
+    def judge(self, decoder: Decoder) -> Judged:
+        """lm-eval's verdict on a decoder."""
+        lm = GatedLM(
+            self.pair.target,
+            decoder=decoder,
+            tokenizer=self.pair.tokenizer,
+            batch_size=self.params.decoding.batch_size,
+            max_length=self.context_length,
+            seed=self.params.seed,
+        )
+        return judge(lm, self.task, self.prompts)
+
+    def decoder(self, point: Operating) -> Decoder:
+        """The decoder of a method, certified for what it is about to do."""
+        gate = load_gate(point.head, self.pair) if point.head else None
+        self.check_certificate(point, gate)
+        return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate)
+
+    def check_certificate(self, point: Operating, gate: Gate | None) -> None:
+        """Refuse a certificate that was made for other models, prompts or settings.
+
+        Raises:
+            UserError: something differs; the first difference is named.
+        """
+        if point.knob is None:
+            return
+        certificate = read_json(calibration_file(self.params, point.method))
+        changed = check_binding(certificate, binding_of(self.params, point.method, self.pair, self.task, gate))
+        if changed:
+            raise UserError(f"The certificate of '{point.method}' does not hold here: {changed[0]} Calibrate again.")
+
+    def summary(self, point: Operating, judged: Judged) -> dict[str, Any]:
+        """What the report reads."""
+        counted = judged.statistics
+        return {
+            **point.as_dict(),
+            "metric": self.task.metric,
+            "n": len(judged.samples),
+            "accuracy": judged.accuracy,
+            "mean_accepted_length": counted.mean_accepted_length,
+            "loose_per_100": counted.loose_per_100,
+            "statistics": counted.as_dict(timed=False),
+        }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,163 @@
+"""Make the pair ready: train the embedded one from scratch, or check that another one fits together.
+
+    python -m pipeline.stages.pair     reads params.yaml (pair, seed, world, pair_training)
+
+Writes data/world/{train,test}.jsonl, models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and
+models/pair.json (who they are; for the embedded pair also how well they answer and what strict verification gives).
+"""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from gistgate.errors import UserError
+from gistgate.files import read_json_lines, write_atomic, write_json, write_text
+from pipeline.common.entry import run, seed_everything
+from pipeline.common.resume import SCRATCH, fingerprint, sources
+from pipeline.pairs.pair import check_pair, load_pair
+from pipeline.pairs.source import read_pair
+from pipeline.pairs.training import train_model
+from pipeline.pairs.world.corpus import FOLDER as WORLD
+from pipeline.pairs.world.corpus import documents, write_task_files
+from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_length
+from pipeline.pairs.world.params import PairTrainingParams
+from pipeline.pairs.world.tokenizer import train_tokenizer
+from pipeline.params import Params, read_params
+from pipeline.params.reading import build
+
+MODELS = Path("models/embedded")
+REPORT = Path("models/pair.json")
+ROLES = ("target", "draft")
+MODULES = ("pipeline.pairs.world", "pipeline.pairs.training", "pipeline.pairs.muon")
+"""Whatever changes the trained weights; an interrupted training resumes only under the same source."""
+
+
+def main() -> None:
+    params = read_params()
+    seed_everything(params.seed)
+    write_task_files(params.world, params.seed, WORLD)
+    training = read_pair(params.pair).training
+    if training is not None:
+        train_embedded(replace(params, pair_training=replaced(params.pair_training, training)))
+    else:
+        check_other(params)
+
+
+def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTrainingParams:
+    """The block with what the pair's file says instead, key by key.
+
+    Raises:
+        UserError: a key that the block does not have.
+    """
+    known = asdict(block)
+    inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
+    return build(PairTrainingParams, {**known, **changes, **inner})
+
+
+def check_other(params: Params) -> None:
+    """Check a pair that exists already; models/embedded gets a note, because the stage owes DVC the folder."""
+    report = check_pair(params.pair)
+    write_text(MODELS / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
+    for role in ROLES:
+        shutil.rmtree(MODELS / role, ignore_errors=True)
+    write_json(REPORT, report)
+
+
+def train_embedded(params: Params) -> None:
+    """Train tokenizer, target and draft, save them and write what they can do."""
+    quiet()
+    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *sources(*MODULES))}"
+    tokenizer = train_tokenizer()
+    for number, role in enumerate(ROLES):
+        size = getattr(params.pair_training, role)
+        corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
+        seed = 2 * params.seed + number
+        model = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
+        save_model(model, tokenizer, MODELS / role)
+    report = measure(params)
+    write_json(REPORT, report)
+    shutil.rmtree(scratch, ignore_errors=True)
+    print_report(report)
+    wanted = params.pair_training.min_target_accuracy
+    if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
+        raise UserError(
+            f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
+            f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
+        )
+
+
+def training(params: Params) -> dict[str, Any]:
+    """The training's settings that change weights."""
+    block = asdict(params.pair_training)
+    return {key: block[key] for key in ("target", "draft", "warmup", "save_every")}
+
+
+def save_model(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """An ordinary transformers folder: float32 weights, configurations and tokenizer."""
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+
+    def write(part: Path) -> None:
+        model.float().save_pretrained(part)
+        tokenizer.save_pretrained(part)
+
+    write_atomic(folder, write)
+
+
+def measure(params: Params, block: int = 8) -> dict[str, Any]:
+    """Accuracy of both models and strict tau, on the last problems of the test file, which no claim is made on."""
+    pair, count = load_pair(params), params.pair_training.check_problems
+    problems = read_json_lines(WORLD / "test.jsonl")[-count:] if count else []
+    solutions = {role: solve(getattr(pair, role), pair.tokenizer, problems) for role in ROLES}
+    answers = [problem["answer"] for problem in problems]
+    report: dict[str, Any] = {
+        **check_pair(params.pair),
+        "seed": params.seed,
+        "problems": len(problems),
+        "block": block,
+        "strict_mean_accepted_length": None,
+    }
+    for role in ROLES:
+        report[role]["parameters"] = getattr(pair, role).num_parameters()
+        report[role]["accuracy"] = accuracy(pair.tokenizer, solutions[role], answers) if problems else None
+    if problems:
+        questions = [problem["question"] for problem in problems]
+        report["strict_mean_accepted_length"] = strict_mean_accepted_length(
+            pair.draft, pair.tokenizer, questions, solutions["target"], block
+        )
+    return report
+
+
+def solve(model: Any, tokenizer: PreTrainedTokenizerBase, problems: Sequence[dict[str, str]]) -> list[list[int]]:
+    """Greedy solutions as ids."""
+    return greedy(model, tokenizer, [problem["question"] for problem in problems]) if problems else []
+
+
+def print_report(report: dict[str, Any]) -> None:
+    """One line for each model, one for strict verification."""
+    for role in ROLES:
+        share = report[role]["accuracy"]
+        shown = "not measured" if share is None else f"answers {share:.1%} of {report['problems']} problems greedily"
+        print(f"{role}: {report[role]['parameters']:,} parameters, {shown}")
+    if (tau := report["strict_mean_accepted_length"]) is not None:
+        print(f"strict verification: {tau:.2f} tokens per round at K = {report['block']}")
+
+
+def quiet() -> None:
+    """Silence Lightning's greetings and the progress bars of single files."""
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="pytorch_lightning")
+    disable_progress_bar()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""Certificates for small budgets, from thousands of prompts."""

@@ -1,0 +1,193 @@
+"""Certify small budgets for the preselected gate and the best rules without training: `make certify`.
+
+    python -m pipeline.studies.certify.certify autojudge     one method -> reports/certify/<method>.json
+    python -m pipeline.studies.certify.certify summary       all of them side by side -> reports/certify/summary.json
+
+Every budget that is kept has its certificate.json in reports/certify/<method>/<budget>, for `--certificate`.
+
+On the embedded world the calibration prompts are new problems, on any other task its unused training documents.
+Settings are chosen on the run's development and calibration prompts, none of which certifies anything here: small
+budgets want more prompts to choose on. All methods share K (`certify.block`) and prompts, so that their mean accepted
+lengths can be compared.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+import torch
+
+from gistgate.certificates.certificate import Certificate
+from gistgate.certificates.scores import TaskScore
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_atomic, write_json
+from gistgate.integrations.lm_eval.task import load_task
+from pipeline.certification.certificate import (
+    Finding,
+    Request,
+    binding_of_trial,
+    certificate,
+    check_possible,
+    find,
+    plan_sentence,
+)
+from pipeline.certification.prompts import unused_prompts, used_prompts, world_documents
+from pipeline.certification.trial import Ground, Trial
+from pipeline.common.decoders import read_prompts
+from pipeline.common.gates import load_gate
+from pipeline.common.scope import task_hash
+from pipeline.pairs.pair import load_pair
+from pipeline.pairs.source import read_pair
+from pipeline.params import Params, read_params
+from pipeline.stages.prompts import Maker, Prompt, context_length
+
+REPORTS = Path("reports/certify")
+WORLD_TASK = "wordproblems"
+RESAMPLES = 2000
+SOURCE = "problems of the task that no other stage uses; the certificate holds for prompts like these"
+
+
+def main() -> None:
+    name, params = item(), read_params().with_table()
+    if name == "summary":
+        write_json(REPORTS / "summary.json", summary(params))
+        return
+    torch.set_grad_enabled(False)
+    report, kept = certify(params, name)
+    write_json(REPORTS / f"{name}.json", report)
+    write_atomic(REPORTS / name, lambda part: save_all(kept, part))
+    for budget, found in report["budgets"].items():
+        verdict = found["refusal"] or f"{found['settings']}, bound {found['bound']:.2%}"
+        print(f"{name}, {float(budget):.0%}: {verdict}")
+
+
+def save_all(kept: dict[float, Certificate], folder: Path) -> None:
+    """A folder per certified budget; none where nothing was certified."""
+    folder.mkdir(parents=True)
+    for budget, one in kept.items():
+        one.save(folder / f"{budget:g}")
+
+
+def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Certificate]]:
+    """What one method may do within each budget, with counts of every prompt, and the certificates of what is kept."""
+    request = request_of(params)
+    for budget in request.budgets:
+        print(plan_sentence(budget, request.confidence, request.n))
+        check_possible(budget, request.confidence, request.n)
+    trial = trial_of(params, name)
+    finding = find(trial, request)
+    bound_to = binding_of_trial(trial, task_hash(load_task(params), params), params.prompting)
+    kept = {
+        budget: certificate(trial, finding, budget, bound_to, SOURCE)
+        for budget in request.budgets
+        if finding.certified(budget) is not None
+    }
+    found = {f"{budget:g}": entry(finding, budget, kept.get(budget)) for budget in request.budgets}
+    return {"method": name, "learned": params.method(name).learned, "block": trial.block, "budgets": found}, kept
+
+
+def entry(finding: Finding, budget: float, kept: Certificate | None) -> dict[str, Any]:
+    """One budget: its certificate, or why there is none."""
+    at = finding.certified(budget)
+    if kept is None or at is None:
+        return {"refusal": finding.refusal(budget), "rounds": None}
+    counted = finding.tested[at].decoded.statistics
+    return {**asdict(kept), "refusal": None, "rounds": [[one.tokens, one.forwards] for one in counted]}
+
+
+def request_of(params: Params) -> Request:
+    """The request that params.yaml makes."""
+    block, common = params.certify, params.calibrate
+    return Request(
+        tuple(sorted(block.budgets)), common.confidence, block.prompts, "lost", common.settings, common.evaluations + 1,
+        common.reserve,
+    )  # fmt: skip
+
+
+def trial_of(params: Params, name: str) -> Trial:
+    """A method on the prompts of this stage."""
+    pair, task, method = load_pair(params), load_task(params), params.method(name)
+    choosing = read_prompts("development") + read_prompts("calibration")
+    prompts = {"development": choosing, "calibration": calibration_prompts(params)}
+    ground = Ground(
+        pair, prompts, TaskScore(task, pair.tokenizer), params.decoding.batch_size, params.decoding.prompt_memory_mb
+    )
+    gate = load_gate(method.head, pair) if method.head else None
+    return Trial(ground, method, params.certify.block, gate)
+
+
+def calibration_prompts(params: Params) -> list[Prompt]:
+    """As many prompts as `certify.prompts` asks for.
+
+    Raises:
+        UserError: the task has fewer unused documents.
+    """
+    prompts = new_prompts(params, params.certify.prompts)
+    if len(prompts) < params.certify.prompts:
+        raise UserError(
+            f"certify.prompts asks for {params.certify.prompts} prompts, but the task '{params.task}' has only "
+            f"{len(prompts)} unused ones. Lower certify.prompts."
+        )
+    return prompts
+
+
+def new_prompts(params: Params, count: int) -> list[Prompt]:
+    """At most `count` prompts that no stage of the run uses."""
+    source, task = read_pair(params.pair), load_task(params)
+    maker = Maker(task, load_pair(params).tokenizer, context_length(source))
+    if params.task == WORLD_TASK and params.task_data is None:
+        docs = world_documents(params.world, params.seed, count)
+    else:
+        docs = task.documents("train")
+    used = used_prompts(splits=("train", "development", "calibration", "test"))
+    return unused_prompts(maker, docs, count, params.seed, used)
+
+
+def summary(params: Params) -> dict[str, Any]:
+    """All methods at each budget, and how far the gate is ahead of the best rule without training."""
+    reports = {name: read_json(REPORTS / f"{name}.json") for name in params.certify.methods}
+    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(params.certify.budgets)}
+
+
+def compared(reports: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:
+    """Mean accepted lengths at one budget, and the ratio with its interval over prompts."""
+    rows = {name: report["budgets"][budget] for name, report in reports.items()}
+    kept = {name: row for name, row in rows.items() if row["refusal"] is None}
+    line = {name: shown(row) for name, row in rows.items()}
+    tau = {name: row["mean_accepted_length"] for name, row in kept.items()}
+    learned = max((name for name in kept if reports[name]["learned"]), key=tau.__getitem__, default=None)
+    free = max((name for name in kept if not reports[name]["learned"]), key=tau.__getitem__, default=None)
+    if learned is None or free is None:
+        return {"methods": line, "ratio": None}
+    interval = ratio_interval(kept[learned]["rounds"], kept[free]["rounds"])
+    ratio = {"learned": learned, "free": free, "value": tau[learned] / tau[free], "interval": interval}
+    return {"methods": line, "ratio": ratio}
+
+
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """What the summary keeps of a method at a budget."""
+    if row["refusal"] is not None:
+        return {"certified": False, "refusal": row["refusal"]}
+    names = ("settings", "block", "n", "loss", "bound", "harm", "harm_bound", "discordant", "mean_accepted_length")
+    return {"certified": True, **{name: row[name] for name in names}}
+
+
+def ratio_interval(learned: list[list[int]], free: list[list[int]], seed: int = 0) -> list[float]:
+    """95 % bootstrap interval of the ratio of mean accepted lengths, over the prompts that both decoded."""
+    n = min(len(learned), len(free))
+    counts = np.array([learned[:n], free[:n]], float)  # [2, N, (tokens, forwards)]
+    draws = np.random.default_rng(seed).integers(0, n, (RESAMPLES, n))
+    sums = np.stack([counts[:, draw].sum(1) for draw in draws])
+    ratios = (sums[:, 0, 0] / sums[:, 0, 1]) / (sums[:, 1, 0] / sums[:, 1, 1])
+    return [float(q) for q in np.quantile(ratios, (0.025, 0.975))]
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""How many labels a gate needs, how noisy they are, and which features help."""

@@ -1,0 +1,129 @@
+"""Which features a gate should see: every set on the same labels, problems and logistic head.
+
+    python -m pipeline.studies.labels.features      data/labels, data/mismatches -> reports/studies/features.json
+    python -m pipeline.studies.labels.features --limit 400      every n-th label, about 400 in all -> features-400.json
+
+Every labelled mismatch is read once more as the first token of a block, with all features of the sweep; then one head
+is trained for each set. Measured as the stage `train` does: on gated texts of problems that only measure. The choice
+is by folds of the training problems (`loss`), so that the best line of the table is not picked on what it shows. The
+labels that were read wait in .scratch; a line of the table is written as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gistgate.files import load_tensors, save_tensors, write_json
+from gistgate.gates.features import extract, layers_needed
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.common.resume import SCRATCH, fingerprint, sources
+from pipeline.heads.logistic import fit_logistic
+from pipeline.heads.maps import fit_map
+from pipeline.heads.measuring import measure_score
+from pipeline.heads.rows import COLUMNS, Rows
+from pipeline.heads.split import split_by_problem
+from pipeline.labels.mismatches import Table, concatenated, num_rows, picked
+from pipeline.labels.replay import LABELS, MISMATCHES, FirstBlocks, read_labelled, rounds
+from pipeline.pairs.pair import load_pair, pair_files
+from pipeline.params import MethodParams, Params, read_params
+
+OUTPUT = Path("reports/studies/features.json")
+HEADLINE = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
+SETS: tuple[tuple[str, ...], ...] = (
+    ("scalars",),
+    ("draft",),
+    ("lookahead",),
+    ("scalars", "draft"),
+    ("scalars", "lookahead"),
+    ("h_tok:post",),
+    ("h_pred:post",),
+    ("h_tok:layer:2",),
+    ("h_tok:layer:3",),
+    ("h_tok:post", "scalars"),
+    ("h_tok:post", "scalars", "lookahead"),
+    ("h_tok:layer:2", "scalars", "lookahead"),
+    HEADLINE,
+    (*HEADLINE, "draft"),
+    ("h_tok:layer:2", *HEADLINE),
+)
+"""What is compared."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.labels.features")
+    parser.add_argument("--limit", type=int, help="labels to read at most; all if left out")
+    limit = parser.parse_args().limit
+    output = OUTPUT if limit is None else OUTPUT.with_stem(f"features-{limit}")
+    params, report = read_params(), []
+    table = features_of(params, limit)
+    for names in SETS:
+        report.append({"features": list(names), **measured(rows_of(table, names), params)})
+        print(shown(report[-1]), flush=True)
+        write_json(output, report)
+
+
+def features_of(params: Params, limit: int | None = None) -> Table:
+    """All features of the sweep at every label (of `limit` at most): from the scratch folder, or read now."""
+    names = tuple(dict.fromkeys(name for one in SETS for name in one))
+    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.labels.replay")
+    mark = fingerprint(list(names), limit, params.decoding, LABELS, MISMATCHES, *pair_files(params.pair), *modules)
+    path = SCRATCH / f"study-features-{mark}.safetensors"
+    if not path.exists():
+        save_tensors(path, read(params, names, limit))
+    return load_tensors(path)
+
+
+@torch.no_grad()
+def read(params: Params, names: Sequence[str], limit: int | None = None) -> Table:
+    """Labels with their features, from one round of strict decoding at each."""
+    pair, prompts = load_pair(params), read_prompts("train")
+    observer = FirstBlocks(layers_needed(names))
+    observer.wants_q = True
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
+    table, trunks = read_labelled()
+    if limit is not None:  # spread over all problems and both policies
+        table = picked(table, torch.arange(0, num_rows(table), max(1, -(-num_rows(table) // limit))))
+    parts, request = [], request_of(prompts, pair)
+    for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request):
+        columns = {name: part[name] for name in (*COLUMNS, "rollouts", "greedy_kept")}
+        parts.append({**columns, **{k: v[:, 0].float().cpu() for k, v in extract(block, names).items()}})
+    return concatenated(parts)
+
+
+def rows_of(table: Table, names: Sequence[str]) -> Rows:
+    """The labels with one set of features."""
+    columns = {name: table[name].to(dtype) for name, dtype in COLUMNS.items()}
+    return Rows(torch.cat([table[name] for name in names], -1), table["scalars"], **columns)
+
+
+def measured(rows: Rows, params: Params) -> dict[str, Any]:
+    """Metrics of a logistic head on these rows, and the loss on folds of its training problems."""
+    parts = split_by_problem(rows.problem, params.train, params.seed)
+    head, losses = fit_logistic(rows.where(parts.train | parts.validation), params.train.c, params.train.folds)
+    with torch.no_grad():
+        logits = head(rows.x)
+    its_map = fit_map(params.train.map, logits[parts.calibration], rows.kept[parts.calibration])
+    metrics, _ = measure_score(rows, parts.test, logits, its_map, "gated")
+    gated, every = metrics["policies"]["gated"], metrics["policies"]["all"]
+    return {
+        "width": rows.x.shape[1], "loss": min(losses.values()), "auc": gated["auc"], "ap": gated["ap"],
+        "ece": gated["ece"], "n": gated["n"], "auc_all": every["auc"], "ap_all": every["ap"], "n_all": every["n"],
+    }  # fmt: skip
+
+
+def shown(row: dict[str, Any]) -> str:
+    """A line of a Markdown table."""
+    return (
+        f"| {', '.join(row['features'])} | {row['width']} | {row['loss']:.4f} | {row['auc']:.3f} | {row['ap']:.3f} | "
+        f"{row['auc_all']:.3f} | {row['ap_all']:.3f} |"
+    )
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""When a learned gate is worth its training."""

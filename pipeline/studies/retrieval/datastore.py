@@ -1,0 +1,171 @@
+"""Build the datastore of `SenDrafter`: the target's states along the strict answers of training prompts.
+
+    python -m pipeline.studies.retrieval.datastore post 64      state, width of a key -> models/datastore
+
+The size and the build rate go to reports/retrieval/datastore.json.
+
+Reads data/prompts/train.jsonl and data/reference/train.jsonl and nothing of any other split. The states are streamed:
+they lie in a file of scratch, and memory holds one chunk of them.
+
+Axis letters: B texts, T tokens of the longest, N states, D width of a state, P width of a key.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import TemporaryFile
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from sklearn.decomposition import IncrementalPCA
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from gistgate.errors import UserError
+from gistgate.files import write_json
+from gistgate.forward.states import tap
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.optional.retrieval.approximate import POINTS_PER_LIST, fill, new_index, num_lists, write_index
+from gistgate.optional.retrieval.choosing import fits_exactly
+from gistgate.optional.retrieval.config import DatastoreConfig
+from gistgate.optional.retrieval.projection import Projection
+from gistgate.optional.retrieval.store import Datastore
+from pipeline.common.entry import run
+from pipeline.pairs.pair import Pair, load_pair
+from pipeline.params import read_params
+from pipeline.studies.retrieval.texts import STORE, Text, training_texts
+
+REPORT = Path("reports/retrieval/datastore.json")
+BATCH = 16
+"""Texts that are read at once."""
+CHUNK = 1 << 14
+"""States that are fitted and projected at once."""
+
+
+def main() -> None:
+    if len(sys.argv) != 3 or not sys.argv[2].isdigit():
+        raise UserError(
+            "datastore wants a state and the width of a key, as in `python -m pipeline.studies.retrieval.datastore post 64`."
+        )
+    texts = training_texts()
+    started, size = perf_counter(), int(sys.argv[2])
+    index = planned_index(sum(len(text.answer) for text in texts), size)
+    store, explained = build(load_pair(read_params()), texts, sys.argv[1], size)
+    store.save(STORE, index_writer(store, index))
+    seconds = perf_counter() - started
+    report = {
+        "prompts": len(texts),
+        "keys": store.config.num_keys,
+        "key_size": store.config.key_size,
+        "layer": store.config.layer,
+        "explained_variance": explained,
+        "bytes": sum(path.stat().st_size for path in STORE.iterdir()),
+        "seconds": seconds,
+        "keys_per_second": store.config.num_keys / seconds,
+    }
+    write_json(REPORT, report)
+    print(f"{report['keys']} keys, {report['bytes'] / 1e6:.1f} MB, {report['keys_per_second']:.0f} keys per second")
+
+
+def planned_index(num_keys: int, size: int) -> Any | None:
+    """An empty inverted file for so many keys of that width; None where a CPU compares them all quickly.
+
+    Asked for before the states are computed, which may take hours.
+
+    Raises:
+        UserError: FAISS is missing, or wants another width.
+    """
+    return None if fits_exactly(num_keys) else new_index("ivf", num_keys, size)
+
+
+def index_writer(store: Datastore, index: Any | None) -> Callable[[Path], None] | None:
+    """Fills the index with the keys and writes it; None without one."""
+    if index is None:
+        return None
+    keys_NP = store.keys
+    order = torch.randperm(len(keys_NP), generator=torch.Generator().manual_seed(0))
+    sample = keys_NP[order[: POINTS_PER_LIST * num_lists(len(keys_NP))]]
+    filled = fill(index, sample, keys_NP.split(CHUNK))
+    return lambda path: write_index(filled, path)
+
+
+def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:
+    """A store of these texts, and the share of the standardised variance that its keys keep.
+
+    Raises:
+        UserError: more components than there are states or dimensions.
+    """
+    texts = [text for text in texts if text.answer]
+    num, width = sum(len(text.answer) for text in texts), pair.target.config.get_text_config().hidden_size
+    if not 1 <= size <= min(num, width):
+        raise UserError(f"datastore: keys of width {size} need as many of the {num} states and {width} dimensions.")
+    with TemporaryFile() as scratch:
+        states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
+        scaler, place = StandardScaler(), 0
+        for states in tqdm(states_of(pair.target, texts, layer), total=-(-len(texts) // BATCH), desc="states"):
+            states_ND[place : place + len(states)] = states.numpy()
+            scaler.partial_fit(states.numpy())
+            place += len(states)
+        projection, explained = fit(states_ND, scaler, size)
+        keys_NP = torch.cat([projection(torch.from_numpy(np.array(part))).half() for part in chunks(states_ND, 1)])
+    config = DatastoreConfig(
+        identify_model(pair.target),
+        identify_tokenizer(pair.tokenizer),
+        layer,
+        0,
+        0,
+        provenance={"split": "train", "prompts": len(texts), "answers": "strict"},
+    )
+    return Datastore.build(config, projection, keys_NP, [text.answer for text in texts]), explained
+
+
+@torch.inference_mode()
+def states_of(target: PreTrainedModel, texts: Sequence[Text], layer: str) -> Iterator[Tensor]:
+    """The states that predicted the answers' tokens, in order: [n, D] on the CPU for every batch of texts."""
+    for start in range(0, len(texts), BATCH):
+        batch = texts[start : start + BATCH]
+        rows = [torch.tensor([*text.prompt, *text.answer]) for text in batch]
+        ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        mask_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+        keep = ids_BT.shape[1] - min(len(text.prompt) for text in batch) + 1
+        with tap(target, [layer]) as seen:
+            device = target.device
+            target(input_ids=ids_BT.to(device), attention_mask=mask_BT.long().to(device), logits_to_keep=keep)
+        h_BTD = seen[layer].float().cpu()
+        cut = ids_BT.shape[1] - h_BTD.shape[1]  # "post" is seen where logits are asked for, other states everywhere
+        yield torch.cat(
+            [
+                h_BTD[row, len(text.prompt) - 1 - cut : len(text.prompt) + len(text.answer) - 1 - cut]
+                for row, text in enumerate(batch)
+            ]
+        )
+
+
+def fit(states_ND: np.ndarray, scaler: StandardScaler, size: int) -> tuple[Projection, float]:
+    """Principal components of the standardised states, chunk by chunk, and the share of variance they explain."""
+    pca = IncrementalPCA(size)
+    for part in chunks(states_ND, size):
+        pca.partial_fit(scaler.transform(part))
+    fitted: list[Any] = [scaler.mean_, scaler.scale_, pca.components_, pca.mean_]
+    return Projection.compose(*(torch.from_numpy(part).double() for part in fitted)), float(
+        pca.explained_variance_ratio_.sum()
+    )
+
+
+def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
+    """Consecutive parts of at most 2 `CHUNK` states, and of `least` where there are so many: the fit asks for that."""
+    starts = list(range(0, len(states_ND), max(CHUNK, least)))
+    if len(starts) > 1 and len(states_ND) - starts[-1] < least:
+        starts.pop()
+    for start, end in zip(starts, [*starts[1:], len(states_ND)], strict=True):
+        yield states_ND[start:end]
+
+
+if __name__ == "__main__":
+    run(main)

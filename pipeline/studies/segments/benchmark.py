@@ -1,0 +1,112 @@
+"""Speed of certified segments beside token rules, prompt by prompt in one process.
+
+    python -m pipeline.studies.segments.benchmark
+
+Reads data/prompts, models/heads, models/segments and reports/segments/calibration, writes
+reports/segments/benchmark.json. Segments run where they are compared in calibration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+from gistgate.decoding.decoder import Decoder
+from gistgate.files import read_json, write_json
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.report.paired_statistics import ratio_of_sums
+from pipeline.speed.clock import Contender, Prompts, Timed, machine, ours
+from pipeline.stages.benchmark import measure
+from pipeline.studies.segments.calibrate import REPORTS, Bench, operating
+from pipeline.studies.segments.methods import methods_of
+
+SLOW = ("score", "pair")
+"""Ways of judging that are not timed: they take several times the target's forwards."""
+
+
+@dataclass(frozen=True)
+class OnProcessor(Contender):
+    """Timed in seconds of the processor: with one thread they are what the clock of an idle machine would show."""
+
+    def timed(self, prompts: Prompts) -> Timed:
+        started = process_time()
+        answers, forwards = self.decode(prompts)
+        return Timed.of(process_time() - started, answers, forwards)
+
+
+def main() -> None:
+    params = read_params()
+    torch.set_num_threads(params.benchmark.threads)
+    bench = Bench(params)
+    prompts = read_prompts("test")[: params.benchmark.prompts]
+    decoders = {**token_decoders(bench, params), **segment_decoders(bench)}
+    results = race(decoders, prompts, request_of(prompts, bench.pair), params)
+    write_json(Path("reports/segments/benchmark.json"), {"prompts": len(prompts), **results, "machine": machine()})
+
+
+def strict_names(params: Params) -> dict[str, int]:
+    """Strict verification of tokens, at its own best K and at the common one."""
+    return {f"strict, K = {k}": k for k in (params.decoding.strict_block, params.decoding.block)}
+
+
+def token_decoders(bench: Bench, params: Params) -> dict[str, Decoder]:
+    """Plain decoding, strict verification, and the token gate alone at both lengths."""
+    exact, gated = MethodParams("exact"), MethodParams("autojudge", learned=True, head=bench.own.head)
+    settings = {"risk": bench.own.risk}
+    strict = {name: make_decoder(bench.pair, exact, {}, k) for name, k in strict_names(params).items()}
+    gates = {
+        f"token gate, K = {k}": make_decoder(bench.pair, gated, settings, k, gate=bench.gate)
+        for k in (params.decoding.block, bench.own.limit)
+    }
+    return {"plain": make_decoder(bench.pair, MethodParams("exact", "none"), {}, 0), **strict, **gates}
+
+
+def segment_decoders(bench: Bench) -> dict[str, Decoder]:
+    """Every way of judging segments, where calibration compares it."""
+    return {
+        f"segments: {name}": method.decoder(bench.parts, operating(read_json(REPORTS / f"{name}.json"))["value"])
+        for name, method in methods_of(bench.own).items()
+        if name not in SLOW
+    }
+
+
+def race(
+    decoders: dict[str, Decoder], prompts: list[dict[str, Any]], request: dict[str, Any], params: Params
+) -> dict[str, Any]:
+    """What each decoder does per second and forward, and how that compares to the better strict one.
+
+    Each prompt's best time of the repeats counts.
+    """
+    field = [OnProcessor(name, ours(decoder, request), decoder.block) for name, decoder in decoders.items()]
+    found = measure(field, [prompt["ids"] for prompt in prompts], params)["methods"]
+    seconds = {name: np.array(one["seconds"]).min(axis=1) for name, one in found.items()}
+    speed = {name: sum(found[name]["tokens"]) / seconds[name].sum() for name in found}
+    reference = max((name for name in found if name.startswith("strict")), key=lambda name: speed[name])
+    return {
+        "reference": reference,
+        "loops": found[reference]["loops"],
+        "decoders": {
+            name: {
+                "tokens_per_second": speed[name],
+                "tau": sum(one["tokens"]) / sum(one["target_forwards"]),
+                "faster_per_answer": ratio_of_sums(seconds[reference], seconds[name]).as_dict(),
+                "faster_per_token": ratio_of_sums(
+                    seconds[reference] / np.array(found[reference]["tokens"]), seconds[name] / np.array(one["tokens"])
+                ).as_dict(),
+            }
+            for name, one in found.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    run(main)

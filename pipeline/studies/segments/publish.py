@@ -1,0 +1,61 @@
+"""Copy the last run's results into Git and renew the tables of the page about segments.
+
+    python -m pipeline.studies.segments.publish
+
+Reads reports/segments and benchmarks/results/segments-cpu.json, writes docs/results/segments/{summary.json,figures} and
+the part of docs/segments.md between its markers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
+
+# isort: split
+from gistgate.files import read_json, read_text, write_json, write_text
+from pipeline.report.publish import split, with_table
+from pipeline.studies.segments.calibrate import operating
+from pipeline.studies.segments.figures import draw_all
+from pipeline.studies.segments.tables import content
+
+REPORTS, RESULTS, PAGE = Path("reports/segments"), Path("docs/results/segments"), Path("docs/segments.md")
+STUDY = Path("benchmarks/results/segments-cpu.json")
+
+
+def main() -> None:
+    split(read_text(PAGE))
+    write_json(RESULTS / "summary.json", summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None))
+    summary = read_json(RESULTS / "summary.json")  # the page follows the published file, its order included
+    draw_all(summary, RESULTS / "figures")
+    write_text(PAGE, with_table(read_text(PAGE), content(summary)))
+
+
+def summarise(reports: Path, study: dict[str, Any] | None) -> dict[str, Any]:
+    """Everything that the page shows, in one mapping; the study of lengths and drafts where it was run."""
+    benchmark = read_json(reports / "benchmark.json")
+    speed = benchmark["decoders"]
+    methods = {}
+    for path in sorted((reports / "calibration").glob("*.json")):
+        found, evaluated = read_json(path), reports / "evaluation" / path.name
+        methods[path.stem] = {
+            **operating(found),
+            "certified": found["certified"] is not None,
+            "refusal": found.get("refusal"),
+            "test": read_json(evaluated) if evaluated.is_file() else None,
+            "speed": speed.pop(f"segments: {path.stem}", None),
+        }
+    return {
+        "agreement": read_json(reports / "agreement.json"),
+        "probes": read_json(reports / "probes.json"),
+        "reference": benchmark["reference"],
+        "speed_prompts": benchmark["prompts"],
+        "tokens": speed,
+        "methods": methods,
+        "study": study,
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""The large table: every acceptance rule beside the core methods."""

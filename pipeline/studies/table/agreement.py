@@ -1,0 +1,95 @@
+"""Who is right where rules disagree? Every method judges the same labelled mismatches of unseen problems.
+
+    python -m pipeline.studies.table.agreement      -> reports/table/judgements.json
+
+Each method runs at its certified setting. A mismatch counts as harmless when its label says that the meaning is kept
+with at least one half. Precision: share of harmless ones among the accepted. Recall: share of the harmless that are
+accepted. A mismatch is shown to every rule as the first token of a block, so that rules which look ahead see most.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import torch
+
+from gistgate.certificates.tango import Array
+from gistgate.files import write_json
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.common.gates import load_gate
+from pipeline.common.operating_point import Operating, operating_point
+from pipeline.heads.split import split_by_problem
+from pipeline.labels.mismatches import Table, picked
+from pipeline.labels.replay import FirstBlocks, Trunks, read_labelled, rounds
+from pipeline.pairs.pair import Pair, load_pair
+from pipeline.params import Params, read_params
+
+
+def main() -> None:
+    params = read_params().with_table()
+    torch.set_grad_enabled(False)
+    pair = load_pair(params)
+    table, trunks = read_labelled()
+    table = picked(table, split_by_problem(table["problem"], params.train, params.seed).test)
+    points = {name: operating_point(params, name) for name in params.methods}
+    opinions = {
+        name: opinion(params, pair, point, table, trunks) for name, point in points.items() if point.rule != "exact"
+    }
+    write_json(params.reports / "judgements.json", compare(opinions, table["kept"].numpy() >= 0.5))
+
+
+def opinion(params: Params, pair: Pair, point: Operating, table: Table, trunks: Trunks) -> Array:
+    """Whether the method accepts each record's token: 1 or 0, nan where its drafter proposed another one [N]."""
+    prompts = read_prompts("train")
+    observer = FirstBlocks()
+    gate = load_gate(point.head, pair) if point.head else None
+    method = point.as_method()
+    decoder = make_decoder(pair, method, point.settings, point.block, gate=gate, observer=observer)
+    said = np.full(len(table["kept"]), np.nan)
+    numbered = {**table, "place": torch.arange(len(said))}
+    request = request_of(prompts, pair)
+    for part, _, acceptance in rounds(decoder, observer, numbered, trunks, prompts, params.label.batch_size, **request):
+        said[part["place"].numpy()] = (acceptance.length > 0).cpu().numpy()
+    return said
+
+
+def compare(opinions: dict[str, Array], harmless: Array) -> dict[str, Any]:
+    """Precision and recall of every method, and for every two of them who is right where they differ."""
+    seen = np.all([np.isfinite(said) for said in opinions.values()], axis=0)
+    said = {name: values[seen] == 1 for name, values in opinions.items()}
+    fine = harmless[seen]
+    return {
+        "mismatches": int(seen.sum()),
+        "harmless": int(fine.sum()),
+        "methods": {name: against_labels(accepted, fine) for name, accepted in said.items()},
+        "disagreements": [{"a": a, "b": b, **who_is_right(said[a], said[b], fine)} for a, b in combinations(said, 2)],
+    }
+
+
+def against_labels(accepted: Array, fine: Array) -> dict[str, Any]:
+    """How well one method tells harmless mismatches; precision is None where it accepts nothing."""
+    good = int((accepted & fine).sum())
+    return {
+        "accepted": int(accepted.sum()),
+        "harmful_accepted": int((accepted & ~fine).sum()),
+        "precision": good / int(accepted.sum()) if accepted.any() else None,
+        "recall": good / int(fine.sum()) if fine.any() else None,
+    }
+
+
+def who_is_right(a: Array, b: Array, fine: Array) -> dict[str, int]:
+    """Mismatches that only one of two methods accepts, and how many of those are harmless."""
+    only_a, only_b = a & ~b, b & ~a
+    return {
+        "only_a": int(only_a.sum()),
+        "only_a_harmless": int((only_a & fine).sum()),
+        "only_b": int(only_b.sum()),
+        "only_b_harmless": int((only_b & fine).sum()),
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,57 @@
+"""Labels of whole spans, as judges are trained on (arXiv 2501.19309): a mistaken stretch of text, not one token.
+
+    python -m pipeline.studies.table.spans      data/mismatches, data/labels -> data/spans/rows-00000.safetensors
+
+A span is a mismatch together with the draft tokens that follow it in its block; all of them carry the label of the
+mismatch. What the target reads behind a mistake shows it as well, and a fine token looks fine.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gistgate.block import Block
+from gistgate.files import save_tensors
+from gistgate.gates.features import extract, layers_needed
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.labels.mismatches import Table, concatenated, num_rows
+from pipeline.labels.replay import FirstBlocks, read_labelled, rounds
+from pipeline.pairs.pair import load_pair
+from pipeline.params import MethodParams, read_params
+
+SPANS = Path("data/spans")
+
+
+def main() -> None:
+    params = read_params()
+    torch.set_grad_enabled(False)
+    features = tuple(dict.fromkeys((*params.table.span_features, "scalars")))
+    pair, prompts = load_pair(params), read_prompts("train")
+    observer = FirstBlocks(layers_needed(features))
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
+    table, trunks = read_labelled()
+    request = request_of(prompts, pair)
+    parts = [
+        span_rows(part, block, features, params.table.span)
+        for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request)
+    ]
+    spans = concatenated(parts)
+    save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
+    print(f"{num_rows(spans)} tokens in the spans of {num_rows(table)} mismatches")
+
+
+def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -> Table:
+    """The first `span` draft tokens of every record's block, each with the record's label."""
+    num = min(span, block.draft_ids.shape[1])
+    at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
+    rows = {name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()}
+    at_B, at_K = at_B.cpu(), at_K.cpu()
+    shared = {name: part[name][at_B] for name in ("problem", "prefix", "kept", "kl")}
+    return {**rows, **shared, "position": part["position"][at_B] + at_K}
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,1 @@
+"""What a tree of drafts costs."""

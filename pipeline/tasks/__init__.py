@@ -1,0 +1,1 @@
+"""What an evaluation says of a method."""

@@ -1,0 +1,217 @@
+"""Decoders from names: what a certificate covers, what is certified of a gate, and drafters that know texts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.build.decoder import build_decoder
+from gistgate.build.drafters import KNOWN
+from gistgate.certificates.certificate import Certificate, gate_hash, model_hash
+from gistgate.certificates.holds import check_request, files_hash
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.optional.guards import LoopGuard
+from gistgate.optional.retrieval.corpus import CorpusDrafter
+from gistgate.optional.retrieval.sen import SenDrafter
+from gistgate.optional.retrieval.sen_tree import SenTree
+from pipeline.common.resume import fingerprint
+from pipeline.params import PromptingParams
+from tests.architectures import pair
+from tests.optional.retrieval.test_sen import store_of
+from tests.tiny import byte_tokenizer, tiny_pair
+
+TOKENIZER = byte_tokenizer()
+TARGET, DRAFT = pair("llama")
+POINT = OperatingPoint(0.03, 0.95, 0.7, 500, 0.021, 4, True)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a draft model, a gate and certificates of `prob` and of `sen`."""
+    folder = tmp_path_factory.mktemp("parts")
+    DRAFT.save_pretrained(folder / "draft")
+    config = GateConfig(
+        {"type": "linear"}, {"h_tok:post": 32}, identify_model(TARGET), identify_model(DRAFT),
+        identify_tokenizer(TOKENIZER), operating_points=(POINT,),
+    )  # fmt: skip
+    Gate(config).save(folder / "gate")
+    proof().save(folder / "proof")
+    return folder
+
+
+def proof(**changes: Any) -> Certificate:
+    """A certificate of `prob` with the draft model, bound to everything that can be compared."""
+    binding = {
+        "target": model_hash(identify_model(TARGET)), "draft": model_hash(identify_model(DRAFT)),
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),
+        "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("binding", {}),
+    }  # fmt: skip
+    made = Certificate(
+        budget=0.01, confidence=0.95, rule="prob", drafter="model", block=5, settings={"r": 0.4}, knob="r",
+        n=2000, loss=0.002, bound=0.0075, bound_kind="exact", harm=0.004, harm_bound=0.011, discordant=13, score="task",
+        mean_accepted_length=6.5, binding=binding,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+def build(place: Path, **parts: Any) -> Decoder:
+    return build_decoder(TARGET, TOKENIZER, **{"draft": str(place / "draft"), **parts})
+
+
+def certified(place: Path, **parts: Any) -> Decoder:
+    return build(place, certificate=str(place / "proof"), **parts)
+
+
+def test_a_certificate_says_everything(place: Path) -> None:
+    decoder = certified(place)
+    assert (decoder.rule.id, decoder.rule.r, decoder.block) == ("prob", 0.4, 5)  # type: ignore[attr-defined]
+    same = certified(place, rule="prob", drafter="model", block=5, settings={"r": 0.4}, budget=0.02)
+    assert same.rule == decoder.rule
+
+
+@pytest.mark.parametrize(
+    "asked, sentence",
+    [
+        ({"rule": "fly"}, "says rule prob, and rule fly is asked for"),
+        ({"drafter": "lookup"}, "says drafter model"),
+        ({"block": 0}, "says block 5"),
+        ({"settings": {"r": 0.1}}, "says r 0.4"),
+        ({"settings": {"other": 1}}, "says other none"),
+        ({"segments": "somewhere"}, "says segments none"),
+        ({"budget": 0.005}, "says budget 0.01"),
+        ({"guards": ["loop"]}, r"another guards \(none certified, \['loop'\] here\)"),
+        ({"gate": "gate"}, r"another gate \(none certified"),
+        ({"draft": None}, "needs a draft model"),
+    ],
+)
+def test_what_a_certificate_does_not_say_is_refused(place: Path, asked: dict[str, Any], sentence: str) -> None:
+    if "gate" in asked:
+        asked = {"gate": str(place / "gate")}
+    with pytest.raises(UserError, match=sentence):
+        certified(place, **asked)
+
+
+def test_a_folder_without_a_certificate_is_refused(place: Path) -> None:
+    with pytest.raises(UserError, match="holds no certificate.json"):
+        build(place, certificate=str(place / "gate"))
+
+
+def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path) -> None:
+    assert certified(place, engine="compiled").engine.name == "compiled"
+    target = tiny_pair()[0].to(torch.bfloat16)
+    proof(binding={"target": model_hash(identify_model(target)), "draft": None}).save(tmp_path)
+    parts: dict[str, Any] = {"draft": str(place / "draft"), "certificate": str(tmp_path)}
+    assert build_decoder(target, TOKENIZER, **parts).engine.name == "eager"
+    with pytest.raises(UserError, match=r"another engine \(eager certified, compiled here\)"):
+        build_decoder(target, TOKENIZER, **parts, engine="compiled")
+
+
+@pytest.mark.parametrize(
+    "request_, sentence",
+    [
+        ({"temperature": 0.7}, r"another temperature \(0.0 certified, 0.7 here\)"),
+        ({"chat": True}, r"another prompting \(chat_template False certified, chat_template True here\)"),
+        ({"chat": True, "system": "Be brief."}, "system none certified"),
+    ],
+)
+def test_requests_unlike_the_certified_ones_are_refused(request_: dict[str, Any], sentence: str) -> None:
+    check_request(proof())
+    check_request(proof(), system="without a chat template it is not used")
+    with pytest.raises(UserError, match=sentence):
+        check_request(proof(), **request_)
+
+
+def gated(place: Path, **parts: Any) -> tuple[Decoder, list[str]]:
+    """The decoder of the gate, and what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decoder = build(place, gate=str(place / "gate"), **parts)
+    return decoder, [str(warning.message) for warning in caught]
+
+
+def test_a_gate_at_another_block_or_drafter_says_that_nothing_is_certified(place: Path) -> None:
+    decoder, said = gated(place)
+    assert (decoder.block, decoder.rule.risk, said) == (4, 0.7, [])  # type: ignore[attr-defined]
+    decoder, said = gated(place, block=6)
+    assert decoder.block == 6
+    assert said == ["The budget of 3 % is not certified: block is 6, but 4 was certified."]
+    assert "drafter is lookup, but model was certified" in gated(place, drafter="lookup")[1][0]
+
+
+def test_a_block_of_zero_is_plain_decoding(place: Path) -> None:
+    decoder, said = gated(place, block=0)
+    assert (decoder.block, said) == (0, [])
+
+
+def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("Tom has five apples.\n\nAnna has two.\n")
+    decoder = build(place, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
+    assert isinstance(decoder.drafter, CorpusDrafter)
+    text, (known,) = TOKENIZER("Tom has").input_ids, TOKENIZER([" five"], add_special_tokens=False).input_ids
+    assert decoder.drafter.continuation(text, 5) == known
+    store_of("llama", [TOKENIZER("Tom has").input_ids]).save(tmp_path / "store")
+    for name, kind in (("sen", SenDrafter), ("sen-lexical", SenDrafter), ("sen-tree", SenTree)):
+        made = build(place, drafter=name, datastore=str(tmp_path / "store"))
+        assert type(made.drafter) is kind and made.drafter.semantic == (name != "sen-lexical")
+        assert made.generate([text], max_new_tokens=8)[0].ids == build(place).generate([text], max_new_tokens=8)[0].ids
+
+
+@pytest.mark.parametrize(
+    "parts, sentence",
+    [
+        ({"drafter": "sen"}, "datastore=<folder>"),
+        ({"drafter": "corpus"}, "corpus=<file>"),
+        ({"drafter": "corpus", "corpus": "/nowhere.txt"}, "missing"),
+        ({"drafter": "senn"}, "Did you mean 'sen'"),
+        ({"drafter": "model", "draft": None}, "draft=<name or folder>"),
+        ({"guards": ["lop"]}, "no guard 'lop'"),
+        ({"engine": "quick"}, "no engine 'quick'"),
+        ({"speculate_up_to": "often"}, "or 'auto'"),
+        ({"speculate_up_to": "-1"}, "or 'auto'"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(place: Path, parts: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        build(place, **parts)
+
+
+def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> None:
+    for name, text in (("store", "Tom has"), ("other", "Anna gave")):
+        store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
+    data = fingerprint(tmp_path / "store")  # what calibration writes down
+    assert files_hash(tmp_path / "store") == data
+    proof(drafter="sen", binding={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
+    assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
+    with pytest.raises(UserError, match="another drafter_data"):
+        certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
+
+
+def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
+    decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to="4")
+    assert (decoder.parts.guards, decoder.engine.name, decoder.speculate_up_to) == ((LoopGuard(),), "compiled", 4)
+    assert build(place, speculate_up_to="auto").speculate_up_to is None
+
+
+def test_the_command_line_names_every_drafter() -> None:
+    from gistgate.cli.main import Drafter
+
+    said = Drafter.__metadata__[0].help.split(";")[0].replace(" or ", ", ").split(", ")
+    assert said == KNOWN
+
+
+def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> None:
+    gate = Gate.load(place / "gate")
+    proof(rule="autojudge", knob="risk", settings={"risk": 0.9}, binding={"gate": gate_hash(gate)}).save(tmp_path)
+    decoder = build(place, gate=str(place / "gate"), certificate=str(tmp_path))
+    assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="gate"):
+        build(place, certificate=str(tmp_path))

@@ -1,0 +1,149 @@
+"""Settings are chosen on development prompts alone, with few measurements, from strict to loose."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from gistgate.certificates.loss_curve import Curve, smooth
+from gistgate.certificates.search import Aims, Setting, choose_settings
+
+GRID = tuple(round(0.05 * step, 2) for step in range(1, 14))
+AIMS = Aims(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)
+
+
+class World:
+    """A rule whose loss and tau grow with the knob; counts what is measured."""
+
+    def __init__(self, loss=lambda x: 0.15 * x**2, tau=lambda x: 4 + 5 * x, n=400, noise=None):
+        self.loss, self.tau, self.n, self.noise = loss, tau, n, noise
+        self.calls: list[Setting] = []
+
+    def __call__(self, setting: Setting) -> tuple[np.ndarray, float]:
+        self.calls.append(setting)
+        p_loss, p_gain = self.loss(setting.value) + 0.01, 0.01
+        if self.noise is None:
+            losses, gains = round(p_loss * self.n), round(p_gain * self.n)
+        else:
+            losses, gains, _ = self.noise.multinomial(self.n, [p_loss, p_gain, 1 - p_loss - p_gain])
+        return np.r_[np.ones(losses), -np.ones(gains), np.zeros(self.n - losses - gains)], self.tau(setting.value)
+
+
+def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
+    world = World(n=4000)
+    choice = choose_settings(GRID, [{}], world, AIMS)
+    values = [setting.value for setting in choice.settings]
+    assert values == sorted(set(values))
+    assert len(values) == 4
+    # a loss of 0.15 x^2, a margin near one point and a reserve: each aim stays within its budget but uses it
+    for value, budget in zip(values[1:], AIMS.budgets, strict=True):
+        assert budget - 0.02 < world.loss(value) + 0.008 < budget
+
+
+def test_measurements_are_bounded_and_never_repeated():
+    world = World()
+    choice = choose_settings(GRID, [{}], world, AIMS)
+    assert len(world.calls) <= AIMS.evaluations
+    assert len({call.value for call in world.calls}) == len(world.calls)
+    assert [setting.value for setting in choice.measured] == sorted(call.value for call in world.calls)
+
+
+def test_most_of_what_is_far_too_loose_is_never_decoded():
+    world = World(loss=lambda x: min(0.5, 2 * x))
+    choose_settings(GRID, [{}], world, AIMS)
+    assert sum(world.loss(call.value) > 0.3 for call in world.calls) <= 2
+
+
+def test_a_grid_that_costs_nothing_is_used_up_to_its_end():
+    choice = choose_settings(GRID, [{}], World(loss=lambda x: 0.0), AIMS)
+    assert [setting.value for setting in choice.settings] == [GRID[0], GRID[-1]]
+
+
+def test_a_rule_that_keeps_no_budget_still_gets_its_strictest_setting_tested():
+    choice = choose_settings(GRID, [{}], World(loss=lambda x: 0.3), AIMS)
+    assert [setting.value for setting in choice.settings] == [GRID[0]]
+
+
+def test_fewer_settings_keep_the_headline_budget_first():
+    world = World()
+    three = choose_settings(GRID, [{}], world, AIMS).settings
+    one = choose_settings(GRID, [{}], World(), Aims((0.02, 0.03, 0.05), 0.03, 1000, settings=1)).settings
+    assert one == three[:2]
+
+
+def test_the_variant_with_the_largest_tau_within_the_headline_budget_is_chosen():
+    """Window 0 drafts far but loses much; window 2 is the best bargain; window 6 is safe and slow."""
+    costs = {0: 3.0, 2: 0.15, 6: 0.05}
+    gains = {0: 6.0, 2: 5.0, 6: 0.5}
+
+    class Fly(World):
+        def __call__(self, setting):
+            window = setting.variant["window"]
+            self.loss = lambda x: min(0.5, costs[window] * x**2)
+            self.tau = lambda x: 4 + gains[window] * x
+            return super().__call__(setting)
+
+    world = Fly()
+    choice = choose_settings(GRID, [{"window": 0}, {"window": 2}, {"window": 6}], world, AIMS)
+    assert {setting.variant["window"] for setting in choice.settings} == {2}
+    assert len(world.calls) <= AIMS.evaluations + 2
+    assert len(choice.settings) >= 3
+
+
+def test_noise_between_neighbours_is_smoothed():
+    """A setting that happens to lose more than a looser one is averaged with it; gains do not count as credit."""
+    assert smooth([0, 4, 8], {0: -0.01, 4: 0.03, 8: 0.01}) == pytest.approx([0.0, 0.02, 0.02])
+    curve = Curve(13)
+    for index, losses in ((2, 1), (5, 12), (8, 4)):
+        curve.add(index, np.r_[np.ones(losses), np.zeros(400 - losses)], tau=5.0 + index)
+    assert curve.loosest(AIMS.target(0.03)) == 2 or curve.loosest(AIMS.target(0.05)) == 8
+
+
+def test_noisy_choices_leave_room_for_the_headline_budget():
+    """On 12 draws of development prompts the first one chosen nearly always has a true loss that 3 % can certify."""
+    rng = np.random.default_rng(5)
+    first = [choose_settings(GRID, [{}], World(noise=rng), AIMS).settings[1].value for _ in range(12)]
+    assert sum(0.15 * value**2 + 0.012 < 0.03 for value in first) >= 10
+
+
+def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
+    """A loss of 1 % at 4 % differing answers: 3000 development prompts let it pass for 3 %, 100 do not."""
+    target = AIMS.target(0.03)
+    assert target.keeps(0.01, 0.04, 3000, exact=True)
+    assert not target.keeps(0.01, 0.04, 100, exact=True)
+    assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
+
+
+def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_setting():
+    curve = Curve(13)
+    for index, losses in ((1, 0), (3, 4), (5, 8), (6, 9), (8, 10)):
+        curve.add(index, np.r_[np.ones(losses), np.zeros(300 - losses)], tau=5.0 + index)
+    target = AIMS.target(0.03)
+    kept = curve.loosest(target)
+    assert kept == 1
+    assert curve.between(target, [1, 8]) == [5]
+    assert curve.between(target, [1]) == [] and curve.between(target, [1, 3]) == []
+    assert Curve(13).between(target, []) == []
+
+
+def test_every_sequence_opens_with_the_strictest_value_which_costs_no_development_prompt():
+    world = World(n=4000)
+    choice = choose_settings(GRID, [{"window": 2}], world, AIMS)
+    assert choice.settings[0] == Setting(GRID[0], {"window": 2})
+    assert choice.settings[0] not in choice.measured and choice.settings[0] not in world.calls
+
+
+def test_twenty_prompts_without_a_difference_are_no_certainty():
+    target = AIMS.target(0.03)
+    assert target.keeps(0.0, 0.0, 300, exact=True)
+    assert not target.keeps(0.0, 0.0, 20, exact=True)
+
+
+def test_scores_that_are_not_right_or_wrong_need_stricter_settings():
+    class Graded(World):
+        def __call__(self, setting):
+            differences, tau = super().__call__(setting)
+            return np.where(np.arange(len(differences)) % 2, differences, 0.5 * differences), tau
+
+    exact = choose_settings(GRID, [{}], World(), AIMS).settings[-1].value
+    assert choose_settings(GRID, [{}], Graded(), AIMS).settings[-1].value < exact

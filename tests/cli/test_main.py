@@ -1,0 +1,150 @@
+"""The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
+
+import json
+
+import pytest
+
+from gistgate.certificates.certificate import Certificate
+from gistgate.cli.main import main as cli
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.observing import race as timing
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Folders of a target, its draft and a gate that finds everything harmless."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
+    save_pair(folder, target, draft, tokenizer)
+    points = (
+        OperatingPoint(0.03, 0.95, 1.0, 500, 0.021, 4, True),
+        OperatingPoint(0.01, 0.95, 0.0, 500, 0.05, 4, False),
+    )
+    config = GateConfig(
+        {"type": "linear"}, {"h_tok:post": 32}, identify_model(target), identify_model(draft),
+        identify_tokenizer(tokenizer), operating_points=points,
+    )  # fmt: skip
+    Gate(config).save(folder / "gate")
+    return folder
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Call the command line; returns (status, stdout, stderr)."""
+
+    def call(*arguments):
+        monkeypatch.setattr("sys.argv", ["gistgate", *map(str, arguments)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as left:
+            cli.main()
+        said = capsys.readouterr()
+        return left.value.code or 0, said.out, said.err
+
+    return call
+
+
+def test_strict_decoding_says_what_plain_decoding_says(run, pair):
+    plain = run("generate", pair / "target", "Tom has", "--max-new-tokens", 24)
+    strict = run("generate", pair / "target", "Tom has", "--draft", pair / "draft", "--max-new-tokens", 24)
+    assert plain[0] == strict[0] == 0
+    assert plain[1] == strict[1] != "\n"
+    assert "24 tokens in 24 target forwards (tau 1.00)" in plain[2]
+    assert "tau 1.00" not in strict[2]
+
+
+def test_a_gate_runs_at_its_certified_setting(run, pair):
+    """Its operating point accepts everything, so looseness shows in the trace."""
+    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 40)
+    status, out, err = run("trace", pair / "target", "Tom has", *arguments, "--json")
+    tokens = [json.loads(line) for line in out.strip().split("\n")]
+    assert status == 0 and len(tokens) == 40
+    assert {"loose", "own"} <= {token["reason"] for token in tokens}
+    assert all((token["kept"] is None) == (token["reason"] == "own") for token in tokens)
+    assert ", 0 loose" not in err
+
+
+def test_the_coloured_trace_lists_loose_tokens(run, pair):
+    arguments = ("--draft", pair / "draft", "--rule", "random", "--set", "rate=1.0", "--max-new-tokens", 40)
+    assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
+
+
+def test_inspect_names_partners_and_settings(run, pair):
+    status, out, _ = run("inspect", pair / "gate")
+    assert status == 0
+    assert "h_tok:post (32)" in out and "budget 3 %  risk 1, K 4" in out and "budget 1 %  nothing certified" in out
+
+
+def test_bench_times_three_ways(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n\nAnna gave\n")
+    arguments = (pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft", "--rule", "top-k")
+    status, out, _ = run("bench", *arguments, "--max-new-tokens", 12)
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()[1:4]] == ["plain", "strict", "top-k"]
+
+
+@pytest.mark.parametrize(
+    "arguments, sentence",
+    [
+        (["generate", "{pair}/nowhere", "Tom"], "could not be loaded"),
+        (["generate", "{pair}/target", "Tom", "--rule", "flyy"], "Did you mean"),
+        (["generate", "{pair}/target", "Tom", "--rule", "fly", "--set", "thetaa=1"], "Did you mean 'theta'?"),
+        (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),
+        (["generate", "{pair}/target", "Tom", "--rule", "prob", "--set", "r=7"], "lies in (0, 1]"),
+        (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
+        (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
+        (["generate", "{pair}/target", "Tom", "--max-new-tokens", "9999"], "exceed the context"),
+        (["generate", "{pair}/draft", "Tom", "--gate", "{pair}/gate"], "gate"),
+        (["inspect", "{pair}/nowhere"], "missing"),
+        (["bench", "{pair}/target", "{pair}/nothing.txt"], "missing"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, pair, arguments, sentence):
+    status, out, err = run(*[argument.format(pair=pair) for argument in arguments])
+    assert status == 1 and out == ""
+    said = [line for line in err.splitlines() if "Loading weights" not in line and line.strip()]
+    assert sentence in said[-1] and "Traceback" not in err
+
+
+def test_shadow_mode_says_what_strict_decoding_says_and_what_the_gate_would_do(run, pair):
+    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24)
+    strict = run("generate", pair / "target", "Tom has", *arguments)
+    shadowed = run("generate", pair / "target", "Tom has", *arguments, "--gate", pair / "gate", "--shadow")
+    assert strict[:2] == shadowed[:2] and ", 0 loose" in shadowed[2]
+    assert "shadow: tau" in shadowed[2] and "shadow" not in strict[2]
+
+
+def test_guards_by_name(run, pair):
+    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 8)
+    status, _, said = run("generate", pair / "target", "Tom has", *arguments, "--guard", "loop")
+    assert status == 0 and "guards: loop 0 alarms, 0 rounds stricter" in said
+    assert "does not know which prompts" in run("generate", pair / "target", "x", *arguments, "--guard", "domain")[2]
+
+
+def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pair, tmp_path):
+    Certificate(
+        0.01, 0.95, "prob", "model", 5, {"r": 0.4}, "r", 2000, 0.0, 0.0075, "exact", 0.0, 0.01, 13, "task", 6.5,
+        {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}},
+    ).save(tmp_path)  # fmt: skip
+    arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
+    assert "another temperature (0.0 certified, 0.7 here)" in run("generate", *arguments, "--temperature", 0.7)[2]
+    for command in ("generate", "trace"):
+        assert "another prompting (chat_template False certified" in run(command, *arguments, "--chat")[2]
+
+
+def test_training_texts_draft(run, pair, tmp_path):
+    (tmp_path / "texts.txt").write_text("Tom has\nAnna gave\n")
+    arguments = (pair / "target", "Tom h", "--drafter", "corpus", "--max-new-tokens", 8)
+    plain = run("generate", pair / "target", "Tom h", "--max-new-tokens", 8)
+    assert run("generate", *arguments, "--corpus", tmp_path / "texts.txt")[1] == plain[1]
+    assert "Name a file with one text per line" in run("generate", *arguments)[2]
+
+
+@pytest.mark.parametrize("asked, drafted", [("0", 5.0), ("1", 5.0), ("auto", 4.0), ("auto", 6.0)])
+def test_a_batch_that_does_not_pay_is_plain(run, pair, monkeypatch, asked, drafted):
+    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else drafted)
+    arguments = ("--draft", pair / "draft", "--max-new-tokens", 24, "--speculate-up-to", asked)
+    is_plain = "tau 1.00" in run("generate", pair / "target", "Tom has", *arguments)[2]
+    assert is_plain == (asked == "0" or (asked == "auto" and drafted < 5))

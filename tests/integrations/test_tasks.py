@@ -1,0 +1,197 @@
+"""The task is the only authority on contexts, stops and meaning; nothing here knows any particular task."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.models.huggingface import HFLM
+from lm_eval.tasks import TaskManager
+
+from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task_files import find_task
+from pipeline.params import Params, parse_params
+from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
+
+CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
+
+
+def params(**blocks: Any) -> Params:
+    return parse_params({"task": "sums", **blocks})
+
+
+def load(folder: Path, **blocks: Any) -> Task:
+    return Task(find_task("sums", folder=folder / "tasks"), params(**blocks))
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Task:
+    write_task(tmp_path)
+    return load(tmp_path)
+
+
+def test_documents_stops_and_limits_come_from_the_task(task: Task) -> None:
+    assert len(task.documents("train")) == 30
+    assert task.documents("test")[0]["question"] == "1000 + 1?"
+    assert task.stops == ["\n", "Q:"]
+    assert task.max_new_tokens == 12
+    assert task.metric == "exact_match,answer"
+
+
+def test_params_limit_answers_where_the_task_does_not(tmp_path: Path) -> None:
+    write_task(tmp_path, limit=None)
+    assert load(tmp_path, decoding={"max_new_tokens": 33}).max_new_tokens == 33
+
+
+@pytest.mark.parametrize(
+    "text, reference, same",
+    [
+        ("#### 7", "so #### 7", True),  # the wording does not matter
+        ("#### 1,000", "#### 1000", True),  # nor what the metric ignores
+        ("#### 8", "#### 9", False),  # two wrong answers are two answers
+        ("no answer", "#### 7", False),
+        ("#### 7", "no answer", None),  # nothing is known about a reference without an answer
+        ("no answer", "none either", None),
+        ("same words", "same words", None),
+    ],
+)
+def test_same_meaning(task: Task, text: str, reference: str, same: bool | None) -> None:
+    assert task.same_meaning(task.documents("train")[0], text, reference) is same
+
+
+def test_score_is_the_tasks_own(task: Task) -> None:
+    doc = task.documents("train")[4]  # 4 + 1
+    assert [task.score(doc, text) for text in ("#### 5", "5", "#### 6", "")] == [1.0, 0.0, 0.0, 0.0]
+
+
+def test_params_may_name_another_filter(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    loose = load(tmp_path, task_metric="exact_match,loose")
+    assert loose.score(loose.documents("train")[4], "I say 5") == 1.0
+    assert loose.same_meaning(loose.documents("train")[4], "5", "first 4, then 5") is True
+    with pytest.raises(UserError, match="exact_match,loose"):
+        load(tmp_path, task_metric="acc")
+
+
+def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path: Path) -> None:
+    folder = write_task(tmp_path, **{"metric_list:": "process_results: !function judge.judge\nmetric_list:"})
+    (folder / "judge.py").write_text(
+        "def judge(doc, results):\n    return {'exact_match': float(doc['answer'][-1] in results[0])}\n"
+    )
+    own = load(tmp_path, task_metric="exact_match,loose")
+    doc = own.documents("train")[4]
+    assert own.score(doc, "15") == 1.0
+    assert own.same_meaning(doc, "15", "25") is True
+    assert own.same_meaning(doc, "14", "25") is False
+    assert own.same_meaning(doc, "14", "24") is None
+
+
+def test_text_is_decoded_and_cut_as_the_harness_does(task: Task) -> None:
+    tokenizer = byte_tokenizer()
+    ids = tokenizer.encode(" 12\nQ: more", add_special_tokens=False)
+    assert task.text(tokenizer, [*ids, 2, 0]) == " 12"
+
+
+def test_few_shot_examples_never_show_the_document_itself(tmp_path: Path) -> None:
+    write_task(tmp_path, num_train=5)
+    few = load(tmp_path, prompting={"num_fewshot": 4})
+    for doc in few.documents("train"):
+        context = few.context(doc, byte_tokenizer())
+        assert context.count("Q: ") == 5
+        assert context.count(f"Q: {doc['question']}") == 1
+        assert context.endswith(f"Q: {doc['question']}\nA:")
+
+
+def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    few = load(tmp_path, prompting={"num_fewshot": 2})
+    docs = few.documents("train")[:5]
+    forth = [few.context(doc, byte_tokenizer()) for doc in docs]
+    back = [few.context(doc, byte_tokenizer()) for doc in reversed(docs)]
+    assert forth == back[::-1]
+    assert len({context.split("Q: ")[1] for context in forth}) > 1
+
+
+PROMPTINGS = [
+    {},
+    {"num_fewshot": 3},
+    {"num_fewshot": 2, "system": "Be brief."},
+    {"num_fewshot": 2, "chat_template": True, "system": "Be brief."},
+]
+
+
+@pytest.mark.parametrize("bos", [True, False])
+@pytest.mark.parametrize("prompting", PROMPTINGS)
+def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path: Path, prompting: dict, bos: bool) -> None:
+    write_task(tmp_path)
+    tokenizer = byte_tokenizer(bos)
+    tokenizer.chat_template = CHAT
+    served: list[list[int]] = []
+
+    class Spy(HFLM):
+        def _model_generate(self, context: Any, max_length: int, stop: list[str], **kwargs: Any) -> Any:
+            mask = kwargs["attention_mask"].bool()
+            served.extend(row[keep].tolist() for row, keep in zip(context, mask, strict=True))
+            return context
+
+    target, _ = tiny_pair(context=1024)
+    task = load(tmp_path, prompting=prompting)
+    contexts = task.test_contexts(5, tokenizer)
+    ours = [task.encode(tokenizer, context) for context in contexts]
+    simple_evaluate(
+        model=Spy(target, tokenizer=tokenizer, batch_size=2, device="cpu"),
+        tasks=[load(tmp_path, prompting=prompting).harness],
+        task_manager=TaskManager(include_defaults=False),
+        limit=5,
+        bootstrap_iters=0,
+        **task.evaluation_arguments(),
+    )
+    assert sorted(served) == sorted(ours)
+    assert all(ids.count(tokenizer.bos_token_id) == (bos or "chat_template" in prompting) for ids in ours)
+
+
+def test_documents_may_come_from_a_folder(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_task(tmp_path)
+    write_rows(elsewhere / "train.jsonl", [{"question": "other?", "answer": "#### 1"}])
+    with pytest.raises(UserError, match=r"test\.jsonl is missing"):
+        find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks")
+    write_rows(elsewhere / "test.jsonl", [{"question": "another?", "answer": "#### 1"}])
+    moved = Task(find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks"), params())
+    assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
+
+
+def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path: Path) -> None:
+    write_task(tmp_path, **{"training_split: train\n": ""})
+    with pytest.raises(UserError, match="no training split"):
+        load(tmp_path)
+    write_task(tmp_path, **{"output_type: generate_until": "output_type: loglikelihood"})
+    with pytest.raises(UserError, match="'loglikelihood', which decodes nothing"):
+        load(tmp_path)
+    write_task(tmp_path)
+    (tmp_path / "test.jsonl").unlink()
+    with pytest.raises(UserError, match="could not be loaded"):
+        load(tmp_path)
+
+
+def test_a_metric_over_the_whole_corpus_is_refused(tmp_path: Path) -> None:
+    write_task(tmp_path, **{"higher_is_better: true": "higher_is_better: false"})
+    with pytest.raises(UserError, match="less is better"):
+        load(tmp_path)
+    write_task(tmp_path, **{"metric: exact_match, aggregation: mean": "metric: chrf, aggregation: chrf"})
+    task = load(tmp_path)
+    with pytest.raises(UserError, match="not a number from 0 to 1"):
+        task.score(task.documents("train")[0], "#### 1")
+
+
+def test_the_projects_own_tasks_are_found() -> None:
+    with pytest.raises(UserError, match="task_data"):
+        load_task(parse_params({"task": "gsm8k", "task_data": "/nowhere"}))

@@ -1,0 +1,106 @@
+"""Shadow mode: strict ids whatever the rule, exact counts inside a block, an estimate across blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter, TreeDrafter
+from gistgate.errors import UserError
+from gistgate.observing.shadow import make_guard, shadow, summary, would_be
+from gistgate.optional.guards import LoopGuard
+from gistgate.request.statistics import total
+from gistgate.rules import make_rule
+from gistgate.rules.base import settle
+from gistgate.rules.shadow import Shadow
+from tests.architectures import pair, prompts
+from tests.blocks import SURE, TORN, block, random_block
+from tests.decoding.watching import HalfGate
+
+BATCH = prompts(5, 9, 2)
+RULES: dict[str, dict[str, Any]] = {
+    "prob": {"r": 0.01}, "fly": {"theta": 0.1, "window": 1}, "autojudge": {"risk": 0.6}, "typical": {},
+    "ensemble": {}, "block": {}, "regret-budget": {}, "random": {"rate": 0.5}, "exact": {},
+}  # fmt: skip
+
+
+def decoder(rule_id: str, **settings: Any) -> Decoder:
+    target, draft = pair("llama")
+    return Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), 4, gate=HalfGate())
+
+
+@pytest.mark.parametrize("rule_id", RULES)
+def test_ids_are_those_of_strict_verification(rule_id: str):
+    rule = make_rule(rule_id, **RULES[rule_id])
+    sampling = Sampling(0.0 if rule.temperatures != "sampled" else 1.0)
+    strict = decoder("exact").generate(BATCH, max_new_tokens=24, sampling=sampling)
+    shadowed = shadow(decoder(rule_id, **RULES[rule_id])).generate(BATCH, max_new_tokens=24, sampling=sampling)
+    assert [row.ids for row in shadowed] == [row.ids for row in strict]
+    assert all(row.statistics.loose == 0 for row in shadowed)
+
+
+def test_sampled_texts_stay_the_same_as_well():
+    sampling = Sampling(1.0)
+    strict = decoder("exact").generate(BATCH, max_new_tokens=16, sampling=sampling)
+    shadowed = shadow(decoder("prob", r=0.001)).generate(BATCH, max_new_tokens=16, sampling=sampling)
+    assert [row.ids for row in shadowed] == [row.ids for row in strict]
+
+
+def test_a_block_is_counted_exactly():
+    """The target refuses the second token, the rule would have kept all three."""
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    rule, state = Shadow(make_rule("prob", r=0.3)), {}
+    accepted = settle(rule, one, state)
+    assert accepted.length.tolist() == [1]
+    counts = {name: int(value) for name, value in rule.advance(one, accepted, state).items()}
+    assert counts["shadow_tokens"] == counts["shadow_first"] == 4
+    assert (counts["shadow_loose"], counts["shadow_carried"], counts["shadow_differing"]) == (1, 1, 1)
+
+
+def test_the_next_block_is_judged_where_the_loose_one_would_have_ended():
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    rule, state, judged = Shadow(make_rule("prob", r=0.3)), {}, []
+    for _ in range(5):  # the strict text advances by 2, a loose one by 4
+        state = rule.advance(one, settle(rule, one, state), state)
+        judged.append(int(state["shadow_judged"]))
+    assert judged == [1, 1, 2, 2, 3]
+    assert int(state["shadow_blocks"]) == 5 and int(state["shadow_tokens"]) == 12
+
+
+def test_the_watcher_sees_what_would_have_been_accepted():
+    seen = []
+    rule, one = make_rule("prob", r=0.01), random_block(seed=3)
+    watched = Shadow(rule, lambda block, would: seen.append(would))
+    watched.advance(one, settle(watched, one, {}), {})
+    assert (seen[0].length == settle(rule, one, {}).length).all()
+
+
+def test_a_shadow_that_agrees_with_the_target_estimates_the_real_tau():
+    """A rule that accepts nothing more gives exactly the strict rounds."""
+    rows = shadow(decoder("prob", r=1.0)).generate(BATCH, max_new_tokens=40)
+    found = would_be(total([row.statistics for row in rows]))
+    assert found.tau == found.strict == found.first_step and found.differing == 0
+    assert "instead of" in summary(total([row.statistics for row in rows]))
+
+
+def test_what_has_no_shadow_is_refused():
+    with pytest.raises(UserError, match="nothing drafts"):
+        shadow(Decoder(pair("llama")[0], None, make_rule("exact")))
+    target, draft = pair("llama")
+    with pytest.raises(UserError, match="exact for chains only"):
+        shadow(Decoder(target, TreeDrafter(draft), make_rule("prob", r=0.1), 4))
+    with pytest.raises(UserError, match="no shadow run"):
+        would_be(decoder("exact").generate(BATCH[:1], max_new_tokens=2)[0].statistics)
+
+
+def test_the_command_line_makes_guards_by_name(tmp_path):
+    assert make_guard("loop") == LoopGuard()
+    with pytest.raises(UserError, match="no guard 'lop'"):
+        make_guard("lop")
+    with pytest.raises(UserError, match="Name the gate's folder"):
+        make_guard("domain")
+    with pytest.raises(UserError, match="does not know which prompts"):
+        make_guard("domain", str(tmp_path))

@@ -1,0 +1,135 @@
+"""The loop guard: what counts as a loop, and an answer that really loops while loose tokens are kept."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from gistgate.block import Reason
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.observing.shadow import guarded as guarded_in_words
+from gistgate.optional.guards import LoopGuard
+from gistgate.request.rows import Generation
+from gistgate.request.statistics import Statistics
+from gistgate.rules import make_rule
+from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
+
+LENGTH = 120
+VOCABULARY = 24
+
+
+@pytest.mark.parametrize(
+    "ids, loops",
+    [
+        ([1, 2, 3] * 4, True),
+        ([9, 9, 5, *[1, 2, 3] * 4], True),
+        ([1, 2, 3] * 3 + [1, 2], False),  # not yet four times
+        ([1, 2, 3] * 4 + [4], False),  # it got out again
+        (list(range(64)) * 4, True),
+        (list(range(65)) * 3 + list(range(60)), False),  # too long a period, too short a text for its grams
+        (list(range(60)), False),
+        ([5] * 4, True),
+        ([5] * 3, False),
+        ([], False),
+    ],
+)
+def test_a_period_that_stands_four_times_is_a_loop(ids: list[int], loops: bool):
+    assert LoopGuard().is_loop(ids) is loops
+
+
+def test_a_text_of_few_grams_is_a_loop_although_no_period_stands():
+    words = torch.randint(10, (60, 4), generator=torch.Generator().manual_seed(0))
+    few = words[torch.randint(6, (70,), generator=torch.Generator().manual_seed(1))].flatten().tolist()
+    assert LoopGuard(repeats=20, variety=0.9).is_loop(few)
+    assert not LoopGuard(repeats=20, variety=0.9).is_loop(few[:255])
+    assert not LoopGuard(repeats=20).is_loop(torch.randint(200, (300,)).tolist())
+
+
+def wandering() -> PreTrainedModel:
+    """A target whose greedy text depends on the place more than on what was read, so that it does not loop."""
+    target = tiny_model("gpt2", VOCABULARY, seed=3)
+    with torch.no_grad():
+        target.transformer.wpe.weight.mul_(8)
+    return target
+
+
+def circling(vocabulary: int = VOCABULARY) -> PreTrainedModel:
+    """A model without attention: the next token hangs on the last one alone, so every greedy text ends in a cycle."""
+    model = tiny_model("llama", vocabulary, seed=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+    return model
+
+
+def answer(*guards: LoopGuard, rule: str = "prob", **settings: float) -> Generation:
+    settings = settings or {"r": 1e-30}
+    decoder = Decoder(wandering(), ModelDrafter(circling()), make_rule(rule, **settings), 16, guards=guards)
+    return decoder.generate([[7, 8, 9]], max_new_tokens=LENGTH)[0]
+
+
+def test_without_the_guard_the_answer_loops():
+    looping, strict = answer(), answer(r=1.0)
+    guard = LoopGuard()
+    assert any(guard.is_loop(looping.ids[:end]) for end in range(LENGTH)) and looping.statistics.loose > LENGTH / 2
+    assert not any(guard.is_loop(strict.ids[:end]) for end in range(LENGTH)) and not strict.statistics.loose
+
+
+def test_the_guard_closes_for_the_rest():
+    guarded = answer(LoopGuard(window=None))
+    first = next(end for end in range(LENGTH) if LoopGuard().is_loop(guarded.ids[:end]))
+    behind = guarded.reasons[first + 17 :]  # the block in which it was noticed is committed
+    assert set(behind) == {Reason.LOOP, Reason.OWN} and len(behind) > LENGTH / 2
+    extra = guarded.statistics.extra
+    assert Reason.LOOP not in guarded.reasons[: first + 1]
+    counted = guarded.statistics
+    assert counted.strict == guarded.reasons.count(Reason.LOOP) + guarded.reasons.count(Reason.STRICT)
+    assert extra["loop_alarms"] == 1 and extra["loop_rounds"] > 5 and extra["loop_open"] == 0
+    said = guarded_in_words(guarded.statistics, ["loop"])
+    assert said == f"guards: loop 1 alarms, {extra['loop_rounds']:.0f} rounds stricter"
+
+
+def test_the_guard_opens_again_behind_its_window():
+    guarded = answer(LoopGuard(window=20))
+    assert guarded.statistics.extra["loop_alarms"] >= 1
+    assert answer(LoopGuard(window=None)).statistics.loose < guarded.statistics.loose < answer().statistics.loose
+
+
+@pytest.mark.parametrize("rule", ["typical", "ensemble", "fsd", "mars", "random"])
+def test_a_closed_row_is_strict_under_rules_that_are_no_superset(rule: str):
+    """Closed from the first token on, every rule gives the greedy text."""
+    target, draft = pair("llama")
+
+    class Shut(LoopGuard):
+        def verdicts(self, rule, block, rows):  # type: ignore[no-untyped-def]
+            return ["closed"] * len(rows)
+
+    strict = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).generate(prompts(4, 7), max_new_tokens=20)
+    shut = Decoder(target, ModelDrafter(draft), make_rule(rule), 4, guards=[Shut()])
+    assert [row.ids for row in shut.generate(prompts(4, 7), max_new_tokens=20)] == [row.ids for row in strict]
+
+
+def test_a_loop_of_the_target_is_logged_as_its_own():
+    target = circling(259)
+    decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.0)), make_rule("prob", r=0.5), 4, guards=[LoopGuard()])
+    extra = decoder.generate(prompts(4), max_new_tokens=CONTEXT - 10)[0].statistics.extra
+    assert extra["loop_target"] >= 1 and extra["loop_open"] == 1 and "loop_alarms" not in extra
+    assert guarded_in_words(Statistics(extra=extra), ["loop"]).endswith("; the answer ends in a loop")
+
+
+def test_rows_are_guarded_one_by_one():
+    parts = wandering(), ModelDrafter(circling()), make_rule("prob", r=1e-30), 16
+    together, batch = Decoder(*parts, guards=[LoopGuard(window=20)]), prompts(3, 9, 5, vocabulary=VOCABULARY)
+    both = together.generate(batch, max_new_tokens=60)
+    alone = [together.generate([prompt], max_new_tokens=60)[0] for prompt in batch]
+    assert any(row.statistics.extra.get("loop_alarms") for row in both)
+    assert [row.ids for row in both] == [row.ids for row in alone]
+    assert [row.statistics.extra for row in both] == [row.statistics.extra for row in alone]
+
+
+def test_impossible_guards_are_refused():
+    with pytest.raises(UserError, match="impossible"):
+        LoopGuard(repeats=1)

@@ -1,0 +1,172 @@
+"""Corpus retrieval proposes what most often follows the latest tokens in a corpus, and checks what it opens."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from gistgate.errors import UserError
+from gistgate.optional.retrieval.corpus import CorpusDrafter
+from gistgate.optional.retrieval.suffix_array import FORMAT, SuffixArray
+from tests.architectures import SIZES, prompts
+from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
+
+
+def random_documents(seed: int, num: int = 12, alphabet: int = 4) -> list[list[int]]:
+    dice = random.Random(seed)
+    return [[dice.randrange(alphabet) for _ in range(dice.randint(0, 30))] for _ in range(num)]
+
+
+def by_search(documents: list[list[int]], text: list[int], num: int, n_min: int, n_max: int) -> list[int]:
+    """The same by looking through all documents."""
+    for n in range(min(n_max, len(text)), n_min - 1, -1):
+        rests = [doc[i + n :] for doc in documents for i in range(len(doc) - n + 1) if doc[i : i + n] == text[-n:]]
+        if rests:
+            ids: list[int] = []
+            while len(ids) < num and any(rests):
+                counts = Counter(rest[0] for rest in rests if rest)
+                ids.append(min(counts, key=lambda token: (-counts[token], token)))
+                rests = [rest[1:] for rest in rests if rest[:1] == ids[-1:]]
+            return ids
+    return []
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("n_min, n_max, depth", [(2, 5, 16), (1, 3, 3), (1, 1, 1), (2, 16, 16)])
+def test_continuations_by_definition(seed: int, n_min: int, n_max: int, depth: int):
+    documents, dice = random_documents(seed), random.Random(seed)
+    drafter = CorpusDrafter(SuffixArray.build(documents, depth), n_max, n_min)
+    texts = [[dice.randrange(4) for _ in range(dice.randint(1, 12))] for _ in range(40)]
+    assert proposed(drafter, texts, 6) == [by_search(documents, text, 6, n_min, n_max) for text in texts]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_places_are_sorted_to_the_depth(seed: int):
+    documents = random_documents(seed, alphabet=2)
+    for depth in (1, 2, 3, 7, 16):
+        array = SuffixArray.build(documents, depth)
+        runs = [array.run(index, depth) for index in range(len(array.order))]
+        assert runs == sorted(runs) and sorted(array.order.tolist()) == np.flatnonzero(array.tokens >= 0).tolist()
+
+
+def test_a_document_is_not_continued_with_another():
+    drafter = CorpusDrafter(SuffixArray.build([[1, 2, 3], [4, 5, 6]]), n_min=1)
+    assert proposed(drafter, [[1, 2], [9, 3], [3, 4]], 5) == [[3], [], [5, 6]]
+
+
+def test_the_longest_end_wins_over_a_frequent_one():
+    drafter = CorpusDrafter(SuffixArray.build([[7, 1, 2, 8], [1, 2, 9], [1, 2, 9]]))
+    assert proposed(drafter, [[7, 1, 2], [6, 1, 2], [2]], 1) == [[8], [9], []]
+
+
+def test_of_too_many_hits_evenly_spaced_ones_are_counted():
+    documents = [[1, 1, 2]] * 30 + [[1, 1, 3]] * 60
+    assert proposed(CorpusDrafter(SuffixArray.build(documents), max_hits=9), [[1, 1]], 1) == [[3]]
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_strict_answers_are_the_greedy_ones(kind: str):
+    batch = prompts(5, 17, 2, 10)
+    texts = [prompt + answer for prompt, answer in zip(batch, wanted(kind, batch), strict=True)]
+    broken = [text[:25] + [3] + text[25:] for text in texts]
+    for documents in (texts, broken, prompts(200, 300, seed=9)):
+        drafter = CorpusDrafter(SuffixArray.build(documents), n_min=1)
+        for block in (3, 16):
+            answers = decoded(drafter, kind, batch, block)
+            assert [one.ids for one in answers] == wanted(kind, batch)
+            assert [one.ids for one in decoded(drafter, kind, batch[:1], block)] == wanted(kind, batch[:1])
+        if documents is texts:
+            assert num_accepted(answers) > 100
+
+
+def test_a_file_is_what_was_saved_and_stays_on_disk(tmp_path: Path):
+    path = tmp_path / "corpus.safetensors"
+    built = SuffixArray.build(random_documents(0), 7, tokenizer="abc")
+    built.save(path)
+    array = SuffixArray.load(path, tokenizer="abc")
+    assert np.array_equal(array.tokens, built.tokens) and np.array_equal(array.order, built.order)
+    assert (array.depth, array.tokenizer) == (7, "abc")
+    if sys.platform == "linux":
+        assert str(path) in Path("/proc/self/maps").read_text(), "not memory-mapped"
+    assert SuffixArray.load(path).depth == 7
+    with pytest.raises(UserError, match="built with another tokenizer"):
+        SuffixArray.load(path, tokenizer="abd")
+
+
+def test_a_missing_or_truncated_file_is_refused(tmp_path: Path):
+    path = tmp_path / "corpus.safetensors"
+    with pytest.raises(UserError, match="is missing"):
+        SuffixArray.load(path)
+    SuffixArray.build(random_documents(0)).save(path)
+    whole = path.read_bytes()
+    for size in (0, 5, 60, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(UserError, match="is damaged"):
+            SuffixArray.load(path)
+
+
+@pytest.mark.parametrize("harm", ["outside", "negative", "mark", "short", "unsorted", "tokens", "float", "no end"])
+def test_a_file_that_does_not_fit_together_is_refused(tmp_path: Path, harm: str):
+    array = SuffixArray.build(random_documents(0))
+    tokens, order = torch.tensor(array.tokens), torch.tensor(array.order)
+    mark = int((tokens == -1).nonzero()[0])
+    changed = {
+        "outside": (tokens, order.index_fill(0, torch.tensor([3]), len(tokens))),
+        "negative": (tokens, order.index_fill(0, torch.tensor([3]), -2)),
+        "mark": (tokens, order.index_fill(0, torch.tensor([3]), mark)),
+        "short": (tokens, order[:-1]),
+        "unsorted": (tokens, order.flip(0)),
+        "tokens": (tokens[:0], order[:0]),
+        "float": (tokens, order.float()),
+        "no end": (tokens[:-1], order),
+    }[harm]
+    path = tmp_path / "corpus.safetensors"
+    about = {"format": FORMAT, "depth": "16", "tokenizer": ""}
+    save_file(dict(zip(("tokens", "order"), (one.contiguous() for one in changed), strict=True)), path, about)
+    with pytest.raises(UserError, match="its places are not those of its tokens"):
+        SuffixArray.load(path)
+
+
+def test_another_kind_of_file_is_refused(tmp_path: Path):
+    path = tmp_path / "gate.safetensors"
+    save_file({"weight": torch.zeros(2)}, path)
+    with pytest.raises(UserError, match="no suffix array"):
+        SuffixArray.load(path)
+    save_file({"tokens": torch.zeros(2)}, path, {"format": FORMAT, "depth": "16", "tokenizer": ""})
+    with pytest.raises(UserError, match="is damaged"):
+        SuffixArray.load(path)
+
+
+@pytest.mark.parametrize("documents", [[], [[]], [[], []]])
+def test_an_empty_corpus_is_refused(documents: list[list[int]]):
+    with pytest.raises(UserError, match="The corpus is empty"):
+        SuffixArray.build(documents)
+
+
+@pytest.mark.parametrize("ids", [[3, -1], [2**31]])
+def test_numbers_that_are_no_ids_are_refused(ids: list[int]):
+    with pytest.raises(UserError, match="no token ids"):
+        SuffixArray.build([[1, 2], ids])
+
+
+def test_a_corpus_of_another_vocabulary_is_refused():
+    drafter = CorpusDrafter(SuffixArray.build([[1, 2, 50]]))
+    assert proposed(drafter, [[1, 2]], 4, vocabulary=51) == [[50]]
+    with pytest.raises(UserError, match="token id 50, but the target has only 50 ids"):
+        proposed(drafter, [[1, 2]], 4, vocabulary=50)
+
+
+@pytest.mark.parametrize("wrong", [{"n_min": 0}, {"n_min": 5, "n_max": 4}, {"n_max": 17}, {"max_hits": 0}])
+def test_impossible_settings_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(UserError, match="corpus: n_min"):
+        CorpusDrafter(SuffixArray.build([[1]]), **wrong)
+    with pytest.raises(UserError, match="of depth 0 finds nothing"):
+        SuffixArray.build([[1]], depth=0)

@@ -1,0 +1,196 @@
+"""SENSE's retrieval never changes a strict text, finds what it stored, and refuses stores that do not fit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gistgate.block import Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.identity import TokenizerIdentity, identify_model
+from gistgate.optional.retrieval.config import DatastoreConfig
+from gistgate.optional.retrieval.projection import Projection
+from gistgate.optional.retrieval.search import ExactIndex
+from gistgate.optional.retrieval.sen import SenDrafter, longest_matches
+from gistgate.optional.retrieval.sen_tree import SenTree
+from gistgate.optional.retrieval.store import Datastore
+from gistgate.optional.trees.lookup import occurrences
+from gistgate.request.statistics import total
+from gistgate.rules import make_rule
+from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
+from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
+
+BATCH = prompts(5, 17, 2, 10)
+
+
+def store_of(kind: str, batch: list[list[int]]) -> Datastore:
+    """States of the target's greedy answers, standardised but not reduced."""
+    target, states, answers = pair(kind)[0], [], [greedy(kind, tuple(prompt), 40) for prompt in batch]
+    for prompt, answer in zip(batch, answers, strict=True):
+        text = torch.tensor([[*prompt, *answer]])
+        with torch.inference_mode():
+            h_ND = target.base_model(input_ids=text).last_hidden_state[0]
+        states.append(h_ND[len(prompt) - 1 : -1])
+    h_ND = torch.cat(states) if states else torch.zeros(0, 32)
+    spread = h_ND.std(0) if len(h_ND) else torch.ones(32)
+    projection = Projection.compose(torch.zeros(32), spread, torch.eye(32), torch.zeros(32))
+    config = DatastoreConfig(identify_model(target), TokenizerIdentity("bytes", "0", 259), "post", 0, 0)
+    return Datastore.build(config, projection, projection(h_ND), answers)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
+    full, empty = SenDrafter(store_of(kind, BATCH)), SenDrafter(store_of(kind, []))
+    with_store, without = decoded(full, kind, BATCH), decoded(empty, kind, BATCH)
+    assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
+    assert num_accepted(with_store) > num_accepted(without)
+    counted = [total([one.statistics for one in answers]).extra for answers in (with_store, without)]
+    assert counted[0] == {"sen_no_state": len(BATCH)} and counted[1]["sen_empty_store"] > len(BATCH)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
+    tree, chain = SenTree(store_of(kind, BATCH)), SenDrafter(store_of(kind, BATCH), min_share=0.0)
+    answers = decoded(tree, kind, BATCH)
+    assert [one.ids for one in answers] == wanted(kind, BATCH)
+    assert num_accepted(answers) >= num_accepted(decoded(chain, kind, BATCH))
+
+
+def test_a_tree_deeper_than_the_context_is_cut():
+    prompt, room = prompts(CONTEXT - 7)[0], 7
+    store = store_of("llama", BATCH)
+    decoder = Decoder(pair("llama")[0], SenTree(store), make_rule("exact"), 20)
+    found = decoder.generate([prompt], max_new_tokens=room)[0].ids
+    assert found == greedy("llama", tuple(prompt), room)
+
+
+def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
+    drafter = SenDrafter(store_of("llama", BATCH))
+    text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
+    before = proposed(drafter, [text], 5, 259)
+    assert drafter.notes == ["sen_no_state"] and before[0], "the first round of a request has no state yet"
+    drafter.rows[0].keys, drafter.rows[0].tokens = [np.full(32, np.nan, np.float32)], [text[-1]]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_not_finite"]
+    drafter.rows[0].tokens = [text[-1] + 1]
+    assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_no_state"]
+
+
+def test_the_nearer_state_decides_between_equal_texts():
+    """The store holds [7, 8] and [7, 9]; the query is the state in front of one of the sevens."""
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
+    for near, token in ((0, 8), (2, 9)):
+        drafter = SenDrafter(store)
+        drafter.start(1)
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [7]
+        assert proposed(drafter, [[5, 7]], 3, 259) == [[token]]
+        assert proposed(SenDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
+
+
+def test_where_the_text_is_unknown_the_nearest_states_are_asked():
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
+    drafter = SenDrafter(store)
+    drafter.start(1)
+    for near, token in ((0, 8), (2, 9)):
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [6]
+        assert proposed(drafter, [[5, 6]], 3, 259) == [[token]], "the store does not know the text"
+    assert proposed(SenDrafter(store, semantic=False), [[5, 6]], 3, 259) == [[]]
+
+
+def test_states_fill_up_where_the_text_is_rare():
+    """The text stands once in the store, behind it 8; the nearest state is followed by 9."""
+    store = store_of("llama", BATCH)
+    keys = torch.eye(32)[:4]
+    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [6, 9]])
+    for settings, tokens in (({}, [8]), ({"fill": 2, "priority": 1.0}, [8]), ({"fill": 2, "priority": 0.0}, [9])):
+        drafter = SenDrafter(store, **settings)
+        drafter.start(1)
+        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
+        assert proposed(drafter, [[5, 7]], 3, 259) == [tokens]
+    grown = SenTree(store, n_min=1, fill=2, priority=0.0)
+    grown.start(1)
+    grown.rows[0].keys, grown.rows[0].tokens = [keys[2].numpy()], [7]
+    draft = grown.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[0].tolist() == [9], "one vote is far lighter than min_share"
+
+
+def test_a_key_is_no_candidate_twice():
+    store = store_of("llama", BATCH)
+    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8], [7, 9]])
+    drafter = SenDrafter(store, fill=4)
+    drafter.start(1)
+    drafter.rows[0].keys, drafter.rows[0].tokens = [torch.eye(32)[0].numpy()], [7]
+    votes = drafter.stored(drafter.rows[0], [5, 7], drafter.rows[0].keys[0], 2)
+    assert votes is not None and sorted(votes.ids[:, 0].tolist()) == [-1, -1, 8, 9]
+
+
+def test_ids_outside_the_vocabulary_end_a_proposal():
+    store = store_of("llama", BATCH)
+    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8, 300, 9]])
+    assert proposed(SenDrafter(store), [[5, 7]], 3, 259) == [[8]]
+    draft = SenTree(store).propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[draft.valid].tolist() == [8]
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"n_min": 0}, {"n_max": 0}, {"hits": 0}, {"temperature": 0.0}, {"min_share": 2.0}, {"own_share": 1.0}]
+)
+def test_impossible_settings_are_refused(wrong: dict[str, float]):
+    with pytest.raises(UserError, match="Change the one that"):
+        SenDrafter(store_of("llama", []), **wrong)
+    with pytest.raises(UserError, match="0 nodes make no tree"):
+        SenTree(store_of("llama", []), nodes=0)
+
+
+def test_without_the_semantic_part_no_state_is_asked_for():
+    drafter = SenDrafter(store_of("llama", BATCH), semantic=False)
+    assert not drafter.layers and [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
+
+
+def test_exact_search_finds_the_nearest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gistgate.optional.retrieval.search.CHUNK", 7)
+    keys = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)), dim=-1).half()
+    cosines, numbers = ExactIndex(keys).search(keys[[3, 41]].float(), 4)
+    assert numbers[:, 0].tolist() == [3, 41]
+    torch.testing.assert_close(cosines, (keys[[3, 41]].float() @ keys.float().T).topk(4).values)
+
+
+def test_a_folder_gives_back_the_store(tmp_path: Path):
+    store = store_of("llama", BATCH)
+    store.save(tmp_path / "store")
+    again = Datastore.load(tmp_path / "store", pair("llama")[0])
+    assert torch.equal(again.keys, store.keys) and again.tokens.tolist() == store.tokens.tolist()
+    assert again.answers == [greedy("llama", tuple(prompt), 40) for prompt in BATCH]
+    assert again.first(2).answers == again.answers[:2] and torch.equal(again.first(2).keys, again.keys[:80])
+
+
+def test_stores_that_do_not_fit_are_refused(tmp_path: Path):
+    store_of("llama", BATCH).save(tmp_path)
+    with pytest.raises(UserError, match="does not fit the target"):
+        Datastore.load(tmp_path, pair("qwen2")[0])
+    with pytest.raises(UserError, match="does not fit the target: its fingerprint"):
+        Datastore.load(tmp_path, pair("llama")[1])
+    with pytest.raises(UserError, match="states of 'post', not of 'pre'"):
+        Datastore.load(tmp_path, pair("llama")[0], layer="pre")
+    keys = tmp_path / "keys.safetensors"
+    keys.write_bytes(keys.read_bytes()[:-64])
+    with pytest.raises(UserError, match="bytes instead of"):
+        Datastore.load(tmp_path, pair("llama")[0])
+
+
+@pytest.mark.parametrize("n_min", [1, 2])
+@pytest.mark.parametrize("n_max", [2, 5])
+def test_own_candidates_follow_the_longest_end_that_occurred(n_min: int, n_max: int):
+    for seed in range(20):
+        text = np.random.default_rng(seed).integers(0, 3, 12).tolist()
+        found = list(occurrences(text, n_max))
+        longest = max((length for length, _ in found), default=0)
+        wanted_places = sorted(place for length, place in found if length == longest >= n_min)
+        assert longest_matches(text, n_min, n_max) == wanted_places

@@ -1,0 +1,89 @@
+"""Probes: pooling ignores padding, and a folder fits only the models it was made for."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_json
+from gistgate.optional.segments.files import Probes, load_probes
+from gistgate.optional.segments.judges import Semantic
+from gistgate.optional.segments.probes import POOLINGS, Probe
+from tests.architectures import pair, tiny_model
+
+TARGET, DRAFT = pair("llama")
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_padding_does_not_count(pooling):
+    torch.manual_seed(0)
+    probe, states = Probe(8, 4, pooling).eval(), torch.randn(3, 5, 8)
+    valid = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]
+    alone = torch.cat([probe(states[b : b + 1, :n], valid[b : b + 1, :n]) for b, n in enumerate((5, 2, 1))])
+    torch.testing.assert_close(probe(states, valid), alone)
+
+
+def test_poolings_differ_on_more_than_one_token():
+    torch.manual_seed(0)
+    states, valid = torch.randn(1, 4, 8), torch.ones(1, 4, dtype=torch.bool)
+    pooled = [Probe(8, 4, pooling).pool(states, valid) for pooling in POOLINGS]
+    assert not torch.allclose(pooled[0], pooled[1]) and not torch.allclose(pooled[0], pooled[2])
+
+
+def test_an_unknown_pooling_is_refused():
+    with pytest.raises(UserError, match="no pooling 'max'"):
+        Probe(8, 4, "max")
+
+
+def saved(folder):
+    Probes(Probe(32, 4), Probe(32, 4, "attention"), "sentence", 24).save(folder, TARGET, DRAFT, seed=1)
+
+
+def test_a_folder_gives_back_what_was_saved(tmp_path):
+    probes = Probes(Probe(32, 4).eval(), Probe(32, 4, "attention").eval(), "sentence", 24)
+    probes.save(tmp_path, TARGET, DRAFT)
+    loaded = load_probes(tmp_path, TARGET, DRAFT)
+    states, valid = torch.randn(2, 3, 32), torch.ones(2, 3, dtype=torch.bool)
+    for role in ("target", "draft"):
+        assert torch.equal(getattr(loaded, role)(states, valid), getattr(probes, role)(states, valid))
+    assert (loaded.style, loaded.limit) == ("sentence", 24)
+
+
+def test_other_models_and_other_poolings_are_refused(tmp_path):
+    saved(tmp_path)
+    with pytest.raises(UserError, match="does not fit the target"):
+        load_probes(tmp_path, tiny_model("llama", seed=5), DRAFT)
+    config = read_json(tmp_path / "config.json")
+    config["target"]["pooling"] = "attention"
+    write_json(tmp_path / "config.json", config)
+    with pytest.raises(UserError, match="pooling attention"):
+        load_probes(tmp_path, TARGET, DRAFT)
+
+
+DAMAGE = {
+    "a list": lambda config: [config],
+    "no probe": lambda config: {**config, "target": 3},
+    "no style": lambda config: {**config, "style": None},
+    "no limit": lambda config: {**config, "limit": "x"},
+    "no pooling": lambda config: {**config, "draft": {**config["draft"], "pooling": "max"}},
+    "no size": lambda config: {**config, "draft": {**config["draft"], "hidden_size": -4}},
+    "no model": lambda config: {**config, "draft": {**config["draft"], "model": {"fingerprint": "0"}}},
+    "another format": lambda config: {**config, "format": 99},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_description_is_refused_with_a_remedy(tmp_path, damage):
+    saved(tmp_path)
+    write_json(tmp_path / "config.json", DAMAGE[damage](read_json(tmp_path / "config.json")))
+    with pytest.raises(UserError, match=r"Restore it or train|no pooling 'max'"):
+        load_probes(tmp_path, TARGET, DRAFT)
+
+
+def test_probes_follow_the_models_device():
+    """The device "meta" stands for an accelerator: its tensors cannot be mixed with the main memory's either."""
+    states, valid = torch.zeros(2, 4, 8, device="meta"), torch.ones(2, 3, dtype=torch.bool, device="meta")
+    block = SimpleNamespace(logits=states, hidden={"post": states}, valid=valid)
+    score = Semantic(Probe(8, 4), Probe(8, 4)).score(block, SimpleNamespace(states=states[:, 1:]))
+    assert score.device.type == "meta" and score.shape == (2,)

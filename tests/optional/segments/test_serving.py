@@ -1,0 +1,194 @@
+"""A folder of probes decodes alike in plain transformers, lm-eval's model, the command line and the library."""
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from gistgate.build.decoder import build_decoder, take_settings
+from gistgate.cli.main import app
+from gistgate.errors import UserError
+from gistgate.gates import Gate, GateConfig
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.integrations.transformers.flatten import write_code
+from gistgate.integrations.transformers.segments import generate
+from gistgate.observing.trace import trace
+from gistgate.optional.segments.building import GATE, served_decoder
+from gistgate.optional.segments.files import Probes, load_probes
+from gistgate.optional.segments.probes import Probe
+from gistgate.optional.segments.serving import choose_segments
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
+LENGTH = 24
+CERTIFIED = {"threshold": 0.5, "opinion": "ratio", "risk": 0.3}
+REQUESTS = {
+    "certified": {},
+    "by hand": {"opinion": "probe", "threshold": 0.4, "risk": 0.2},
+    "drawn": {"rule": "segment-draw"},
+    "replaced": {"replacement": "segment"},
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """target/, draft/ and probes/, the last as it would be exported."""
+    folder = tmp_path_factory.mktemp("segments")
+    target, draft = tiny_pair(noise=0.3)
+    tokenizer = byte_tokenizer()
+    save_pair(folder, target, draft, tokenizer)
+    torch.manual_seed(0)
+    certificate = {"rule": "segment", "settings": CERTIFIED, "budget": 0.03, "confidence": 0.95, "bound": 0.029}
+    Probes(Probe(32, 8), Probe(32, 8, "last"), "re:[a-z]$", 8, certificate).save(folder / "probes", target, draft)
+    gate = Gate(
+        GateConfig(
+            head={"type": "mlp", "hidden_size": 8},
+            features={"h_tok:post": 32},
+            target=identify_model(target, "target"),
+            draft=identify_model(draft, "draft"),
+            tokenizer=identify_tokenizer(tokenizer, "target"),
+        )
+    )
+    gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
+    gate.map.b.fill_(3.0)
+    gate.save(folder / "probes" / GATE, card="# A gate\n")
+    write_code(folder / "probes", "gistgate.integrations.transformers.segments")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def parts(place):
+    models = [AutoModelForCausalLM.from_pretrained(place / name) for name in ("target", "draft")]
+    return *models, AutoTokenizer.from_pretrained(place / "target", padding_side="left")
+
+
+@pytest.fixture(scope="module")
+def answers(place):
+    """What plain transformers answered, in a process that cannot import gistgate."""
+    requests = {
+        name: {"prompts": PROMPTS, "arguments": {"max_new_tokens": LENGTH, "do_sample": False, **settings}}
+        for name, settings in REQUESTS.items()
+    }
+    (place / "requests.json").write_text(json.dumps(requests))
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    environment |= {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "HF_MODULES_CACHE": str(place / "modules")}
+    command = [sys.executable, "-I", str(Path(__file__).with_name("plain.py")), str(place)]
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads((place / "answers.json").read_text())
+
+
+def library(place, parts, name):
+    target, draft, tokenizer = parts
+    settings = dict(REQUESTS[name])
+    rule = settings.pop("rule", None)
+    decoder = served_decoder(place / "probes", target, draft, tokenizer, None, rule, settings)
+    return decoder.generate(tokenizer(PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_plain_transformers_gives_the_librarys_ids(name, answers, place, parts):
+    assert answers[name]["ids"] == [answer.ids for answer in library(place, parts, name)]
+    assert answers[name]["prompts_kept"]
+
+
+def test_settings_matter_and_those_without_a_certificate_are_said(answers):
+    assert answers["certified"]["loose"] > 0 and len({str(answer["ids"]) for answer in answers.values()}) > 1
+    assert answers["certified"]["warnings"] == []
+    assert "threshold is 0.4, but 0.5 was certified" in answers["by hand"]["warnings"][0]
+    assert "rule is segment-draw, but segment was certified" in answers["drawn"]["warnings"][0]
+
+
+def test_lm_evals_model_decodes_by_segments(place, parts):
+    pytest.importorskip("lm_eval")
+    from gistgate.integrations.lm_eval.model import GatedLM
+
+    names = {name: str(place / folder) for name, folder in (("pretrained", "target"), ("draft", "draft"))}
+    lm = GatedLM(**names, segments=str(place / "probes"), device="cpu", max_length=256, threshold=0.4, risk=0.2,
+                 opinion="probe")  # fmt: skip
+    ids = parts[2](PROMPTS[:1], return_tensors="pt").input_ids
+    out = lm._model_generate(ids, ids.shape[1] + LENGTH, [])
+    assert out[0, ids.shape[1] :].tolist() == library(place, parts, "by hand")[0].ids
+    assert lm.get_model_info()["gistgate"]["settings"]["threshold"] == 0.4
+    assert lm.served.statistics.extra["segments"] > 0
+
+
+def test_the_command_line_decodes_by_segments(place, parts):
+    command = ["generate", str(place / "target"), PROMPTS[1], "--draft", str(place / "draft")]
+    command += ["--segments", str(place / "probes"), "--max-new-tokens", str(LENGTH), "--dtype", "float32"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    wanted = parts[2].decode(library(place, parts, "certified")[1].ids, skip_special_tokens=True)
+    assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
+
+
+def told(place, parts, gate=None, **settings):
+    """What is warned of when the folder is served."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        served_decoder(place / "probes", *parts, gate, None, settings)
+    return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
+
+
+def test_serving_says_what_no_certificate_covers(place, parts):
+    assert told(place, parts) == []
+    assert told(place, parts, threshold=0.4) == ["No certificate covers this: threshold is 0.4, but 0.5 was certified."]
+
+
+def test_a_certificate_holds_for_the_folders_own_gate_only(place, parts):
+    own = Gate.load(place / "probes" / GATE, *parts)
+    other = Gate.load(place / "probes" / GATE, *parts)
+    other.map.b.fill_(1.0)
+    assert told(place, parts, own) == []
+    assert told(place, parts, other) == ["No certificate covers this: the token gate is not the folder's own."]
+    assert "own" not in told(place, parts, other, risk=None)[0]  # no token gate speaks
+    ids = parts[2](PROMPTS[1], return_tensors="pt").input_ids
+    for gate, num in ((own, 0), (other, 1)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            generate(parts[0], draft_model=parts[1], segments=place / "probes", gate=gate, tokenizer=parts[2],
+                     input_ids=ids, max_new_tokens=2)  # fmt: skip
+        assert sum("the token gate is not the folder's own" in str(warning.message) for warning in caught) == num
+
+
+def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
+    decoder = served_decoder(place / "probes", *parts, None, None, {"risk": None, "threshold": 2.0})
+    drafted = []
+    for prompt in PROMPTS:
+        tokens = trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1]
+        drafted += [token.kept for token in tokens if token.reason != "own"]
+    assert None in drafted and all(one is None or one >= 0 for one in drafted)
+
+
+def test_without_a_certificate_it_is_strict_until_somebody_says_otherwise(place, parts):
+    probes = Probes(Probe(32, 8), Probe(32, 8), "step", 8)
+    closed = choose_segments(probes, None, {})
+    assert closed.rule.threshold > 1 and closed.doubts
+    assert choose_segments(probes, None, {"threshold": 0.7}).rule.threshold == 0.7
+    again = choose_segments(load_probes(place / "probes", *parts[:2]), None, {})
+    assert (again.rule.threshold, again.opinion, again.risk, again.doubts) == (0.5, "ratio", 0.3, ())
+
+
+def test_bad_requests_are_refused_with_a_remedy(place, parts):
+    target, draft, tokenizer = parts
+    probes = load_probes(place / "probes", target, draft)
+    for rule, settings, said in (
+        ("word", {}, "no segment rule"),
+        (None, {"opinion": "vote"}, "no segment opinion"),
+        (None, {"theta": 1}, "no setting 'theta'"),
+    ):
+        with pytest.raises(UserError, match=said):
+            choose_segments(probes, rule, settings)
+    with pytest.raises(UserError, match="written by a draft model"):
+        build_decoder(target, tokenizer, segments=str(place / "probes"))
+    with pytest.raises(UserError, match="Pass all three"):
+        generate(target, segments=place / "probes")
+    arguments = {"threshold": 0.4, "dtype": "auto"}
+    assert take_settings("segment", arguments) == {"threshold": 0.4} and arguments == {"dtype": "auto"}

@@ -1,0 +1,107 @@
+"""Heads and probability maps: what the libraries fit, chosen on unseen problems, resumed when killed."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LogisticRegression
+from sklearn.preprocessing import StandardScaler
+
+from gistgate.errors import UserError
+from pipeline.heads import nets
+from pipeline.heads.logistic import fit_logistic
+from pipeline.heads.maps import fit_isotonic, fit_platt
+from pipeline.heads.nets import fit_net
+from pipeline.heads.rows import Rows
+from pipeline.params import TrainParams
+
+SETTINGS = TrainParams(lr=0.01, hidden=8, epochs=6, patience=6)
+
+
+def made(num=600, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(num, 5, generator=generator) * 2 + 3
+    kept = (x[:, 0] - 3 + torch.randn(num, generator=generator) > 0).float()
+    kept[::4] = 0.7
+    return Rows(x, torch.zeros(num, 8), torch.arange(num) % 30, torch.zeros(num), kept, torch.zeros(num))
+
+
+def test_the_logistic_head_equals_scikit_learn_on_doubled_rows():
+    """What is folded says what StandardScaler and LogisticRegression say of the same soft labels."""
+    rows = made()
+    head, _ = fit_logistic(rows, [0.1], folds=5)
+    x, kept = rows.x.double().numpy(), rows.kept.double().numpy()
+    scaler = StandardScaler().fit(x)
+    model = LogisticRegression(C=0.1, max_iter=2000).fit(
+        np.concatenate([scaler.transform(x)] * 2),
+        np.repeat([1, 0], len(x)),
+        sample_weight=np.concatenate([kept, 1 - kept]),
+    )
+    expected = model.predict_proba(scaler.transform(x))[:, 1]
+    assert np.allclose(head(rows.x).sigmoid().detach().numpy(), expected, atol=1e-3)
+
+
+def test_c_is_chosen_on_unseen_problems():
+    """With as many features as rows and no signal, the strongest regularisation wins."""
+    generator = torch.Generator().manual_seed(0)
+    rows = replace(
+        made(100),
+        x=torch.randn(100, 80, generator=generator),
+        kept=(torch.rand(100, generator=generator) < 0.5).float(),
+    )
+    _, losses = fit_logistic(rows, [1e-4, 1e-2, 1.0], folds=5)
+    assert losses["0.0001"] < losses["0.01"] < losses["1"]
+
+
+def test_labels_that_are_all_alike_are_one_sentence():
+    with pytest.raises(UserError, match="labels are alike"):
+        fit_logistic(replace(made(), kept=torch.ones(600)), [0.1], folds=5)
+
+
+@pytest.mark.parametrize("moment", ["on_train_epoch_end", "on_train_batch_end", "on_validation_end"])
+def test_a_killed_training_goes_on_and_ends_with_the_same_weights(tmp_path, monkeypatch, moment):
+    rows, unseen = made(), made(seed=1)
+    whole, _ = fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "whole")
+
+    def kill(self, *_rest):
+        if self.current_epoch == 3:
+            raise KeyError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(nets.HeadTraining, moment, kill)
+        with pytest.raises(KeyError):
+            fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "part")
+    assert (tmp_path / "part/last.ckpt").exists()
+    epochs = []
+    step = nets.HeadTraining.training_step
+    monkeypatch.setattr(
+        nets.HeadTraining,
+        "training_step",
+        lambda self, *rest: (epochs.append(self.current_epoch), step(self, *rest))[1],
+    )
+    again, report = fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "part")
+    assert epochs[0] > 0, "the finished epochs are not repeated"
+    assert report["epochs"] == 6
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+def test_maps_undo_a_distortion():
+    """Logits that are twice too large are brought back to the probabilities behind them."""
+    generator = np.random.default_rng(0)
+    logits = generator.normal(0, 2, size=20000)
+    kept = (generator.random(20000) < 1 / (1 + np.exp(-(logits - 1)))).astype(float)
+    platt = fit_platt(2 * logits, kept)
+    assert float(platt.a) == pytest.approx(0.5, abs=0.03)
+    assert float(platt.b) == pytest.approx(-1, abs=0.06)
+    grid = torch.linspace(-3, 3, 50)
+    assert torch.allclose(fit_isotonic(2 * logits, kept)(2 * grid), torch.sigmoid(grid - 1), atol=0.06)
+
+
+@pytest.mark.parametrize("fit", [fit_platt, fit_isotonic])
+@pytest.mark.parametrize("kept", [np.ones(20), np.zeros(20), (np.arange(20) >= 10) * 1.0, (np.arange(20) < 10) * 1.0])
+def test_no_map_is_ever_certain_or_turned_round(fit, kept):
+    probability = fit(np.arange(20.0), kept)(torch.arange(-5.0, 25.0))
+    assert ((probability > 0) & (probability < 1)).all()
+    assert (probability.diff() >= 0).all()

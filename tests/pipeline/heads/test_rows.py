@@ -1,0 +1,73 @@
+"""Labels as rows of features: what is read, what is refused, and how problems are divided."""
+
+import pytest
+import torch
+
+from gistgate.errors import UserError
+from gistgate.files import load_tensors, save_tensors
+from pipeline.heads.rows import read_rows
+from pipeline.heads.split import split_by_problem
+from pipeline.params import TrainParams
+from tests.pipeline.labels.tables import WIDTH, write_labels
+
+
+@pytest.fixture
+def labels(tmp_path):
+    write_labels(tmp_path / "strict", prefix=0, problems=12)
+    return tmp_path / "strict"
+
+
+def damage(folder, change):
+    file = folder / "rows-00001.safetensors"
+    tensors = load_tensors(file)
+    change(tensors)
+    save_tensors(file, tensors)
+
+
+def set_nan(tensors):
+    tensors["h_tok:post"][7, 3] = torch.nan
+
+
+@pytest.mark.parametrize(
+    "change, sentence",
+    [
+        (set_nan, r"rows-00001.safetensors: 'h_tok:post' is not finite in 1 rows, the first is row 7"),
+        (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks scalars"),
+        (lambda t: t["kept"].fill_(1.5), "no probability in every row"),
+        (lambda t: t.update(problem=t["problem"][:3]), "'problem' has 3 rows, 'kept' has 150"),
+        (lambda t: t.update({"h_tok:post": t["h_tok:post"][:, :4].clone()}), "features of widths"),
+    ],
+)
+def test_a_bad_label_file_is_one_sentence(labels, change, sentence):
+    damage(labels, change)
+    with pytest.raises(UserError, match=sentence):
+        read_rows([labels], ["h_tok:post", "scalars"])
+
+
+def test_features_stand_side_by_side_in_the_order_asked_for(labels):
+    rows, widths = read_rows([labels], ["scalars", "h_tok:post"])
+    assert list(widths.items()) == [("scalars", 8), ("h_tok:post", WIDTH)]
+    assert torch.equal(rows.x[:, :8], rows.scalars)
+    assert rows.x.dtype == torch.float32
+    assert rows.scalar("entropy").equal(rows.scalars[:, 2])
+
+
+def test_no_problem_is_in_two_parts():
+    problem = torch.randint(80, (1000,), generator=torch.Generator().manual_seed(0))
+    parts = vars(split_by_problem(problem, TrainParams(), seed=1))
+    assert sum(part.int() for part in parts.values()).eq(1).all(), "every row is in exactly one part"
+    found = [set(problem[part].tolist()) for part in parts.values()]
+    assert sum(map(len, found)) == len(set.union(*found)) == len(problem.unique())
+    assert len(problem[parts["test"]].unique()) == round(0.2 * len(problem.unique()))
+
+
+def test_the_split_depends_on_problems_and_seed_alone():
+    problem = torch.arange(80)
+    parts, doubled = (split_by_problem(p, TrainParams(), 1) for p in (problem, problem.repeat(2)))
+    assert torch.equal(doubled.test, parts.test.repeat(2))
+    assert not torch.equal(parts.test, split_by_problem(problem, TrainParams(), 2).test)
+
+
+def test_too_few_problems_are_one_sentence():
+    with pytest.raises(UserError, match="Mismatches of 3 problems"):
+        split_by_problem(torch.arange(3), TrainParams(), 1)

@@ -1,0 +1,161 @@
+"""Mining and labelling against brute force: every prefix read again from scratch, one rollout at a time."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.rules import make_rule
+from pipeline.labels.labelling import Labeller, unspoilt
+from pipeline.labels.mining import by_row, mine, stamped
+from pipeline.labels.mismatches import Watcher, concatenated, num_rows
+from pipeline.labels.rollouts import Rollout, rejoined_at
+from pipeline.labels.texts import GATED, SEQUENTIAL, STRICT, Trunk, pack, unpack
+from pipeline.params import LabelParams
+from tests.tiny import tiny_pair
+
+REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
+PROMPTS = [[5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90, 17, 18]]
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(noise=0.15)
+
+
+def greedy(target, ids, room):
+    """The target's own continuation, by transformers."""
+    text = torch.tensor([ids])
+    settings = {"do_sample": False, "max_new_tokens": room, "eos_token_id": 2, "pad_token_id": 0}
+    return target.generate(text, attention_mask=torch.ones_like(text), **settings)[0, len(ids) :].tolist()
+
+
+def meaning(answer):
+    """A stand-in for a task: what remains of an answer is its number of ids above 128, in threes."""
+    return sum(token > 128 for token in answer) // 3
+
+
+def same(_problem, answer, reference):
+    return meaning(answer) == meaning(reference)
+
+
+def forced(target, prompt, prefix, token):
+    """The whole answer after forcing one token."""
+    head = [*prefix, token]
+    return head if token == 2 else [*head, *greedy(target, [*prompt, *head], 24 - len(head))]
+
+
+@pytest.fixture(scope="module")
+def mined(pair):
+    target, draft = pair
+    watcher = Watcher(["h_tok:post", "scalars"])
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=watcher)
+    return unpack_mined(mine(decoder, watcher, range(len(PROMPTS)), PROMPTS, same, len(PROMPTS), **REQUEST))
+
+
+def unpack_mined(result):
+    table, trunks = result
+    return unpack({**table, **pack(trunks)})
+
+
+def test_every_outcome_is_what_brute_force_finds(pair, mined):
+    target, _ = pair
+    table, trunks = mined
+    walked = (table["prefix"] == SEQUENTIAL).nonzero().flatten().tolist()
+    assert len(walked) >= 10
+    for n in walked:
+        problem, position = int(table["problem"][n]), int(table["position"][n])
+        prefix = trunks[problem, SEQUENTIAL].answer[:position]
+        answer = forced(target, PROMPTS[problem], prefix, int(table["draft_id"][n]))
+        kept = same(problem, answer, trunks[problem, STRICT].answer)
+        assert int(table["outcome"][n]) == int(kept), (problem, position)
+    assert set(table["outcome"][walked].tolist()) == {0, 1}, "the example should have harmless and harmful tokens"
+
+
+def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
+    table, trunks = mined
+    for n in (table["prefix"] == SEQUENTIAL).nonzero().flatten().tolist():
+        answer = trunks[int(table["problem"][n]), SEQUENTIAL].answer
+        token = "draft_id" if int(table["outcome"][n]) else "target_id"
+        assert answer[int(table["position"][n])] == int(table[token][n])
+
+
+def test_features_are_those_of_a_plain_forward(pair, mined):
+    target, _ = pair
+    table, trunks = mined
+    for n in range(0, num_rows(table), 5):
+        problem, position = int(table["problem"][n]), int(table["position"][n])
+        prefix = trunks[problem, int(table["prefix"][n])].answer[:position]
+        text = torch.tensor([[*PROMPTS[problem], *prefix, int(table["draft_id"][n])]])
+        with torch.inference_mode():
+            out = target(text, output_hidden_states=True)
+        torch.testing.assert_close(table["h_tok:post"][n], out.hidden_states[-1][0, -1], atol=1e-4, rtol=1e-4)
+        logp = out.logits[0, -2].log_softmax(-1)
+        assert float(table["scalars"][n, 0]) == pytest.approx(float(logp[text[0, -1]]), abs=1e-3)
+        assert int(table["target_id"][n]) == int(logp.argmax())
+
+
+def labeller(pair, references, **settings):
+    target, draft = pair
+    tokenizer = SimpleNamespace()
+    task = SimpleNamespace(
+        text=lambda _tokenizer, ids: ids, same_meaning=lambda _doc, answer, reference: same(0, answer, reference)
+    )
+    params = SimpleNamespace(seed=1, label=LabelParams(**settings))
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
+    prompts = [{"ids": ids, "doc": {}} for ids in PROMPTS]
+    return Labeller(decoder, task, tokenizer, prompts, params, REQUEST, references)
+
+
+def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
+    target, _ = pair
+    table, trunks = mined
+    references = {problem: trunks[problem, STRICT].answer for problem in range(len(PROMPTS))}
+    labelled = labeller(pair, references, rejoin=None, rollouts=2, batch_size=7).label(table, trunks)
+    for n in (labelled["prefix"] == STRICT).nonzero().flatten().tolist():
+        problem, position = int(labelled["problem"][n]), int(labelled["position"][n])
+        answer = forced(target, PROMPTS[problem], references[problem][:position], int(labelled["draft_id"][n]))
+        assert int(labelled["greedy_kept"][n]) == int(same(problem, answer, references[problem]))
+    kept, first = labelled["kept"], labelled["greedy_kept"].bool()
+    assert bool((kept[first] == 1).all()) and bool((kept[~first] <= 0.5).all())
+    assert labelled["rollouts"].tolist() == [1 if fine else 2 for fine in first.tolist()]
+
+
+def test_a_gated_text_that_is_spoilt_gives_no_more_labels(pair):
+    """Brute force: the target goes on from the prefix itself; where that no longer keeps the meaning, drop."""
+    target, draft = pair
+    watcher = Watcher(["scalars"])
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=watcher)
+    answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
+    found = by_row(watcher.take(), [(answer, None) for answer in answers])
+    tables = [stamped(t, problem, GATED, [-1] * num_rows(t)) for problem, t in enumerate(found) if num_rows(t)]
+    trunks = {(problem, GATED): Trunk(problem, GATED, answer.ids) for problem, answer in enumerate(answers)}
+    references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
+    maker = labeller(pair, references, rejoin=None, rollouts=1)
+    table = concatenated(tables)
+    outcome = maker._outcomes(table, trunks)
+    expected = []
+    for n in range(num_rows(table)):
+        problem, position = int(table["problem"][n]), int(table["position"][n])
+        prefix = trunks[problem, GATED].answer[:position]
+        answer = [*prefix, *greedy(target, [*PROMPTS[problem], *prefix], 24 - len(prefix))]
+        expected.append(same(problem, answer, references[problem]))
+    assert unspoilt(table, outcome).tolist() == expected
+    assert 0 < sum(expected) < len(expected), "the example should have texts that are spoilt"
+
+
+@pytest.mark.parametrize(
+    "answer, at",
+    [
+        ([1, 2, 9, 5, 6, 7, 8], 3),  # three tokens of the reference in a row, behind the forced 9
+        ([1, 2, 9, 5, 6, 0, 8], None),  # the row is broken
+        ([1, 2, 9, 7, 8, 9, 9], None),  # only two of them
+    ],
+)
+def test_rejoining_needs_a_whole_row_behind_the_forced_token(answer, at):
+    rollout = Rollout(prompt=[], trunk=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
+    assert rejoined_at(rollout, answer, 3) == at

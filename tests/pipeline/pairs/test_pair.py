@@ -1,0 +1,150 @@
+"""Pairs from models/pairs/: loading, and one sentence for everything that can be wrong with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from gistgate.errors import UserError
+from pipeline.pairs.pair import check_pair, load_pair
+from pipeline.pairs.source import FOLDER, read_pair
+from pipeline.pairs.world.params import WorldParams
+from pipeline.params import Params
+from pipeline.stages import pair as stage
+
+
+def make_tokenizer(swapped: bool = False, extra: int = 0) -> PreTrainedTokenizerFast:
+    """One token per byte, two of them exchanged if `swapped`, and some special ones behind."""
+    tokens = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    if swapped:
+        tokens[40], tokens[41] = tokens[41], tokens[40]
+    raw = Tokenizer(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[]))
+    raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, bos_token="<s>", eos_token="</s>")
+    tokenizer.add_special_tokens({"additional_special_tokens": [f"<x{i}>" for i in range(extra)]})
+    return tokenizer
+
+
+def save(folder: Path, vocab_size: int, tokenizer: PreTrainedTokenizerFast | None) -> Path:
+    config = LlamaConfig(
+        vocab_size=vocab_size,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+    )
+    LlamaForCausalLM(config).save_pretrained(folder)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    return folder
+
+
+def name_pair(folder: Path, target: Path | str, draft: Path | str, **more) -> SimpleNamespace:
+    """A file `mine.yaml` in `folder`, and parameters that name it."""
+    content = {
+        "target": {"model": str(target), "dtype": "float32", "device": "cpu"},
+        "draft": {"model": str(draft), "dtype": "bfloat16", "device": "cpu"},
+        **more,
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(content))
+    return SimpleNamespace(pair="mine")
+
+
+@pytest.fixture
+def target(tmp_path):
+    return save(tmp_path / "target", 272, make_tokenizer())
+
+
+def test_a_pair_with_padded_vocabularies_loads(tmp_path, target):
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 260, make_tokenizer()))
+    pair = load_pair(params, tmp_path)
+    assert (pair.name, pair.target.dtype, pair.draft.dtype) == ("mine", torch.float32, torch.bfloat16)
+    assert not pair.target.training and not any(p.requires_grad for p in pair.target.parameters())
+    assert pair.tokenizer.padding_side == "left" and pair.tokenizer.pad_token_id == pair.tokenizer.eos_token_id
+    assert pair.files == (tmp_path / "mine.yaml", target, tmp_path / "draft")
+    report = check_pair("mine", tmp_path)
+    assert (report["target"]["vocabulary"], report["draft"]["vocabulary"], report["tokens"]) == (272, 260, 259)
+
+
+@pytest.mark.parametrize("look", [load_pair, lambda params, folder: check_pair(params.pair, folder)])
+@pytest.mark.parametrize(
+    "vocab_size, tokenizer, message",
+    [
+        (272, make_tokenizer(swapped=True), "token 40 is .* to the target and .* to the draft"),
+        (100, None, "The draft knows 100 tokens, but the tokenizer has 259"),
+        (400, make_tokenizer(extra=100), "259 tokens against 359"),
+    ],
+)
+def test_different_vocabularies_are_refused(tmp_path, target, look, vocab_size, tokenizer, message):
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", vocab_size, tokenizer))
+    with pytest.raises(UserError, match=message):
+        look(params, tmp_path)
+
+
+def test_a_few_later_special_tokens_are_no_difference(tmp_path, target):
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer(extra=4)))
+    assert load_pair(params, tmp_path).name == "mine"
+
+
+def test_an_unknown_pair_offers_the_nearest_name():
+    with pytest.raises(UserError, match="There is no pair 'embeded' in models/pairs. Did you mean 'embedded'?"):
+        read_pair("embeded")
+
+
+def test_a_mistyped_key_names_the_file(tmp_path, target):
+    params = name_pair(tmp_path, target, target, tokeniser="x")
+    with pytest.raises(UserError, match=r"mine.yaml has an unknown key 'tokeniser'. Did you mean 'tokenizer'?"):
+        load_pair(params, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["models/none/target", "./none", "/none/here"])
+def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path, target, name):
+    with pytest.raises(UserError, match="model folder .* is missing. Run `dvc repro pair`"):
+        load_pair(name_pair(tmp_path, target, name), tmp_path)
+
+
+def test_an_unreachable_hub_names_the_remedies(tmp_path, target, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match="nobody/nothing could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"):
+        load_pair(name_pair(tmp_path, target, "nobody/nothing"), tmp_path)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
+def test_a_damaged_folder_is_one_sentence(tmp_path, target, file):
+    draft = save(tmp_path / "draft", 272, make_tokenizer())
+    (draft / file).write_bytes(b"{broken")
+    with pytest.raises(UserError, match="draft could not be loaded"):
+        load_pair(name_pair(tmp_path, target, draft), tmp_path)
+
+
+def test_an_unknown_dtype_is_refused(tmp_path, target):
+    params = name_pair(tmp_path, target, target)
+    path = tmp_path / "mine.yaml"
+    path.write_text(path.read_text().replace("bfloat16", "brainfloat"))
+    with pytest.raises(UserError, match="dtype 'brainfloat'"):
+        load_pair(params, tmp_path)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_file_of_the_project_reads(path):
+    source = read_pair(path.stem)
+    assert source.target.model != source.draft.model
+
+
+def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models/pairs").mkdir(parents=True)
+    name_pair(tmp_path / "models/pairs", target, save(tmp_path / "draft", 272, make_tokenizer()))
+    world = WorldParams(task_train=5, task_test=5)
+    monkeypatch.setattr(stage, "read_params", lambda: Params(pair="mine", world=world))
+    stage.main()
+    assert [path.name for path in Path("models/embedded").iterdir()] == ["README.md"]
+    assert '"pair": "mine"' in Path("models/pair.json").read_text()
+    assert len(Path("data/world/test.jsonl").read_text().splitlines()) == 5

@@ -1,0 +1,144 @@
+"""The embedded world: the same bytes for the same seed, disjoint parts, answers that follow from the text."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+
+from gistgate.errors import UserError
+from pipeline.pairs.world.corpus import FOLDER, answer_of, documents, write_task_files
+from pipeline.pairs.world.lexicon import QUESTION, SITES, SOLUTION
+from pipeline.pairs.world.params import ModelTraining, WorldParams
+from pipeline.pairs.world.problem import core, draw_problem, part_of
+from pipeline.pairs.world.style import make_style, zipf
+from pipeline.pairs.world.telling import Teller
+
+WORLD = WorldParams(task_train=300, task_test=200)
+GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"
+
+
+def arithmetic(question: str) -> tuple[int, list[tuple[str, int]]]:
+    """Read a problem's arithmetic back from its question, sentence by sentence."""
+    first, *others = re.split(r"(?<=[.?]) ", question)
+    steps = []
+    for sentence in others[:-1]:
+        number = [int(n) for n in re.findall(r"\d+", sentence)]
+        if number:
+            assert bool(re.search(GAIN, sentence)) != bool(re.search(LOSE, sentence)), sentence
+            steps.append(("gain" if re.search(GAIN, sentence) else "lose", number[0]))
+        elif re.search(r"doubles|twice|becomes two", sentence):
+            steps.append(("double", 2))
+        elif re.search(r"triples|three times|becomes three", sentence):
+            steps.append(("triple", 3))
+    return int(re.search(r"\d+", first)[0]), steps
+
+
+def result(start: int, steps: list[tuple[str, int]]) -> int:
+    for operation, number in steps:
+        start = {"gain": start + number, "lose": start - number}.get(operation, start * number)
+    return start
+
+
+@pytest.mark.parametrize("kind", ["similar", "neutral"])
+def test_answers_follow_from_the_question(kind):
+    for document in documents(replace(WORLD, kind=kind), 1, "train", 300):
+        assert answer_of(document["answer"]) == str(result(*arithmetic(document["question"]))), document
+
+
+@pytest.mark.parametrize("dialect", ["target", "draft"])
+def test_every_equation_of_a_solution_holds(dialect):
+    for document in documents(WORLD, 1, "corpus", 300, dialect):
+        equations = re.findall(r"([-\d][-+* \d]*) = (\d+)", document["answer"])
+        assert len(equations) in (2, 3)
+        assert all(eval(left) == int(right) for left, right in equations), document["answer"]
+        assert equations[-1][1] == answer_of(document["answer"])
+
+
+def test_same_seed_gives_the_same_bytes_and_another_seed_does_not(tmp_path):
+    for seed, name in ((1, "a"), (1, "b"), (2, "c")):
+        write_task_files(WORLD, seed, tmp_path / name)
+    for file in ("train.jsonl", "test.jsonl"):
+        a, b, c = ((tmp_path / name / file).read_bytes() for name in "abc")
+        assert a == b and a != c
+        assert len(a.splitlines()) == (300 if file == "train.jsonl" else 200)
+
+
+def test_parts_share_no_arithmetic_even_across_seeds():
+    cores = {}
+    for part in ("corpus", "train", "test"):
+        questions = [doc["question"] for seed in (1, 2) for doc in documents(WORLD, seed, part, 400)]
+        cores[part] = {core(*arithmetic(question)) for question in questions}
+        assert {part_of(one) for one in cores[part]} == {part}
+    assert not cores["corpus"] & cores["train"]
+    assert not cores["corpus"] & cores["test"]
+    assert not cores["train"] & cores["test"]
+
+
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_a_task_file_holds_each_problem_once(part):
+    seen = Counter(core(*arithmetic(doc["question"])) for doc in documents(WORLD, 1, part, 1500))
+    assert max(seen.values()) == 1
+
+
+def test_defaults_are_large_enough_for_all_prompts():
+    world = WorldParams()
+    assert world.task_train >= 320 + 400 + 1000 and world.task_test >= 1000
+    assert str(FOLDER) == "data/world"
+
+
+def test_a_world_too_small_for_its_files_is_refused():
+    tiny = replace(WORLD, min_steps=1, max_steps=1, max_total=20)
+    with pytest.raises(UserError, match="fewer than 5000 different problems"):
+        documents(tiny, 1, "test", 5000)
+
+
+def test_ornaments_never_change_the_answer_and_can_be_left_out():
+    rng, style = random.Random(0), make_style(WORLD, "target", 1)
+    for _ in range(50):
+        problem = draw_problem(WORLD, "corpus", rng)
+        plain, full = (Teller(style, ornaments) for ornaments in (False, True))
+        texts = [teller.question(problem, rng) + teller.solution(problem, rng) for teller in (plain, full)]
+        assert problem.colour not in texts[0] and problem.colour in texts[1]
+        assert answer_of(texts[0]) == answer_of(texts[1]) == str(problem.answer)
+
+
+def test_zipf_ranks_by_key():
+    assert zipf([0.1, 0.9, 0.5], 1.0) == pytest.approx([2 / 11, 6 / 11, 3 / 11])
+    assert zipf([3.0, 1.0], 0.0) == [0.5, 0.5]
+
+
+def test_the_dialects_differ_in_solutions_only_and_distance_0_makes_them_one():
+    target, draft = (make_style(WORLD, dialect, 1) for dialect in ("target", "draft"))
+    assert all(target.weights[site] == draft.weights[site] for site in QUESTION)
+    assert sum(target.weights[site] != draft.weights[site] for site in SOLUTION) > len(SOLUTION) / 2
+    near = replace(WORLD, dialect_distance=0.0)
+    assert make_style(near, "draft", 1) == make_style(near, "target", 1) == target
+
+
+def test_the_neutral_world_is_uniform_in_one_dialect_without_ornaments():
+    neutral = replace(WORLD, kind="neutral")
+    for dialect in ("target", "draft"):
+        weights = make_style(neutral, dialect, 1).weights
+        assert all(one == pytest.approx([1 / len(SITES[site])] * len(SITES[site])) for site, one in weights.items())
+    texts = [doc["question"] + doc["answer"] for doc in documents(neutral, 1, "train", 200)]
+    assert not any(re.search(r"Monday|Sunday|purple|basket|museum", text) for text in texts)
+    openers = Counter(doc["answer"].split()[0] for doc in documents(neutral, 1, "train", 1200))
+    assert max(openers.values()) / min(openers.values()) < 2  # a wording of rank 1 would be 36 times as frequent
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "odd"}, {"skew": -1.0}, {"dialect_distance": 1.5}, {"min_steps": 3, "max_steps": 2}, {"task_test": 0}],
+)
+def test_impossible_dials_are_refused(change):
+    with pytest.raises(UserError, match=next(iter(change))):
+        replace(WORLD, **change)
+
+
+def test_heads_have_to_divide_the_width():
+    with pytest.raises(UserError, match="3 heads"):
+        ModelTraining(hidden_size=64, heads=3)

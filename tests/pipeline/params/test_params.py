@@ -1,0 +1,110 @@
+"""params.yaml: what it accepts, and the sentence it answers with otherwise."""
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gistgate.errors import UserError
+from pipeline.params import parse_params, read_params
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_projects_own_file_reads():
+    params = read_params(ROOT / "params.yaml")
+    assert params.method("autojudge").learned and not params.method("fly").learned
+    assert params.method("fly").settings({"window": 2}, 0.5) == {"entropy": "top3", "window": 2, "theta": 0.5}
+
+
+def test_an_empty_file_means_the_defaults():
+    assert parse_params({}).decoding.block == 8
+
+
+def test_a_nested_block_keeps_its_own_defaults():
+    """A draft with one key changed is still a draft, not a target."""
+    assert parse_params({"pair_training": {"draft": {"steps": 3}}}).pair_training.draft.hidden_size == 128
+
+
+def test_yaml_reads_1e_3_as_text_and_we_do_not():
+    assert parse_params({"train": {"lr": "1e-3"}}).train.lr == 0.001
+
+
+def test_environment_names_the_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("seed: 7\n")
+    monkeypatch.setenv("GISTGATE_PARAMS", str(tmp_path / "mine.yaml"))
+    assert read_params().seed == 7
+
+
+FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ({"collect": {"shard_promts": 3}}, "unknown key 'collect.shard_promts'. Did you mean 'shard_prompts'?"),
+        ({"tasks": "gsm8k"}, "Did you mean 'task'?"),
+        ({"decoding": {"block": 0}}, "'decoding.block' is 0, but it has to be at least 1"),
+        ({"decoding": {"block": "8"}}, "has to be a whole number"),
+        ({"seed": True}, "has to be a whole number"),
+        ({"train": {"lr": float("nan")}}, "has to be a number"),
+        ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3.0"),
+        ({"calibrate": {"budgets": 0.02}}, "has to be a list"),
+        ({"prompts": None}, "has to be a block of keys"),
+        ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),
+        ({"methods": {"free": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}}, "goes up and down"),
+        ({"methods": {"free": {"fly": {**FLY, "knob": None}}}}, "needs both 'knob' and 'grid'"),
+        ({"methods": {"free": {"fly": {}}}}, "lacks the key 'methods.free.fly.rule'"),
+        ({"methods": {"free": {"fly": {**FLY, "head": "mlp"}}}}, "needs 'head' if and only if"),
+        ({"methods": {"learned": {"judge": {**FLY, "head": "mpl"}}}}, "Did you mean 'mlp'?"),
+        ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in two groups"),
+        ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
+        ([1], "has to be a block of keys"),
+    ],
+)
+def test_bad_input_is_one_sentence(content, sentence):
+    with pytest.raises(UserError) as caught:
+        parse_params(content)
+    assert sentence in str(caught.value)
+
+
+def test_an_unknown_method_offers_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'fly'"):
+        parse_params({"methods": {"free": {"fly": FLY}}}).method("fyl")
+
+
+@pytest.mark.parametrize("text", ["seed: [", "\tseed: 1"])
+def test_damaged_yaml_is_one_sentence(tmp_path, text):
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError, match="not valid YAML"):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="missing"):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_what_is_calibrated_has_a_knob():
+    """The graph has a calibration for every method that is not lossless; without a knob it would write nothing."""
+    params = read_params(ROOT / "params.yaml")
+    assert [name for name, method in params.methods.items() if method.knob is None] == ["exact"]
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(content["methods"]["lossless"]) == ["exact"]
+
+
+def missing_keys(params, content, where=""):
+    """Fields that the file does not mention, as dotted places."""
+    for field in fields(params):
+        value, place = getattr(params, field.name), f"{where}{field.name}"
+        if field.name not in content:
+            yield place
+        elif is_dataclass(value):
+            yield from missing_keys(value, content[field.name], f"{place}.")
+
+
+def test_the_projects_own_file_shows_every_key():
+    """DVC tracks what stands in the file; a default that only the code knows could change unnoticed."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(missing_keys(read_params(ROOT / "params.yaml"), content)) == []

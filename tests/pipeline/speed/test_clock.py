@@ -1,0 +1,59 @@
+"""Contenders count what they wrote, alone and in batches, and ours writes as much as transformers does."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.rules import make_rule
+from pipeline.params import BenchmarkParams, Params
+from pipeline.speed.clock import Contender, ours, theirs, written
+from pipeline.stages.benchmark import measure
+from tests.architectures import greedy, pair, prompts
+
+REQUEST = {"max_new_tokens": 12, "eos_ids": [], "stops": []}
+
+
+@pytest.fixture
+def models() -> SimpleNamespace:
+    target, draft = pair("llama")
+    return SimpleNamespace(target=target, draft=draft, tokenizer=None)
+
+
+def test_an_answer_ends_with_its_first_end_token():
+    assert written([5, 6, 2, 2, 2], [2], pad=2) == 3
+    assert written([5, 6, 2, 0, 0], [2], pad=0) == 3
+    assert written([5, 6, 7], [2], pad=0) == 3
+    assert written([5, 6, 0], [2], pad=0) == 2  # a stop string ended it
+
+
+@pytest.mark.parametrize("extra", [{}, {"block": 3}, {"prompt_lookup_num_tokens": 3}])
+def test_both_count_the_same_tokens(models: SimpleNamespace, extra: dict[str, int]):
+    ids = prompts(7, 9)
+    end = greedy("llama", tuple(ids[0]), 12)[5]
+    request = {**REQUEST, "eos_ids": [end]}
+    decoder = Decoder(models.target, ModelDrafter(models.draft), make_rule("exact"), 3)
+    mine = [Contender("ours", ours(decoder, request), 3).timed([row]) for row in ids]
+    other = [Contender("theirs", theirs(models, request, **extra), 3).timed([row]) for row in ids]
+    assert [one.tokens for one in mine] == [one.tokens for one in other]
+    assert all(one.forwards and one.seconds > 0 for one in mine)
+
+
+def test_a_batch_counts_all_its_rows(models: SimpleNamespace):
+    ids = prompts(7, 9)
+    alone = [answer for row in ids for answer in theirs(models, REQUEST)([row])[0]]
+    assert theirs(models, REQUEST)(ids)[0] == alone and sum(map(len, alone)) == 24
+
+
+def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
+    def contender(name: str, looping: int, is_baseline: bool) -> Contender:
+        return Contender(name, lambda batch: ([[7] * 4 if batch[0][0] == looping else [1, 2]], 1), 0, is_baseline)
+
+    params = Params(benchmark=BenchmarkParams(repeats=2))
+    found = measure([contender("plain", 2, True), contender("loose", 0, False)], [[1], [2], [3]], params)
+    for one in (found["baselines"]["plain"], found["methods"]["loose"]):
+        assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
+        assert [len(repeats) for repeats in one["seconds"]] == [2, 2]

@@ -1,0 +1,190 @@
+"""The stage end to end on a world without models: what it decodes, what it skips, what it writes."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.files import write_json_lines
+from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.request.statistics import Statistics
+from pipeline.certification import outcomes as arms
+from pipeline.common import scope as binding
+from pipeline.common.decoders import Outcome
+from pipeline.common.scope import check_binding
+from pipeline.params import SpeedParams, parse_params
+from pipeline.stages import calibrate
+
+SIZES = {"development": 400, "calibration": 1200}
+PARAMS = {
+    "prompts": SIZES,
+    "methods": {
+        "free": {
+            "exact": {"rule": "exact"},
+            "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]},
+            "fly": {
+                "rule": "fly",
+                "fixed": {"entropy": "top3"},
+                "variants": [{"window": 0}, {"window": 2}],
+                "knob": "theta",
+                "grid": [1.0, 0.7, 0.4],
+            },
+        },
+        "learned": {"judge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.1, 0.2]}},
+    },
+}
+
+STRICT = {"score": 1.0, "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False)}
+
+
+def looseness(method: str, settings: dict) -> float:
+    """How often the made-up decoder loses a prompt."""
+    return {"prob": 0.5 - settings.get("r", 0.5), "fly": 0.5}[method] / 4
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    """Prompts, references and a decoder that loses the first prompts of a split, the more the looser it is."""
+    monkeypatch.chdir(tmp_path)
+    calls = []
+    for split, size in SIZES.items():
+        names = [f"{split}-{index}" for index in range(size)]
+        write_json_lines(Path(f"data/prompts/{split}.jsonl"), [{"id": name} for name in names])
+        write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
+
+    def make_decoder(pair, method, settings, block, gate=None):
+        return SimpleNamespace(method=method, settings=settings)
+
+    def run_split(decoder, task, pair, prompts, params, title, prefilled=None):
+        calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
+        lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
+        counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
+        return [Outcome(prompt["id"], [1], "", float(index >= lost), counted) for index, prompt in enumerate(prompts)]
+
+    identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
+    task = SimpleNamespace(name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9)
+    pair = SimpleNamespace(target=None, draft=None, tokenizer=None)
+    monkeypatch.setattr(arms, "load_pair", lambda params: pair)
+    monkeypatch.setattr(arms, "load_task", lambda params: task)
+    monkeypatch.setattr(arms, "make_decoder", make_decoder)
+    monkeypatch.setattr(arms, "run_split", run_split)
+    for module in (arms, binding):
+        monkeypatch.setattr(module, "identify_model", lambda model: identity)
+        monkeypatch.setattr(module, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
+    return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
+
+
+def start(world, monkeypatch, group: str) -> None:
+    """Run the stage."""
+    monkeypatch.setattr(calibrate, "read_params", lambda: world.params)
+    monkeypatch.setattr(calibrate, "item", lambda: group)
+    calibrate.main()
+
+
+def report(method: str) -> dict:
+    """A written calibration."""
+    return json.loads(next(Path("reports/calibration").glob(f"*/{method}.json")).read_text())
+
+
+def test_groups_hold_the_methods_that_ask_a_gate_or_none(world):
+    assert calibrate.methods_of(world.params, "free") == ["exact", "prob", "fly"]
+    assert calibrate.methods_of(world.params, "learned") == ["judge"]
+    assert calibrate.methods_of(world.params, "fly") == ["fly"]
+    with pytest.raises(UserError, match="fly"):
+        calibrate.methods_of(world.params, "flyy")
+
+
+def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    found = report("prob")
+    assert found["sequence"][0]["fixed"] == {}
+    assert set(found["budgets"]) == {"0.02", "0.03", "0.05"}
+    for budget, entry in found["budgets"].items():
+        if entry["certified"]:
+            assert entry["bound"] <= float(budget)
+            assert (entry["knob"], entry["refusal"]) != (None, None)
+    assert found["budgets"]["0.05"]["knob"] == 0.4  # loses 2.5 %; the next, 0.3, loses 5 %
+    assert found["settings"][-1]["losses"] == round(0.1 / 4 * 1200)
+    assert found["settings"][-1]["mean_accepted_length"] == pytest.approx((40 + 30) / 10)
+    assert {run["n"] for run in found["development"]} == {400}
+
+
+def test_strict_decoding_is_its_own_reference(world, monkeypatch):
+    """Nothing is decoded, nothing is lost, and the bound is what n prompts without a loss are worth."""
+    start(world, monkeypatch, "exact")
+    found = report("exact")
+    assert world.calls == []
+    assert (found["knob"], found["development"]) == (None, [])
+    assert found["settings"][0]["mean_accepted_length"] == 4.0
+    assert found["budgets"]["0.02"]["certified"]
+    assert found["budgets"]["0.02"]["bound"] == pytest.approx(3 / 1200, rel=0.01)
+
+
+def test_settings_behind_the_first_failure_are_not_decoded(world, monkeypatch):
+    """A rule that loses 12.5 % whatever its knob: one setting is tested, and the refusal says that no n would do."""
+    start(world, monkeypatch, "fly")
+    found = report("fly")
+    assert [split for _, split, _ in world.calls].count("calibration") == 1
+    assert len(found["settings"]) == 1
+    for entry in found["budgets"].values():
+        assert (entry["certified"], entry["knob"], entry["needed_n"]) == (False, None, None)
+        assert "would not help" in entry["refusal"]
+
+
+def test_a_second_start_decodes_nothing_and_gives_equal_bytes(world, monkeypatch):
+    start(world, monkeypatch, "free")
+    path = Path("reports/calibration/free/prob.json")
+    before, calls = path.read_bytes(), len(world.calls)
+    path.unlink()
+    start(world, monkeypatch, "free")
+    assert (path.read_bytes(), len(world.calls)) == (before, calls)
+
+
+def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    before, calls = report("prob"), len(world.calls)
+    world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
+    start(world, monkeypatch, "speed")
+    own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
+    assert (before["block"], own["block"], own["binding"]["block"]) == (8, 3, 3)
+    assert report("prob") == before and len(world.calls) == 2 * calls
+    assert [path.name for path in Path("reports/speed").rglob("*.json")] == ["prob.json"]
+
+
+def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
+    world.params = replace(world.params, speed=SpeedParams({"probb": 3}))
+    with pytest.raises(UserError, match="speed.blocks.*Did you mean 'prob"):
+        start(world, monkeypatch, "speed")
+
+
+def test_other_prompts_are_decoded_again(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    calls = len(world.calls)
+    prompts = Path("data/prompts/calibration.jsonl")
+    prompts.write_text(prompts.read_text().replace('"}', '", "ids": [1]}'))
+    start(world, monkeypatch, "prob")
+    assert {split for _, split, _ in world.calls[calls:]} == {"calibration"}
+
+
+def test_a_reference_of_other_prompts_is_refused(world, monkeypatch):
+    write_json_lines(Path("data/reference/calibration.jsonl"), [{"id": "other", "score": 1.0}])
+    with pytest.raises(UserError, match="Run the stage `reference` again"):
+        start(world, monkeypatch, "prob")
+
+
+def test_whatever_differs_makes_a_certificate_void(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    certificate = report("prob")
+    current = json.loads(json.dumps(certificate["binding"]))
+    assert check_binding(certificate, current) == []
+    current["source"] = "elsewhere"
+    assert check_binding(certificate, current) == []
+    current["block"], current["target"]["dtype"], current["gate"] = 12, "bfloat16", "f00d"
+    assert check_binding(certificate, current) == [
+        "block was 8 when certified and is 12.",
+        "gate was absent when certified and is f00d.",
+        "target.dtype was float32 when certified and is bfloat16.",
+    ]

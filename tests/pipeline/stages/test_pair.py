@@ -1,0 +1,147 @@
+"""Training the embedded pair: a few steps learn, an interruption changes nothing, the folders are ordinary."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from gistgate.errors import UserError
+from pipeline.pairs.pair import load_pair
+from pipeline.pairs import training
+from pipeline.pairs.source import read_pair
+from pipeline.pairs.training import Progress, learning_rate, train_model
+from pipeline.pairs.world.corpus import documents, prompt_text
+from pipeline.pairs.world.measure import strict_mean_accepted_length
+from pipeline.pairs.world.params import ModelTraining, PairTrainingParams, WorldParams
+from pipeline.pairs.world.tokenizer import train_tokenizer
+from pipeline.params import Params
+from pipeline.stages import pair as stage
+
+TINY = ModelTraining(
+    hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=48, documents=64, batch_size=8, steps=12
+)
+TRAINING = PairTrainingParams(target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4)
+WORLD = WorldParams(task_train=30, task_test=20)
+TOKENIZER = train_tokenizer()
+CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
+
+
+class KillError(Exception):
+    """Stands for a kill."""
+
+
+def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list[float], torch.nn.Module | None]:
+    """Train and watch; raise at step `stop_at`."""
+    seen = []
+
+    def watch(self, trainer, module, outputs, batch, batch_idx) -> None:
+        seen.append(float(outputs["loss"]))
+        if len(seen) == stop_at:
+            raise KillError
+
+    monkeypatch.setattr(Progress, "on_train_batch_end", watch)
+    try:
+        return seen, train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
+    except KillError:
+        return seen, None
+
+
+def test_an_interrupted_training_ends_with_the_same_weights(monkeypatch, tmp_path):
+    whole, expected = losses(monkeypatch, tmp_path / "whole")
+    assert len(whole) == TINY.steps and whole[-1] < whole[0] - 0.5
+    before, nothing = losses(monkeypatch, tmp_path / "cut", stop_at=7)
+    assert nothing is None and (tmp_path / "cut" / "target.ckpt").is_file()
+    after, model = losses(monkeypatch, tmp_path / "cut")
+    assert before == pytest.approx(whole[:7]) and after == pytest.approx(whole[4:])  # steps 5 and later again
+    for one, other in zip(model.parameters(), expected.parameters(), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_the_rate_rises_and_falls_to_nothing():
+    factors = [learning_rate(step, 100, 0.1) for step in range(100)]
+    assert factors[0] == pytest.approx(0.1) and max(factors) == 1.0 and factors[-1] == pytest.approx(1 / 90)
+    assert factors[9:] == sorted(factors[9:], reverse=True)
+
+
+def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
+    pairs = Path("models/pairs").resolve()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/pairs").symlink_to(pairs)
+    params = Params(seed=3, world=WORLD, pair_training=TRAINING)
+    monkeypatch.setattr(stage, "read_params", lambda: params)
+    stage.main()
+    for role, size in (("target", TINY), ("draft", TRAINING.draft)):
+        model = AutoModelForCausalLM.from_pretrained(f"models/embedded/{role}")
+        tokenizer = AutoTokenizer.from_pretrained(f"models/embedded/{role}")
+        assert model.config.hidden_size == size.hidden_size and model.dtype == torch.float32
+        assert model.generation_config.eos_token_id == tokenizer.eos_token_id == 2
+        assert model.generation_config.pad_token_id == tokenizer.pad_token_id == 0
+    report = json.loads(Path("models/pair.json").read_text())
+    assert 0 <= report["target"]["accuracy"] <= 1 and report["strict_mean_accepted_length"] >= 1
+    assert report["draft"]["parameters"] < report["target"]["parameters"]
+    assert not list(Path(".scratch").iterdir())
+    assert len(Path("data/world/train.jsonl").read_text().splitlines()) == 30
+    pair = load_pair(params)
+    assert pair.name == "embedded" and Path("models/embedded/target") in pair.files
+    assert not pair.target.training and not any(p.requires_grad for p in pair.draft.parameters())
+
+
+def test_a_pair_of_its_own_size():
+    """models/pairs/embedded-large.yaml says sizes; what it leaves out comes from params.yaml."""
+    training = read_pair("embedded-large").training
+    block = stage.replaced(replace(TRAINING, warmup=0.2), training)
+    assert (block.warmup, block.check_problems) == (0.2, 4)
+    sizes = []
+    for role in (block.target, block.draft):
+        with torch.device("meta"):
+            sizes.append(training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6)
+    assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
+    assert stage.replaced(TRAINING, read_pair("embedded").training) == TRAINING
+    with pytest.raises(UserError, match="stepz"):
+        stage.replaced(TRAINING, {"draft": {"stepz": 3}})
+
+
+class Oracle:
+    """A draft that predicts each next id of a text, except at some positions."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, wrong: set[int], prompt: int) -> None:
+        self.wrong, self.prompt = wrong, prompt
+
+    def __call__(self, ids):
+        logits = torch.zeros(1, ids.shape[1], len(TOKENIZER))
+        for j in range(self.prompt, ids.shape[1] + 1):
+            right = int(self.full[j])
+            logits[0, j - 1, right if j - self.prompt not in self.wrong else (right + 1) % len(TOKENIZER)] = 1
+        return type("Out", (), {"logits": logits})
+
+
+@pytest.mark.parametrize(
+    "wrong, tau",
+    [
+        (set(), 10 / 2),  # two rounds of 4 + 1
+        ({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 1.0),  # every token is the target's own
+        ({2}, 10 / 3),  # 2 + 1, then 4 + 1, then 2
+    ],
+)
+def test_strict_tau_counts_the_own_token(wrong, tau):
+    solution, question = list(range(20, 30)), "?"
+    prompt = TOKENIZER(prompt_text(question))["input_ids"]
+    draft = Oracle(wrong, len(prompt))
+    draft.full = torch.tensor(prompt + solution)
+    assert strict_mean_accepted_length(draft, TOKENIZER, [question], [solution], block=4) == pytest.approx(tau)
+
+
+def test_bfloat16_only_where_it_is_fast(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_bf16": True}, raising=False)
+    assert not training.has_fast_bfloat16()
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
+    assert training.has_fast_bfloat16()

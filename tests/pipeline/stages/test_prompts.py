@@ -1,0 +1,124 @@
+"""Prompts are disjoint by problem and the same for the same seed; every document that is left out is accounted for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, read_json_lines
+from gistgate.integrations.lm_eval.task import Task
+from gistgate.integrations.lm_eval.task_files import find_task
+from pipeline.params import Params, parse_params
+from pipeline.stages.prompts import Maker, write_prompts
+from tests.tiny import byte_tokenizer, write_rows, write_task
+
+SIZES = {"train": 10, "development": 5, "calibration": 8, "test": 4}
+SPLITS = tuple(SIZES)
+
+
+def params(sizes: dict[str, int] | None = None, **blocks: Any) -> Params:
+    return parse_params({"task": "sums", "prompts": {**SIZES, **(sizes or {})}, **blocks})
+
+
+def make(folder: Path, given: Params, context: int = 512) -> dict[str, list[dict[str, Any]]]:
+    task = Task(find_task("sums", folder=folder / "tasks"), given)
+    write_prompts(Maker(task, byte_tokenizer(), context), given, folder / "prompts")
+    return {name: read_json_lines(folder / "prompts" / f"{name}.jsonl") for name in SPLITS}
+
+
+def test_splits_have_their_sizes_and_share_no_problem(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    splits = make(tmp_path, params())
+    assert {name: len(prompts) for name, prompts in splits.items()} == SIZES
+    questions = [prompt["doc"]["question"] for prompts in splits.values() for prompt in prompts]
+    assert len(set(questions)) == len(questions) == sum(SIZES.values())
+
+
+def test_a_line_says_everything_that_decoding_needs(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    prompt = make(tmp_path, params())["test"][2]
+    assert prompt == {
+        "id": "test-2",
+        "doc": {"question": "1002 + 1?", "answer": "It is so.\n#### 1003"},
+        "context": "Q: 1002 + 1?\nA:",
+        "ids": byte_tokenizer().encode("Q: 1002 + 1?\nA:"),
+        "stops": ["\n", "Q:"],
+        "max_new_tokens": 12,
+    }
+
+
+def test_test_prompts_keep_the_tasks_order(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    assert [prompt["id"] for prompt in make(tmp_path, params())["test"]] == [f"test-{index}" for index in range(4)]
+
+
+def test_the_seed_decides_and_equal_seeds_give_equal_bytes(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    make(tmp_path, params())
+    first = (tmp_path / "prompts/train.jsonl").read_bytes()
+    make(tmp_path, params())
+    assert (tmp_path / "prompts/train.jsonl").read_bytes() == first
+    make(tmp_path, params(seed=2))
+    assert (tmp_path / "prompts/train.jsonl").read_bytes() != first
+
+
+def test_more_training_prompts_move_no_other_split(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    few, many = make(tmp_path, params()), make(tmp_path, params({"train": 15}))
+    assert few["calibration"] == many["calibration"]
+    assert few["development"] == many["development"]
+    assert few["train"] == many["train"][:10]
+
+
+def test_a_problem_told_twice_serves_once_and_never_beside_the_test(tmp_path: Path) -> None:
+    write_task(tmp_path, num_train=23)
+    rows = read_json_lines(tmp_path / "train.jsonl")
+    again = [{"question": "  5 + 1 ", "answer": "#### 6"}, {"question": "1000 + 1?", "answer": "#### 1001"}]
+    write_rows(tmp_path / "train.jsonl", [*rows, *again])
+    splits = make(tmp_path, params())
+    told = ["".join(prompt["doc"]["question"].split()) for name in SPLITS for prompt in splits[name]]
+    assert sum(text.startswith("5+1") for text in told) == 1
+    assert sum(text.startswith("1000+1") for text in told) == 1
+    with pytest.raises(UserError, match=r"24 training.*25 training documents.*only 23 are usable"):
+        make(tmp_path, params({"train": 11}))
+
+
+def test_too_few_documents_are_counted(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    with pytest.raises(UserError, match="asks for 7 documents, but the test split of 'sums' has 6"):
+        make(tmp_path, params({"test": 7}))
+
+
+def test_prompts_longer_than_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
+    write_task(tmp_path, num_train=23)
+    long = "why " * 50
+    write_rows(
+        tmp_path / "train.jsonl",
+        [*read_json_lines(tmp_path / "train.jsonl"), {"question": long, "answer": "#### 1"}],
+    )
+    tests = read_json_lines(tmp_path / "test.jsonl")
+    write_rows(tmp_path / "test.jsonl", [tests[0], {"question": long, "answer": "#### 1"}, *tests[2:]])
+    splits = make(tmp_path, params(), context=100)
+    assert [prompt["id"] for prompt in splits["test"]] == ["test-0", "test-2", "test-3"]
+    assert all(len(prompt["ids"]) <= 100 - 12 for name in SPLITS for prompt in splits[name])
+    summary = read_json(tmp_path / "prompts/summary.json")
+    assert summary["too_long"]["test"] == 1
+    assert summary["prompts"]["test"] == 3
+    with pytest.raises(UserError, match="All 4 test prompts are longer than 1 token"):
+        make(tmp_path, params(), context=13)
+    with pytest.raises(UserError, match="leaves nothing for the prompt"):
+        make(tmp_path, params(), context=12)
+
+
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    write_task(tmp_path, **{'"Q: {{question}}\\nA:"': '"{{question}}"'})
+    rows = read_json_lines(tmp_path / "test.jsonl")
+    write_rows(tmp_path / "test.jsonl", [rows[0], {"question": " ", "answer": "#### 1"}, *rows[2:]])
+    with pytest.raises(UserError, match="Document 1 of the test split of 'sums' gives an empty prompt"):
+        make(tmp_path, params())

@@ -1,0 +1,205 @@
+"""From fake results of three methods to summary, frontier, figures, page, README: numbers that the head can check."""
+
+import csv
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.files import write_json, write_json_lines
+from pipeline.params import parse_params
+from pipeline.report.results import read_results
+from pipeline.report.summary import as_csv, frontier, summarise
+from pipeline.stages import report
+from pipeline.report import publish
+from pipeline.report import tables
+
+PARAMS = parse_params(
+    {
+        "headline_budget": 0.1,
+        "train": {"heads": ["logistic"]},
+        "methods": {
+            "free": {"exact": {"rule": "exact"}, "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.1]}},
+            "learned": {"judge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.05, 0.2]}},
+        },
+    }
+)
+CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "judge": [1, 0, 1, 0]}
+SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
+STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
+SETTING = {"n": 100, "losses": 3, "gains": 1, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
+
+
+def evaluation(name):
+    summary = {
+        "method": name, "block": 8, "knob": 0.2 if name == "judge" else None, "n": 4,
+        "accuracy": sum(CORRECT[name]) / 4, "mean_accepted_length": 6.0, "loose_per_100": 7.0, "statistics": STATISTICS,
+    }  # fmt: skip
+    return summary, [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
+
+
+def calibration(name, knob, certified):
+    verdict = {"certified": certified, "knob": knob if certified else None, "bound": 0.04 if certified else 0.2}
+    return {
+        "method": name, "rule": PARAMS.methods[name].rule, "budgets": {"0.1": verdict},
+        "settings": [{"knob": knob, "fixed": {}, **SETTING}], "development": [{"knob": knob, "fixed": {}, **SETTING}],
+    }  # fmt: skip
+
+
+def timing(seconds):
+    return {"block": 8, "seconds": [[seconds / 4, seconds / 4]] * 2, "tokens": [5, 5], "target_forwards": [2, 2]}
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory in which every stage in front of `report` has run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "unused")
+    for name in CORRECT:
+        summary, samples = evaluation(name)
+        write_json(f"reports/evaluation/{name}/summary.json", summary)
+        write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
+    write_json("reports/calibration/free/prob.json", calibration("prob", 0.1, False))
+    write_json("reports/calibration/learned/judge.json", calibration("judge", 0.2, True))
+    methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
+    baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
+    write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines})
+    write_json("models/heads/logistic/metrics.json", {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None, "n": 3})
+    bins = [{"predicted": 0.2, "observed": 0.3, "n": 2}, {"predicted": 0.8, "observed": 0.9, "n": 2}]
+    write_json("models/heads/logistic/curves.json", {"reliability": bins})
+    return tmp_path
+
+
+def test_summary_has_the_promised_schema_and_numbers(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    assert set(summary) == {"pair", "task", "seed", "headline_budget", "plain", "methods", "heads"}
+    judge = summary["methods"]["judge"]
+    assert set(judge) == {
+        "rule", "drafter", "block", "budget", "confidence", "knob", "certified_bound", "accuracy",
+        "accuracy_difference", "mean_accepted_length", "loose_per_100", "speed", "target_forwards", "n",
+    }  # fmt: skip
+    assert judge["accuracy_difference"]["mean"] == -0.25
+    assert judge["speed"]["vs_plain"]["mean"] == 2.0 and judge["speed"]["vs_assisted"]["mean"] == 3.0
+    assert judge["speed"]["vs_strict"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
+    assert judge["certified_bound"] == 0.04 and judge["target_forwards"] == 10
+    assert summary["methods"]["prob"]["certified_bound"] is None
+    assert summary["methods"]["exact"]["certified_bound"] == 0.0
+    assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
+
+
+def test_frontier_holds_every_setting(folder):
+    rows = list(csv.DictReader(io.StringIO(as_csv(frontier(read_results(PARAMS))))))
+    assert [(row["method"], row["split"], row["certified_budgets"]) for row in rows] == [
+        ("prob", "development", ""), ("prob", "calibration", ""),
+        ("judge", "development", ""), ("judge", "calibration", "0.1"),
+    ]  # fmt: skip
+    assert rows[0]["loss"] == "0.02"
+
+
+def test_methods_on_different_prompts_are_refused(folder):
+    write_json_lines("reports/evaluation/judge/samples.jsonl", [{"id": "test-9", "correct": 1}])
+    with pytest.raises(UserError, match="cannot be paired"):
+        summarise(PARAMS, read_results(PARAMS))
+
+
+def test_a_contender_that_was_not_timed_is_named(folder):
+    write_json("reports/benchmark.json", {"methods": {}, "baselines": {}})
+    with pytest.raises(UserError, match="no times of 'plain'"):
+        summarise(PARAMS, read_results(PARAMS))
+
+
+TRACE = {
+    "id": "test-0", "context": "How many <b>?", "method": "judge", "knob": 0.2,
+    "loose": {"score": 1, "mean_accepted_length": 5.0, "tokens": [
+        {"text": "in ", "reason": "strict", "kept": 0.99, "probability": 0.9},
+        {"text": "red", "reason": "loose", "kept": 0.97, "probability": 0.01}]},
+    "strict": {"score": 1, "mean_accepted_length": 3.0, "tokens": [
+        {"text": "blue", "reason": "own", "kept": None, "probability": 0.8}]},
+}  # fmt: skip
+
+
+def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
+    """Page and figures carry no date, load nothing from elsewhere, and show the trace escaped."""
+    monkeypatch.setattr(report, "params_of_view", lambda: PARAMS)
+    monkeypatch.setattr(report, "track", lambda *_: None)
+    write_json("reports/trace.json", TRACE)
+    report.main()
+    files = [
+        "summary.json",
+        "frontier.csv",
+        "index.html",
+        *(f"figures/{f.name}" for f in Path("reports/figures").iterdir()),
+    ]
+    first = {name: Path("reports", name).read_bytes() for name in files}
+    assert len(files) == 7
+    report.main()
+    assert first == {name: Path("reports", name).read_bytes() for name in files}
+    html = first["index.html"].decode()
+    assert "http" not in html.replace("data:image/png;base64", "")
+    assert 'class="loose" title="loose, gate 0.970, target 0.010">red<' in html
+    assert "How many &lt;b&gt;?" in html and html.count("data:image/png") == 4
+
+
+def test_the_page_says_when_there_is_no_trace(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    assert "No loose method was certified" in report.page(summary, None, Path("nowhere"), trace=None)
+
+
+def test_the_page_shows_retrieval_where_it_was_run(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    found = {"caption": "`x`: speed", "head": ["a", "tau"], "rows": [["sen + <exact>", "3.5"]], "datastore": "7 keys."}
+    html = report.page(summary, None, Path("nowhere"), retrieval=found)
+    assert "<td>sen + &lt;exact&gt;</td><td>3.5</td>" in html and "x: speed" in html and "7 keys." in html
+    assert "Drafter by rule" not in report.page(summary, None, Path("nowhere"), retrieval=None)
+
+
+def test_every_method_becomes_a_run(folder, monkeypatch):
+    """Without MLflow the record is a file; its lines carry the numbers."""
+    monkeypatch.setattr("pipeline.common.tracking.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setenv("DVC_ROOT", str(folder))
+    results = read_results(PARAMS)
+    report.track(PARAMS, summarise(PARAMS, results), results)
+    lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+    assert [line["name"] for line in lines] == ["exact", "prob", "judge"]
+    assert lines[2]["metrics"]["speed.vs_plain.mean"] == 2.0
+
+
+PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
+
+
+def test_publish_renews_the_table_and_nothing_else(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    write_json("reports/summary.json", summary)
+    Path("reports/frontier.csv").write_text("method\n")
+    Path("reports/figures").mkdir()
+    Path("README.md").write_text(f"# Top\n{publish.BEGIN}\nold\n{publish.END}\nbottom\n")
+    publish.publish(*PLACES)
+    text = Path("README.md").read_text()
+    assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
+    assert publish.table_of(text) == tables.markdown(json.loads(Path("docs/results/summary.json").read_text()))
+    assert "| judge | 8 | 0.2 | 4.0 | 50.0 | -25.0" in text
+
+
+def test_another_run_gets_one_line_beside_the_published_one(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    write_json("reports/summary.json", summary)
+    Path("reports/frontier.csv").write_text("method\n")
+    Path("reports/figures").mkdir()
+    Path("README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
+    publish.publish(*PLACES)
+    summary["plain"]["accuracy"] = 0.125
+    write_json("reports/summary.json", summary)
+    publish.publish_beside(*PLACES, "seed-2")
+    lines = publish.table_of(Path("README.md").read_text()).splitlines()[-2:]
+    assert lines[0].startswith("| published | 50.0 |") or lines[0].startswith("| published | 75.0 |")
+    assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
+
+
+def test_publish_without_markers_changes_nothing(folder):
+    write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
+    Path("README.md").write_text("# Top\n")
+    with pytest.raises(UserError, match="The page lacks the lines"):
+        publish.publish(*PLACES)
+    assert not Path("docs").exists()

@@ -1,0 +1,132 @@
+"""The stages that train heads: what is learnt, what is not, and what survives an interruption."""
+
+import json
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.files import read_json
+from gistgate.gates import Gate
+from pipeline.common import tracking
+from pipeline.params import Params, TrainParams
+from pipeline.stages import train
+from tests.pipeline.labels.tables import WIDTH, write_labels
+from tests.tiny import byte_tokenizer, tiny_pair
+
+SETTINGS = TrainParams(features=("h_tok:post", "scalars"), c=(0.01, 0.1), epochs=20, lr=0.01, hidden=8)
+PARAMS = Params(train=SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return SimpleNamespace(**dict(zip(("target", "draft"), tiny_pair(), strict=True)), tokenizer=byte_tokenizer())
+
+
+@pytest.fixture
+def stage(pair, tmp_path, monkeypatch):
+    """Runs a training stage in an empty folder and records what would be tracked."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+
+    @contextmanager
+    def tracked(params, name, kind):
+        record = tracking.JsonRecord()
+        yield record
+        runs.append((name, kind, record.line))
+
+    monkeypatch.setattr(tracking, "run", tracked)
+    monkeypatch.setattr(train, "load_pair", lambda params: pair)
+
+    def start(goal, params=PARAMS):
+        monkeypatch.setattr(train, "item", lambda: goal)
+        monkeypatch.setattr(train, "read_params", lambda: params)
+        train.main()
+        return runs
+
+    return start
+
+
+def both_policies(folder, **changes):
+    write_labels(folder / "data/labels/strict", prefix=0, **changes)
+    write_labels(folder / "data/labels/gated", prefix=2, **changes)
+
+
+def test_heads_learn_a_direction_that_decides(stage, tmp_path):
+    both_policies(tmp_path)
+    runs = stage("heads")
+    for head in ("logistic", "linear", "mlp"):
+        folder = tmp_path / "models/heads" / head
+        metrics, curves = read_json(folder / "metrics.json"), read_json(folder / "curves.json")
+        assert metrics["policy"] == "gated"
+        assert metrics["policies"].keys() == {"all", "strict", "gated"}
+        assert metrics["n"] == metrics["policies"]["gated"]["n"] == 12 * 25
+        assert metrics["auc"] > 0.95, head
+        assert metrics["ece"] < 0.08
+        assert 0.35 < metrics["references"]["entropy"]["auc"] < 0.65
+        assert metrics["references"].keys() == {"entropy", "logprob-ratio", "kl"}
+        assert len(curves["reliability"]) == 15
+        assert curves["precision_recall"]
+        assert Gate.load(folder).config.features == {"h_tok:post": WIDTH, "scalars": 8}
+    assert [(name, kind) for name, kind, _ in runs] == [(h, "head") for h in ("logistic", "linear", "mlp")]
+    assert runs[0][2]["metrics"]["auc"] > 0.9
+
+
+def test_nothing_is_learnt_where_nothing_is_to_learn(stage, tmp_path):
+    both_policies(tmp_path, shuffled=True)
+    stage("heads")
+    for head in ("logistic", "linear", "mlp"):
+        assert 0.4 < read_json(tmp_path / "models/heads" / head / "metrics.json")["auc"] < 0.6
+
+
+def test_the_pilot_reads_strict_labels_only(stage, tmp_path, pair):
+    write_labels(tmp_path / "data/labels/strict", prefix=0)
+    stage("pilot")
+    gate = Gate.load(tmp_path / "models/pilot", pair.target, pair.draft, pair.tokenizer)
+    assert gate.config.head == {"type": "linear"}
+    assert gate.config.provenance["data"].keys() == {"data/labels/strict"}
+    assert read_json(tmp_path / "models/pilot/metrics.json")["policy"] == "all"
+    assert str(tmp_path) not in (tmp_path / "models/pilot/config.json").read_text()
+
+
+def test_equal_inputs_give_equal_bytes(stage, tmp_path):
+    both_policies(tmp_path, problems=12)
+    stage("heads")
+    first = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
+    train.shutil.rmtree(tmp_path / ".scratch")
+    stage("heads")
+    assert {path: path.read_bytes() for path in first} == first
+
+
+def test_a_finished_head_is_not_trained_again_unless_it_changes(stage, tmp_path, monkeypatch):
+    both_policies(tmp_path, problems=12)
+    stage("heads")
+    trained = []
+    run = train.Job.run
+    monkeypatch.setattr(train.Job, "run", lambda job, *rest: (trained.append(job.head), run(job, *rest))[1])
+    stage("heads")
+    assert trained == []
+    stage("heads", replace(PARAMS, train=replace(SETTINGS, hidden=4)))
+    assert trained == ["mlp"]
+    assert len(list((tmp_path / ".scratch").iterdir())) == 3
+
+
+@pytest.mark.parametrize("goal, sentence", [("heads", "holds no labels"), ("heds", "nothing called 'heds'")])
+def test_a_wrong_start_is_one_sentence(stage, goal, sentence):
+    with pytest.raises(UserError, match=sentence):
+        stage(goal)
+
+
+def test_an_unknown_head_is_one_sentence(stage, tmp_path):
+    both_policies(tmp_path, problems=4)
+    settings = replace(SETTINGS, heads=("forest",), headline_head="forest")
+    with pytest.raises(UserError, match="no gate head 'forest'"):
+        stage("heads", replace(PARAMS, train=settings))
+
+
+def test_summary_values_are_plain_json(stage, tmp_path):
+    both_policies(tmp_path, problems=12)
+    stage("pilot")
+    json.loads((tmp_path / "models/pilot/metrics.json").read_text())

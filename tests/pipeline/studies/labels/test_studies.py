@@ -1,0 +1,143 @@
+"""The studies on made-up labels whose answer is known."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from pipeline.heads.rows import Rows
+from pipeline.params import Params
+from pipeline.studies.labels import calibration_error, features, learning_curve
+from pipeline.studies.labels.calibration_error import measured
+from pipeline.studies.labels.label_noise import repetition
+from pipeline.studies.labels.learning_curve import curve, next_labels
+
+
+def test_repetition_counts_the_sampled_rollouts_alone():
+    table = {
+        "greedy_kept": torch.tensor([1, 0, 0, 0]),
+        "kept": torch.tensor([1.0, 0.0, 1 / 3, 2 / 3]),  # of two sampled rollouts 2, 1 and 0 said harm as well
+        "rollouts": torch.tensor([1, 3, 3, 3]),
+        "problem": torch.tensor([0, 1, 2, 3]),
+    }
+    found = repetition(table)
+    assert (found["labels"], found["harmful"], found["repeated"]) == (4, 3, 3)
+    assert found["agreement"] == pytest.approx(0.5, abs=1e-6)
+    assert found["all_repeat"] == pytest.approx(1 / 3)
+
+
+def world(n: int, seed: int) -> Rows:
+    """Rows whose first feature decides."""
+    x = torch.randn(n, 4, generator=torch.Generator().manual_seed(seed))
+    kept = torch.sigmoid(4 * x[:, 0] + 2)
+    return Rows(x, torch.zeros(n, 8), torch.arange(n), torch.full((n,), 2), kept, torch.zeros(n))
+
+
+def test_more_labels_make_a_better_head():
+    found = curve(world(600, 0), world(400, 1), "random", [12, 600], seed=0)
+    assert found[0] < found[1]
+
+
+def test_the_learning_curve_is_drawn_with_every_way(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(learning_curve.pyplot, "close", drawn.append)
+    report = {"sizes": [300, 600], "ap": {way: [[0.9, 0.95], [0.92, 0.96]] for way in learning_curve.WAYS}}
+    learning_curve.draw(report, tmp_path / "curve.png")
+    (axes,) = drawn[0].axes
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == set(learning_curve.WAYS)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["300", "600"]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_active_choice_takes_what_the_head_is_least_sure_of():
+    pool, head = world(50, 0), torch.nn.Linear(4, 1, bias=False)
+    head.weight.data = torch.tensor([[1.0, 0, 0, 0]])
+    head.forward = lambda x: x[:, 0]
+    chosen = next_labels(pool, torch.tensor([0, 1]), torch.arange(50), "active", 5, head)
+    others = [n for n in range(2, 50) if n not in chosen.tolist()]
+    assert pool.x[chosen, 0].abs().max() <= pool.x[others, 0].abs().min()
+
+
+def test_calibration_error_of_a_fair_gate_is_small_and_of_a_boastful_one_large():
+    rng = np.random.default_rng(0)
+    p = rng.random(3000)
+    table = {
+        "kept": torch.tensor((rng.random(3000) < p).astype(float)),
+        "probability": torch.tensor(p),
+        "problem": torch.arange(3000) // 10,
+    }
+    fair = measured(table)
+    assert fair["ece"] < 0.04
+    assert fair["ece_interval"][0] <= fair["ece_interval"][1]
+    assert fair["unsure"]["n"] == int((p < 0.9).sum())
+    assert fair["unsure"]["observed"] == pytest.approx(0.45, abs=0.03) == fair["unsure"]["predicted"]
+    boastful = measured({**table, "probability": torch.ones(3000)})
+    assert boastful["ece"] == pytest.approx(0.5, abs=0.05)
+    assert (boastful["unsure"]["n"], boastful["unsure"]["ece"]) == (0, None)
+    json.dumps(fair)
+
+
+def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["features", "--limit", "300"])
+    monkeypatch.setattr(features, "read_params", Params)
+    monkeypatch.setattr(features, "pair_files", lambda _pair: [])
+    monkeypatch.setattr(features, "fingerprint", lambda *parts: "same")
+    monkeypatch.setattr(features, "SETS", (("lookahead",), ("draft",), ("draft", "lookahead")))
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    table = {
+        "draft": x[:, :1].contiguous(),
+        "lookahead": x[:, 1:].contiguous(),
+        "scalars": torch.zeros(300, 8),
+        "problem": torch.arange(300) // 3,
+        "prefix": torch.full((300,), 2),
+        "kept": (x[:, 0] > -1).float(),
+        "kl": torch.zeros(300),
+    }
+    reads = []
+    monkeypatch.setattr(features, "read", lambda _params, names, limit: reads.append((names, limit)) or table)
+    features.main()
+    features.main()
+    assert reads == [(("lookahead", "draft"), 300)]
+    report = json.loads((tmp_path / "reports/studies/features-300.json").read_text())
+    assert [row["width"] for row in report] == [1, 1, 2]
+    assert report[1]["ap"] > 0.9 > report[0]["ap"]
+    assert report[1]["loss"] < report[0]["loss"]
+
+
+def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = []
+
+    class Fake:
+        def __init__(self, *_ignored) -> None:
+            pass
+
+        def label(self, table, _trunks):
+            done.append(len(table["problem"]))
+            return table
+
+    prompts = [{"ids": [n]} for n in range(70)]
+    strict = SimpleNamespace(generate=lambda ids, **_request: [SimpleNamespace(ids=one) for one in ids])
+    for name, value in {
+        "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
+        "load_task": lambda _params: None,
+        "new_prompts": lambda _params, _count: prompts,
+        "pair_files": lambda _pair: [],
+        "make_decoder": lambda *_settings: strict,
+        "request_of": lambda _prompts, _pair: {},
+        "collected": lambda _params, _pair, part: {"problem": torch.arange(len(part))},
+        "unpack": lambda table: (table, {}),
+        "Labeller": Fake,
+    }.items():
+        monkeypatch.setattr(calibration_error, name, value)
+    params = SimpleNamespace(
+        seed=1, pair="none", label=None, decoding=SimpleNamespace(block=8), collect=SimpleNamespace(pilot_risk=0.2),
+        train=SimpleNamespace(headline_head="none"), certify=SimpleNamespace(prompts=10, ece_problems=60),
+    )  # fmt: skip
+    assert len(calibration_error.labelled(params, 20)["problem"]) == 20
+    assert calibration_error.labelled(params)["problem"].tolist() == list(range(60))
+    assert done == [20, 20, 20]

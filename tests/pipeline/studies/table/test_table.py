@@ -1,0 +1,161 @@
+"""The large table: which methods it has, and what its own stages find, against hand-made and tiny cases."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.files import save_tensors
+from gistgate.gates.features import extract, layers_needed
+from gistgate.rules import RULES, make_rule
+from gistgate.rules.pair_counts import PairCounts
+from pipeline.common import views
+from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.labels.mining import by_row, stamped
+from pipeline.labels.mismatches import Watcher, concatenated
+from pipeline.labels.replay import FirstBlocks, rounds
+from pipeline.labels.texts import STRICT, Trunk
+from pipeline.params import parse_params, read_params
+from pipeline.studies.table import pair_counts
+from pipeline.studies.table.agreement import compare
+from pipeline.studies.table.spans import span_rows
+from tests.tiny import tiny_pair
+
+ROOT = Path(__file__).parents[4]
+REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
+PROMPTS = [{"ids": ids} for ids in ([5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90, 17, 18])]
+
+
+def test_every_rule_that_greedy_decoding_defines_is_in_the_table():
+    core = read_params(ROOT / "params.yaml")
+    table = core.with_table()
+    assert list(table.methods)[: len(core.methods)] == list(core.methods)
+    ruled = {method.rule for method in table.methods.values()}
+    # lossless; for sampled requests only; autojudge as long as costs are 0
+    assert RULES.keys() - ruled == {"block", "traversal", "lenience", "wisv"}
+    assert {name for name, method in table.methods.items() if method.extra} == set(table.methods) - set(core.methods)
+
+
+def test_a_method_of_the_table_takes_what_its_rule_declares():
+    table = read_params(ROOT / "params.yaml").with_table()
+    sense = table.method("sense")
+    assert (sense.knob, sense.grid, sense.variants) == ("gamma", RULES["sense"].grid, RULES["sense"].variants)
+    assert table.method("judge").head == "judge" and table.method("judge").learned
+    assert make_rule("trt-relaxed", **table.method("trt-relaxed").settings({}, 0.3)).scope == "all"
+
+
+def test_its_results_lie_apart():
+    core = read_params(ROOT / "params.yaml")
+    table = core.with_table()
+    assert (core.reports, table.reports) == (Path("reports"), Path("reports/table"))
+    assert calibration_file(table, "fly") == Path("reports/calibration/free/fly.json")
+    assert calibration_file(table, "judge") == Path("reports/table/calibration/learned/judge.json")
+    assert evaluation_folder(table, "sense") == Path("reports/table/evaluation/sense")
+    assert evaluation_folder(table, "plain") == Path("reports/evaluation/plain")
+
+
+@pytest.mark.parametrize("block", [{"skip": ["mras"]}, {"fixed": {"mras": {}}}, {"heads": {"mras": "mlp"}}])
+def test_an_unknown_rule_is_refused(block):
+    with pytest.raises(UserError, match="unknown rule 'mras'. Did you mean 'mars'?"):
+        parse_params({"table": block})
+
+
+def test_views_are_two(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["report", "tabel"])
+    with pytest.raises(UserError, match="no view 'tabel'"):
+        views.params_of_view()
+
+
+def test_who_is_right():
+    nan = np.nan
+    opinions = {"a": np.array([1, 1, 0, 0, 1, 1.0]), "b": np.array([1, 0, 1, 0, 0, nan])}
+    found = compare(opinions, np.array([True, True, True, False, False, True]))
+    assert (found["mismatches"], found["harmless"]) == (5, 3)
+    assert found["methods"]["a"] == {"accepted": 3, "harmful_accepted": 1, "precision": 2 / 3, "recall": 2 / 3}
+    assert found["methods"]["b"] == {"accepted": 2, "harmful_accepted": 0, "precision": 1.0, "recall": 2 / 3}
+    assert found["disagreements"] == [
+        {"a": "a", "b": "b", "only_a": 2, "only_a_harmless": 1, "only_b": 1, "only_b_harmless": 1}
+    ]
+
+
+def test_a_rule_that_accepts_nothing_has_no_precision():
+    found = compare({"a": np.zeros(2)}, np.array([True, False]))
+    assert found["methods"]["a"]["precision"] is None and found["methods"]["a"]["recall"] == 0
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(noise=0.15)
+
+
+@pytest.fixture(scope="module")
+def mismatches(pair):
+    """Every mismatch of strict decoding, as the stage `collect` records it, with the states it saw."""
+    watcher = Watcher(["h_tok:post", "scalars"])
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=watcher)
+    answers = decoder.generate([prompt["ids"] for prompt in PROMPTS], **REQUEST)
+    found = by_row(watcher.take(), [(answer, None) for answer in answers])
+    tables = [stamped(table, i, STRICT, [-1] * len(table["row"])) for i, table in enumerate(found) if table]
+    trunks = {(i, STRICT): Trunk(i, STRICT, answer.ids) for i, answer in enumerate(answers)}
+    return concatenated(tables), trunks
+
+
+def test_a_fork_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
+    """The same token is proposed, the strict rule refuses it, and the target saw the same text in front of it."""
+    table, trunks = mismatches
+    observer = FirstBlocks(layers_needed(["h_tok:post"]))
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
+    seen = 0
+    for part, block, acceptance in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST):
+        assert block.draft_ids[:, 0].tolist() == part["draft_id"].tolist()
+        assert block.top_ids[:, 0].tolist() == part["target_id"].tolist()
+        assert acceptance.length.tolist() == [0] * len(part["problem"])
+        state = extract(block, ["h_tok:post"])["h_tok:post"][:, 0].float()
+        torch.testing.assert_close(state, part["h_tok:post"], atol=1e-3, rtol=1e-3)
+        seen += len(part["problem"])
+    assert seen == len(table["problem"]) >= 10
+
+
+def test_a_loose_rule_accepts_at_the_fork(pair, mismatches):
+    table, trunks = mismatches
+    observer = FirstBlocks()
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("prob", r=1e-30), 4, observer=observer)
+    lengths = [
+        acceptance.length for _, _, acceptance in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST)
+    ]
+    assert (torch.cat(lengths) > 0).all()
+
+
+def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):
+    table, trunks = mismatches
+    table = {**table, "kept": torch.arange(len(table["problem"])).float() / 100}
+    observer = FirstBlocks(layers_needed(["h_tok:pre"]))
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
+    for part, block, _ in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST):
+        spans = span_rows(part, block, ("h_tok:pre", "scalars"), 3)
+        lengths = block.valid[:, :3].sum(-1)
+        assert spans["kept"].tolist() == part["kept"].repeat_interleave(lengths).tolist()
+        assert spans["problem"].tolist() == part["problem"].repeat_interleave(lengths).tolist()
+        places = [int(at) + j for at, num in zip(part["position"], lengths, strict=True) for j in range(int(num))]
+        assert spans["position"].tolist() == places
+        assert torch.equal(spans["h_tok:pre"][0], block.hidden["pre"][0, 1].float())
+
+
+def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
+        x, t = torch.tensor(pairs).T.contiguous()
+        save_tensors(
+            f"data/mismatches/strict/rows-{index:05d}.safetensors", {"draft_id": x.clone(), "target_id": t.clone()}
+        )
+    pair_counts.main()
+    table = PairCounts.load(pair_counts.PAIRS)
+    asked = torch.tensor([1, 3, 4, 2]), torch.tensor([2, 4, 3, 1])
+    assert table.look_up(*asked).tolist() == [3, 1, 1, 0]

@@ -1,0 +1,93 @@
+"""Where an answer ends, token by token."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from gistgate.request.stopping import Stop
+from tests.tiny import byte_tokenizer
+
+TOKENIZER = byte_tokenizer(bos=False)
+EOS = TOKENIZER.eos_token_id
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def end_of(tokens: list[int], limit: int, strings: list[str]) -> tuple[int, str | None]:
+    """The slow definition: after every single token look at everything."""
+    for num in range(1, len(tokens) + 1):
+        text = TOKENIZER.decode(tokens[:num])
+        if tokens[num - 1] == EOS:
+            return num, "eos"
+        if any(string in text for string in strings):
+            return num, "stop"
+        if num == limit:
+            return num, "length"
+    return len(tokens), None
+
+
+texts = st.lists(st.one_of(st.sampled_from(ids_of("abc\n")), st.just(EOS)), max_size=12)
+strings = st.lists(st.text("abc\n", min_size=1, max_size=4), max_size=3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    tokens=texts, cuts=st.lists(st.integers(1, 5), min_size=12, max_size=12), limit=st.integers(1, 14), stops=strings
+)
+def test_however_the_text_arrives_it_ends_at_the_same_token(
+    tokens: list[int], cuts: list[int], limit: int, stops: list[str]
+):
+    stop = Stop(limit, {EOS}, stops, TOKENIZER)
+    answer: list[int] = []
+    finish = None
+    while finish is None and len(answer) < len(tokens):
+        new = tokens[len(answer) :][: cuts[len(answer)]]
+        kept, finish = stop.cut(answer, new)
+        assert kept <= len(new) and (finish is not None or kept == len(new))
+        answer += new[:kept]
+    assert (len(answer), finish) == end_of(tokens, limit, stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("a🙂é\n", max_size=6), stop=st.text("a🙂é\n", min_size=1, max_size=2), step=st.integers(1, 5))
+@example(text="a🙂", stop="🙂", step=1)
+def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, step: int):
+    tokens, answer, finish = ids_of(text), [], None
+    while finish is None and len(answer) < len(tokens):
+        new = tokens[len(answer) :][:step]
+        kept, finish = Stop(99, (), [stop], TOKENIZER).cut(answer, new)
+        answer += new[:kept]
+    assert (len(answer), finish) == end_of(tokens, 99, [stop])
+
+
+@pytest.mark.parametrize(
+    "new, room, expected",
+    [
+        ("ab", 9, (2, None)),
+        ("ab", 2, (2, "length")),
+        ("abc", 2, (2, "length")),
+        ("a.b", 9, (2, "stop")),
+        ("a.b", 2, (2, "stop")),
+        ("a.b", 1, (1, "length")),
+        ("", 9, (0, None)),
+    ],
+)
+def test_the_first_end_counts(new: str, room: int, expected: tuple[int, str | None]):
+    assert Stop(room + 3, (EOS,), ["."], TOKENIZER).cut(ids_of("xyz"), ids_of(new)) == expected
+
+
+def test_eos_stays_and_wins_at_the_limit():
+    stop = Stop(3, (EOS,))
+    assert stop.cut([], [7, EOS, 8]) == (2, "eos")
+    assert stop.cut([], [7, 8, EOS]) == (3, "eos")
+    assert stop.cut([], [7, 8, 9, EOS]) == (3, "length")
+
+
+def test_a_stop_reaches_over_the_border_of_two_blocks():
+    stop = Stop(99, (), ["Question:"], TOKENIZER)
+    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion: how")) == (4, "stop")
+    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion, how")) == (8, None)
