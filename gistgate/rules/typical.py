@@ -23,7 +23,7 @@ class Typical(Superset):
     """
 
     scale: float = 1.0
-    """Factor of the threshold: 1 is the published rule, 0 keeps every token with p(x) > 0, above V / delta is strict."""
+    """Factor of the threshold: 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict."""
     eps: float = 0.09
     """Probability that is always enough (form "medusa")."""
     delta: float = 0.3
