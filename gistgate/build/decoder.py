@@ -19,7 +19,8 @@ from gistgate.observing.race import AUTO
 from gistgate.observing.shadow import make_guard
 from gistgate.optional.segments.building import served_decoder
 from gistgate.optional.segments.serving import SEGMENT_RULES, take_segment_settings
-from gistgate.rules import PRESETS, RULES, make_rule, nearest
+from gistgate.registry import nearest
+from gistgate.rules import PRESETS, RULES, make_rule
 
 BLOCK = 8
 """K where nothing else is said, in tokens."""

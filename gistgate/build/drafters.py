@@ -19,7 +19,7 @@ from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.optional.retrieval.sen_tree import SenTree
 from gistgate.optional.retrieval.suffix_array import SuffixArray
-from gistgate.rules import nearest
+from gistgate.registry import nearest
 
 NONE, CORPUS = "none", "corpus"
 STORED: dict[str, Callable[[Datastore], Drafter]] = {

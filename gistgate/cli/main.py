@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +75,7 @@ def generate(
 
     served = serve(locals(), temperature, chat, system)
     if in_shadow:
-        shadow(served.decoder)
+        served = replace(served, decoder=shadow(served.decoder))
     ids = served.target.encode(read(prompt), chat, system)
     request = {"sampling": Sampling(temperature), **served.request(max_new_tokens, stop)}
     if speculate_up_to == AUTO:

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Judge(Superset):
+class Judge(LooseRule):
     """Accept where P(token is fine) > delta; `autojudge` limits the probability of the opposite.
 
     The published gate is linear, reads the target's state after the token before the final normalisation, and is

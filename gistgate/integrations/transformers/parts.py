@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
-from gistgate.drafters import DRAFTERS, ModelDrafter
+from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.gates.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 
