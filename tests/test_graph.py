@@ -10,7 +10,10 @@ import yaml
 ROOT = Path(__file__).parents[1]
 BODIES = {
     f"{file}:{name}": stage.get("do", stage)
-    for file in ("dvc.yaml", *(f"pipeline/studies/{more}/dvc.yaml" for more in ("table", "certify", "retrieval", "segments", "speed")))
+    for file in (
+        "dvc.yaml",
+        *(f"pipeline/studies/{more}/dvc.yaml" for more in ("table", "certify", "retrieval", "segments", "speed")),
+    )
     for name, stage in yaml.safe_load((ROOT / file).read_text())["stages"].items()
 }
 

@@ -21,10 +21,10 @@ from pipeline.common.entry import run
 from pipeline.common.operating_point import calibration_file, evaluation_folder
 from pipeline.common.views import params_of_view
 from pipeline.params import Params
+from pipeline.report import tables
 from pipeline.report.figures import draw_all, save
 from pipeline.report.results import Results, read_results
 from pipeline.report.summary import Summary, as_csv, frontier, summarise
-from pipeline.report import tables
 from pipeline.studies.retrieval.params import retrieval_params
 from pipeline.studies.retrieval.summary import summarise as summarise_retrieval
 from pipeline.studies.retrieval.tables import parts

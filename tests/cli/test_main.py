@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gistgate.certificates.certificate import Certificate
-from gistgate.cli.main import main as cli
+from gistgate.cli import main as cli
 from gistgate.gates.config import GateConfig, OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer

@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.gates import Gate, GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
 from gistgate.identity import fingerprint, identify_model, identify_tokenizer, portable_name
 from tests.tiny import byte_tokenizer, tiny_pair
 

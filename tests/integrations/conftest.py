@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistgate.gates import Gate, GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
 from tests.integrations.exported import PROMPTS, RISKS

@@ -15,7 +15,7 @@ import torch
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter, PromptLookup
-from gistgate.gates import Gate
+from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from tests.integrations.exported import EOS, PAD, PROMPTS, RISKS
 from tests.tiny import write_task

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 
 from gistgate.errors import UserError
-from gistgate.gates import Gate
+from gistgate.gates.gate import Gate
 from gistgate.integrations.transformers.generate import generate
 from tests.integrations.exported import EOS, PAD
 

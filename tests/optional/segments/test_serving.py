@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from gistgate.build.decoder import build_decoder, take_settings
 from gistgate.cli.main import app
 from gistgate.errors import UserError
-from gistgate.gates import Gate, GateConfig
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
 from gistgate.integrations.transformers.segments import generate

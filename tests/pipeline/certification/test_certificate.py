@@ -20,7 +20,7 @@ from gistgate.certificates.planning import spread_out
 from gistgate.certificates.scores import CLIP, LogProbability, PairwiseJudge
 from gistgate.certificates.search import Choice, Setting
 from gistgate.certificates.sequence import try_setting
-from gistgate.cli.main import main as cli
+from gistgate.cli import main as cli
 from gistgate.errors import UserError
 from gistgate.files import read_json
 from gistgate.gates.config import GateConfig
@@ -295,4 +295,4 @@ def test_without_the_pipeline_the_command_says_what_to_install(monkeypatch):
 
     monkeypatch.setattr(cli.importlib, "import_module", missing)
     with pytest.raises(UserError, match=r"'scipy' is missing.*\[pipeline\]"):
-        cli.pipeline_module("certificate_command")
+        cli.pipeline_module("certification.command")

@@ -71,7 +71,7 @@ def test_a_fingerprint_sees_contents_and_names_of_files(folder):
 
 def test_sources_are_files_of_modules_and_folders_of_packages():
     module, package = sources("pipeline.common.resume", "gistgate.rules")
-    assert module.name == "scratch.py" and package.is_dir()
+    assert module.name == "resume.py" and package.is_dir()
 
 
 def test_a_folder_without_shards_is_refused(folder):

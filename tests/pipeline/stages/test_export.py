@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gistgate.errors import UserError
-from gistgate.gates import Gate, GateConfig
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.choice import choose
 from gistgate.optional.guards.domain import DomainGuard, fit

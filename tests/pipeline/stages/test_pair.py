@@ -11,8 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistgate.errors import UserError
-from pipeline.pairs.pair import load_pair
 from pipeline.pairs import training
+from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.training import Progress, learning_rate, train_model
 from pipeline.pairs.world.corpus import documents, prompt_text
@@ -94,8 +94,8 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
 
 def test_a_pair_of_its_own_size():
     """models/pairs/embedded-large.yaml says sizes; what it leaves out comes from params.yaml."""
-    training = read_pair("embedded-large").training
-    block = stage.replaced(replace(TRAINING, warmup=0.2), training)
+    sizes_of = read_pair("embedded-large").training
+    block = stage.replaced(replace(TRAINING, warmup=0.2), sizes_of)
     assert (block.warmup, block.check_problems) == (0.2, 4)
     sizes = []
     for role in (block.target, block.draft):

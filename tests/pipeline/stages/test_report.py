@@ -10,11 +10,10 @@ import pytest
 from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
 from pipeline.params import parse_params
+from pipeline.report import publish, tables
 from pipeline.report.results import read_results
 from pipeline.report.summary import as_csv, frontier, summarise
 from pipeline.stages import report
-from pipeline.report import publish
-from pipeline.report import tables
 
 PARAMS = parse_params(
     {

@@ -9,7 +9,7 @@ import pytest
 
 from gistgate.errors import UserError
 from gistgate.files import read_json
-from gistgate.gates import Gate
+from gistgate.gates.gate import Gate
 from pipeline.common import tracking
 from pipeline.params import Params, TrainParams
 from pipeline.stages import train

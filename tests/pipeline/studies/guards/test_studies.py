@@ -27,8 +27,8 @@ from pipeline.pairs.world.lexicon import QUESTION, SOLUTION
 from pipeline.pairs.world.params import SHIFTED_START, WorldParams
 from pipeline.pairs.world.style import make_style
 from pipeline.params import MethodParams
-from pipeline.stages import domain, report
 from pipeline.report import tables
+from pipeline.stages import domain, report
 from pipeline.studies.guards import shadow
 from tests.tiny import byte_tokenizer, tiny_pair
 
@@ -168,7 +168,7 @@ def test_a_guard_belongs_to_one_gate(params: Any, monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_page_shows_both_studies_where_they_were_made():
-    page = Environment(loader=FileSystemLoader(Path(report.__file__).with_name("templates")), autoescape=True)
+    page = Environment(loader=FileSystemLoader(Path(report.__file__).parents[1] / "report/templates"), autoescape=True)
     method = {"method": "fly", "strict": 4.0, "first_step": 6.0, "tau": 5.5, "real_tau": 5.0}
     lost = {"mean": -0.05, "low": -0.08, "high": -0.02}
     arm = {"accuracy": 0.5, "accuracy_difference": lost, "mean_accepted_length": 6.0, "alarmed": 0.25}

@@ -34,7 +34,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("params.yaml", str(PAGE)):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copyfile(ROOT / name, tmp_path / name)
-    (tmp_path / "retrieval").mkdir()
+    (tmp_path / "pipeline/studies/retrieval").mkdir(parents=True)
     (tmp_path / "pipeline/studies/retrieval/params.yaml").write_text(METHODS)
     reports, times = tmp_path / "reports/retrieval", {"block": 8, "seconds": [[1.0, 1.0], [2.0, 2.0]]}
     names = ("lookup-exact", "corpus-exact", "sen-sense", "corpus-sense")

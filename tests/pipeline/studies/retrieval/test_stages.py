@@ -29,7 +29,7 @@ TRAIN = prompts(5, 17, 2, 10)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A run with training texts, and files of other splits that nobody can read."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "retrieval").mkdir()
+    (tmp_path / "pipeline/studies/retrieval").mkdir(parents=True)
     (tmp_path / "pipeline/studies/retrieval/params.yaml").write_text("choice: {cost: 0.1}")
     rows = [{"id": f"train-{place}", "ids": prompt} for place, prompt in enumerate(TRAIN)]
     write_json_lines(texts.PROMPTS, rows)
