@@ -40,8 +40,8 @@ class Wishes:
     """Least confidence that the certificate has to have."""
     certificate: str | None = None
     """certificate.json or its folder. Decoding then runs as it says, and whatever contradicts it is refused."""
-    segments: str | None = None
-    """Folder of segment probes; then rule, settings and K are those of segments."""
+    segments: Any = None
+    """Segment probes, a folder or loaded ones; then rule, settings and K are those of segments."""
     guards: Sequence[str] = ()
     """Ids of guards; "domain" is read from the gate's folder."""
     engine: str = "eager"
@@ -64,10 +64,10 @@ class Wishes:
         return int(asked)
 
 
-NAMES = tuple(item.name for item in fields(Wishes))
-"""The names of all wishes."""
+NAMES = tuple(item.name for item in fields(Wishes) if item.name != "settings")
+"""The names of all wishes but the settings, which stand among keyword arguments under their own names."""
 
 
 def take_wishes(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove the wishes from keyword arguments and return them."""
+    """Remove the wishes from keyword arguments and return them; settings of the rule stay."""
     return {name: arguments.pop(name) for name in NAMES if name in arguments}
