@@ -10,10 +10,10 @@ from typing import Any
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.drafters import CORPUS, NONE, STORED, Sources, make_drafter
+from gistgate.certificates.certificate import OperatingPoint
 from gistgate.certificates.holds import check_options, check_parts, load_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from gistgate.gates.config import OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.observing.race import AUTO
 from gistgate.observing.shadow import make_guard
@@ -23,8 +23,6 @@ from gistgate.rules import PRESETS, RULES, make_rule, nearest
 
 BLOCK = 8
 """K where nothing else is said, in tokens."""
-BUDGET = 0.03
-"""Loss against strict at which a gate runs where nothing else is said, as a share of prompts."""
 
 
 def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -89,7 +87,8 @@ def build_decoder(
         rule: rule id; default: "autojudge" with a gate, else "exact".
         block: K, drafted tokens per round; default: that of the gate's operating point, else 8. A warning says
             where K or the drafter is not the one that the point was certified with.
-        budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts; default: 0.03.
+        budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts; default: the
+            headline budget of its proof.
         settings: settings of the rule.
         certificate: a certificate.json or its folder; its rule, drafter, K and settings are used, and nothing else.
         segments: folder of segment probes; then `rule` and `settings` are theirs, `gate` speaks inside refused
@@ -105,9 +104,10 @@ def build_decoder(
     settings = dict(settings or {})
     proof = load_proof(certificate) if certificate else None
     if proof is not None:
+        certified = proof.operating_point(budget)
         named = {"rule": rule, "drafter": drafter, "block": block}
-        check_options(proof, settings=settings, budget=budget, segments=segments, **named)
-        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, dict(proof.settings)
+        check_options(proof, certified, settings=settings, segments=segments, **named)
+        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, dict(certified.settings)
     shared: dict[str, Any] = {
         "vocabulary": len(tokenizer), "guards": [make_guard(name, gate) for name in guards], "engine": engine,
         "speculate_up_to": batch_limit(speculate_up_to),
@@ -121,10 +121,10 @@ def build_decoder(
         data = {CORPUS: corpus}.get(drafter, datastore if drafter in STORED else None)
         check_parts(proof, loaded, target, draft_model, tokenizer, engine=engine, guards=guards, data=data)
     if loaded is not None and rule == "autojudge" and "risk" not in settings:
-        point = loaded.operating_point(BUDGET if budget is None else budget, drafter)
-        settings["risk"] = point.knob
-        block = point.block if block is None else block
-        doubt(loaded, point, block, drafter)
+        point = loaded.operating_point(budget, rule=rule)
+        settings = {**point.settings, **settings}
+        block = loaded.proof.block if block is None and loaded.proof is not None else block
+        doubt(loaded, point, block or 0, drafter)
     sources = Sources(target, tokenizer, draft_model, datastore, corpus)
     made, made_rule = make_drafter(drafter, sources), make_rule(rule, **settings)
     block = BLOCK if block is None else block
@@ -138,9 +138,8 @@ def default_rule(gate: str | None) -> str:
 
 def doubt(gate: Gate, point: OperatingPoint, block: int, drafter: str) -> None:
     """Warn where K or the drafter is not the certified one of an operating point; without drafts nothing is lost."""
-    its_own = point in gate.config.operating_points
-    known = gate.config.certificate.get("drafter", "model") if its_own else drafter
-    pairs = (("block", block, point.block), ("drafter", drafter, known))
+    assert gate.proof is not None
+    pairs = (("block", block, gate.proof.block), ("drafter", drafter, gate.proof.drafter))
     differing = [f"{name} is {now}, but {then} was certified" for name, now, then in pairs if now != then]
     if differing and block and drafter != NONE:
         warnings.warn(f"The budget of {100 * point.budget:g} % is not certified: {'; '.join(differing)}.", stacklevel=3)

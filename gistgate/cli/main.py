@@ -115,9 +115,7 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     from gistgate.gates.gate import Gate
 
     loaded = Gate.load(gate)
-    typer.echo(show.described(loaded.config))
-    if loaded.certificate is not None:
-        typer.echo(show.proved(loaded.certificate))
+    typer.echo(show.described(loaded.config, loaded.proof))
 
 
 @app.command()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import typer
 
-from gistgate.certificates.certificate import Certificate
+from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.gates.config import GateConfig
 from gistgate.observing.race import Clock
 from gistgate.observing.trace import TracedToken
@@ -32,8 +32,8 @@ def as_lines(tokens: Sequence[TracedToken]) -> str:
     return "\n".join(json.dumps(token.as_dict(), ensure_ascii=False) for token in tokens)
 
 
-def described(config: GateConfig) -> str:
-    """A gate in words: partners, features, certified settings."""
+def described(config: GateConfig, proof: Proof | None) -> str:
+    """A gate in words: partners, features, and what is certified of it."""
     draft = config.draft.name if config.draft else "any drafter"
     lines = [
         f"head        {config.head['type']}, probabilities by {config.map['type']}",
@@ -42,31 +42,33 @@ def described(config: GateConfig) -> str:
         f"tokenizer   {config.tokenizer.name}, {config.tokenizer.num_tokens} tokens",
         "features    " + ", ".join(f"{name} ({size})" for name, size in config.features.items()),
     ]
-    if not config.operating_points:
+    if proof is None:
         return "\n".join([*lines, "settings    none was calibrated; give one yourself, such as --set risk=0.05"])
-    for point in config.operating_points:
-        verdict = f"risk {point.knob:g}, K {point.block}" if point.certified else "nothing certified"
-        lines.append(
-            f"budget {100 * point.budget:g} %  {verdict}: loses at most {100 * point.bound:.2f} points with "
-            f"{100 * point.confidence:g} % confidence, from {point.n} prompts"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, proved(proof)])
 
 
-def proved(certificate: Certificate) -> str:
-    """A certificate in words."""
-    settings = ", ".join(f"{name} {value}" for name, value in certificate.settings.items()) or "no settings"
-    unit = "points" if certificate.score == "task" else f"% of the score '{certificate.score}'"
+def proved(proof: Proof) -> str:
+    """What a proof says, in words."""
+    made = f", made {proof.made}" if proof.made else ""
     return "\n".join([
-        f"certificate {certificate.rule} ({settings}), K {certificate.block}, drafter {certificate.drafter}, "
-        f"made {certificate.made}",
-        f"            loses at most {100 * certificate.bound:.2f} {unit} (budget {100 * certificate.budget:g}) with "
-        f"{100 * certificate.confidence:g} % confidence, from {certificate.n} prompts of which "
-        f"{certificate.discordant} differ",
-        f"            bound: {certificate.bound_kind}; harmed answers: {100 * certificate.harm:.2f} %, at most "
-        f"{100 * certificate.harm_bound:.2f} %",
-        f"            holds for {certificate.source or 'prompts like those of the calibration'}",
+        f"certificate rule {proof.rule}, K {proof.block}, drafter {proof.drafter}{made}",
+        *(point_line(proof, point) for point in proof.points),
+        f"            holds for {proof.source or 'prompts like those of the calibration'}",
     ])  # fmt: skip
+
+
+def point_line(proof: Proof, point: OperatingPoint) -> str:
+    """What is certified for one budget."""
+    unit = "points" if proof.score == "task" else f"% of the score '{proof.score}'"
+    if not point.certified:
+        return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
+    settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"
+    return (
+        f"budget {100 * point.budget:g} %  {settings}: loses at most {100 * point.bound:.2f} {unit} with "
+        f"{100 * point.confidence:g} % confidence, from {point.n} prompts of which {point.losses + point.gains} "
+        f"differ; bound: {point.bound_kind}; harmed answers: {100 * point.harm:.2f} %, at most "
+        f"{100 * point.harm_bound:.2f} %"
+    )
 
 
 def timed(clocks: Sequence[Clock]) -> str:

@@ -18,12 +18,12 @@ from gistgate.integrations.lm_eval.task import load_task
 from gistgate.rules import PRESETS, RULES, nearest
 from pipeline.certification.certificate import (
     Request,
-    binding_of_trial,
-    certificate,
     check_possible,
     default_n,
     find,
     plan_sentence,
+    proof,
+    scope_of_trial,
 )
 from pipeline.certification.prompts import unused_prompts, used_prompts
 from pipeline.certification.trial import Ground, Trial
@@ -92,8 +92,10 @@ def certify(options: Options) -> str:
     )
     request = Request((options.budget,), options.confidence, n, options.stop)
     finding = find(trial, request)
-    bound_to = binding_of_trial(trial, task_hash(maker.task, params), params.prompting)
-    kept = certificate(trial, finding, options.budget, bound_to, source_of(options))
+    if (refusal := finding.refusal(options.budget)) is not None:
+        raise UserError(refusal)
+    scope = scope_of_trial(trial, task_hash(maker.task, params), params.prompting)
+    kept = proof(trial, finding, [options.budget], scope, source_of(options))
     path = kept.save(folder_of(options))
     return f"{proved(kept)}\nwritten to {path}"
 
@@ -184,11 +186,10 @@ def method_of(options: Options, pair: Pair) -> MethodParams:
 
 
 def block_of(options: Options, gate: Gate | None) -> int:
-    """K: as asked for, else that of the gate's operating points, else the usual one."""
+    """K: as asked for, else that of the gate's proof, else the usual one."""
     if options.block is not None:
         return options.block
-    points = gate.config.operating_points if gate is not None else ()
-    return points[0].block if points else builder.BLOCK
+    return gate.proof.block if gate is not None and gate.proof is not None else builder.BLOCK
 
 
 def source_of(options: Options) -> str:

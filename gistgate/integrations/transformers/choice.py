@@ -5,16 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.errors import UserError
-from gistgate.gates.config import OperatingPoint
 from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from gistgate.rules.base import Rule
 
 BLOCK = 8
 """K where neither caller nor gate names one, in tokens."""
-BUDGET = 0.03
-"""Loss at which a gate runs where neither caller nor gate names one, as a share of prompts."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,9 @@ class Choice:
 
 def default_rule(gate: Gate | None) -> str:
     """The rule that the gate was certified with; without a gate the lossless one."""
-    return "exact" if gate is None else str(gate.config.certificate.get("rule", "autojudge"))
+    if gate is None:
+        return "exact"
+    return gate.proof.rule if gate.proof is not None else "autojudge"
 
 
 def take_settings(rule_id: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -66,36 +66,35 @@ def choose(
 def at_knob(gate: Gate, rule: Rule, block: int | None, drafter: str) -> Choice:
     """The setting that the caller names."""
     value = getattr(rule, str(rule.knob))
-    certified = [point for point in gate.config.operating_points if point.certified]
-    point = next((point for point in certified if point.knob == value), None)
-    if point is None:
-        known = ", ".join(f"{point.knob:g}" for point in certified) or "none"
+    certified = gate.proof.certified if gate.proof is not None else ()
+    point = next((point for point in certified if point.settings[str(rule.knob)] == value), None)
+    if gate.proof is None or point is None:
+        known = ", ".join(f"{point.settings[str(rule.knob)]:g}" for point in certified) or "none"
         doubt = f"{rule.knob} {value:g} is not among the certified values ({known})"
         return Choice(rule, certified_block(gate) if block is None else block, (doubt,))
-    return checked(gate, point, rule, point.block if block is None else block, drafter)
+    return checked(gate.proof, point, rule, gate.proof.block if block is None else block, drafter)
 
 
 def at_budget(
     gate: Gate, rule: Rule, budget: float | None, block: int | None, drafter: str, settings: dict[str, Any]
 ) -> Choice:
     """The setting that is certified for the budget; strict verification when there is none."""
-    headline = float(gate.config.certificate.get("headline_budget", BUDGET))
     try:
-        point = gate.operating_point(headline if budget is None else budget, drafter)
+        point = gate.operating_point(budget)
     except UserError as error:
         known = certified_block(gate) if block is None else block
         return Choice(make_rule("exact"), known, (f"{error} Until then every token is verified strictly",))
     tuned: Any = replace(
         rule,  # type: ignore[type-var]
-        **{**gate.config.certificate.get("fixed", {}), **settings, str(rule.knob): point.knob},
+        **{**point.settings, **settings},
     )
-    return checked(gate, point, tuned, point.block if block is None else block, drafter)
+    assert gate.proof is not None
+    return checked(gate.proof, point, tuned, gate.proof.block if block is None else block, drafter)
 
 
-def checked(gate: Gate, point: OperatingPoint, rule: Rule, block: int, drafter: str) -> Choice:
+def checked(proof: Proof, point: OperatingPoint, rule: Rule, block: int, drafter: str) -> Choice:
     """The choice, with everything that the certificate of `point` says otherwise."""
-    certificate = gate.config.certificate
-    wanted = {"block": point.block, "drafter": certificate.get("drafter", "model"), **certificate.get("fixed", {})}
+    wanted = {"block": proof.block, "drafter": proof.drafter, **proof.fixed}
     chosen = {"block": block, "drafter": drafter}
     differences = [(name, value, chosen.get(name, getattr(rule, name, None))) for name, value in wanted.items()]
     doubts = tuple(f"{name} is {now}, but {then} was certified" for name, then, now in differences if then != now)
@@ -104,4 +103,4 @@ def checked(gate: Gate, point: OperatingPoint, rule: Rule, block: int, drafter: 
 
 def certified_block(gate: Gate) -> int:
     """K of the gate's calibration, in tokens."""
-    return int(gate.config.certificate.get("block", BLOCK))
+    return BLOCK if gate.proof is None else gate.proof.block

@@ -10,6 +10,7 @@ from weakref import WeakKeyDictionary
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
+from gistgate.certificates.certificate import CERTIFICATE_FILE
 from gistgate.drafters import DRAFTERS, ModelDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
@@ -74,10 +75,10 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T]) -
     return value
 
 
-def changed(name: str) -> int | None:
-    """When the configuration in a folder was written, in nanoseconds; None for what is no folder."""
-    config = Path(name) / CONFIG_FILE
-    return config.stat().st_mtime_ns if config.is_file() else None
+def changed(name: str) -> tuple[int, ...]:
+    """When configuration and certificate in a folder were written, in nanoseconds; empty for what is no folder."""
+    files = [Path(name) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
+    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
 def gate_folder(name: str) -> Path:
@@ -90,6 +91,7 @@ def gate_folder(name: str) -> Path:
         return Path(name)
     try:
         found = [cached_file(name, file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
+        cached_file(name, CERTIFICATE_FILE, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
         raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check gate=.") from error
     return Path(str(found[0])).parent

@@ -9,11 +9,11 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from gistgate.certificates.certificate import gate_hash
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.parts import GateLike
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.identity import gate_hash
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.counting import Counting
 from gistgate.optional.segments.drafter import SegmentDrafter
