@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from gistgate.build.wishes import Wishes
+from gistgate.certificates.certificate import TASK, OperatingPoint, Proof
 from gistgate.errors import UserError
 from gistgate.rules import PRESETS, RULES, make_rule
-
-if TYPE_CHECKING:
-    from gistgate.certificates.certificate import OperatingPoint, Proof
 
 BLOCK = 8
 """K where neither user nor certificate names one, in tokens."""
@@ -19,9 +17,6 @@ STRICT, GATED = "exact", "autojudge"
 """The rule that loses nothing, and the rule that a gate is trained for."""
 MODEL, NONE = "model", "none"
 """The drafter that needs a draft model, and plain decoding."""
-TASK = "task"
-"""The score in which budgets are given: the task's own metric."""
-
 Policy = Literal["warn", "refuse"]
 """What a caller does about doubts. Both warn about what the user asked for; `refuse` stops where strict decoding would
 silently replace the loose decoding that the user expects."""

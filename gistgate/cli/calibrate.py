@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gistgate.cli.options import BlockLength, Draft, Drafter, GateFolder, RuleName, Seed, Settings
+from gistgate.errors import UserError
 
 
 def calibrate(
@@ -34,3 +37,21 @@ def calibrate(
     """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
     options = {name: value for name, value in locals().items() if name != "settings"}
     typer.echo(certify(**options, settings=tuple(settings)))
+
+
+def certify(**options: Any) -> str:
+    """Hand over to the calibration engine, which lies in the pipeline for now.
+
+    Raises:
+        UserError: the pipeline or something that it needs is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[2]))
+    try:
+        command = importlib.import_module("pipeline.certification.command")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"This command needs the pipeline, and '{error.name}' is missing. Clone the repository and install it with "
+            "`pip install -e '.[pipeline]'`."
+        ) from error
+    said: str = command.certify(command.Options(**options))
+    return said
