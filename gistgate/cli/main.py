@@ -6,6 +6,7 @@ Errors are one sentence and exit status 1.
 from __future__ import annotations
 
 import sys
+import warnings
 
 import typer
 
@@ -40,7 +41,8 @@ app.command(
 
 
 def main() -> None:
-    """Run a command; an error that a person can mend becomes one sentence."""
+    """Run a command; errors that a person can mend and warnings become one sentence each."""
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
     try:
         app()
     except UserError as error:

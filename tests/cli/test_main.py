@@ -1,6 +1,8 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -67,6 +69,14 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
 def test_the_coloured_trace_lists_loose_tokens(run, pair):
     arguments = ("--draft", pair / "draft", "--rule", "random", "--set", "rate=1.0", "--max-new-tokens", 40)
     assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
+
+
+def test_python_runs_the_package_and_every_help_has_an_example():
+    """`python -m gistgate` is the command; `eval` hands --help to lm-eval, which has its own."""
+    done = subprocess.run([sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "generate" in done.stdout
+    for command in cli.app.registered_commands:
+        assert command.epilog.startswith("Example: gistgate ")
 
 
 def test_inspect_names_partners_and_settings(run, pair):
