@@ -13,7 +13,7 @@ from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.rules import nearest
+from gistgate.registry import nearest
 
 if TYPE_CHECKING:
     from gistgate.optional.retrieval.suffix_array import SuffixArray

@@ -19,7 +19,6 @@ from gistgate.gates.calibration import MAPS, build_map
 from gistgate.gates.config import GateConfig
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
-from gistgate.gates.lookup import look_up
 from gistgate.identity import check_model, check_tokenizer
 
 CONFIG_FILE = "config.json"
@@ -42,9 +41,9 @@ class Gate(nn.Module):
         self.wants_q = needs_q(self.features)
         """Whether it reads draft probabilities."""
         sizes = {name: value for name, value in config.head.items() if name != "type"}
-        head = look_up(HEADS, config.head["type"], "gate head")
+        head = HEADS[config.head["type"]]
         self.head = build_head(head, {"input_size": self.input_size, **sizes})
-        self.map = build_map(look_up(MAPS, config.map["type"], "probability map"), int(config.map.get("num_knots", 0)))
+        self.map = build_map(MAPS[config.map["type"]], int(config.map.get("num_knots", 0)))
         self.eval().requires_grad_(False)
 
     def forward(self, block: Block) -> Tensor:

@@ -33,7 +33,7 @@ class Clock:
     """Summed over the prompts, prefill included."""
     statistics: Statistics = field(default_factory=Statistics)
     loops: int = 0
-    """Prompts that any of the three ways answered with a loop. They are left out of the sums unless every prompt loops."""
+    """Prompts that any of the three ways answered with a loop; they are left out unless every prompt loops."""
 
     def run(self, ids: Sequence[int], **request: Any) -> tuple[float, Generation]:
         """Decode one prompt; return seconds and answer."""
@@ -96,7 +96,8 @@ def pays_up_to(
     """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
 
     For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
-    depend on how busy the machine is. Prompts repeat where there are too few for a batch; the better of two runs counts.
+    depend on how busy the machine is. Prompts repeat where there are too few for a batch; the better of two runs
+    counts.
 
     Raises:
         UserError: there is no prompt.

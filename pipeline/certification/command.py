@@ -15,7 +15,8 @@ from gistgate.cli.show import proved
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import load_task
-from gistgate.rules import PRESETS, RULES, nearest
+from gistgate.registry import nearest
+from gistgate.rules import PRESETS, RULES
 from pipeline.certification.certificate import (
     Request,
     check_possible,

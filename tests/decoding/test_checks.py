@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.exact import Exact

@@ -12,32 +12,51 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from gistgate.build.choose import GATED, MODEL, STRICT
+from gistgate.certificates.certificate import read_proof
+from gistgate.drafters import DRAFTERS
 from gistgate.errors import UserError
 from gistgate.files import write_atomic
-from gistgate.integrations.transformers.sources import LIBRARY, Import, Package, Source, in_order
+from gistgate.integrations.transformers.sources import CARRIED, LIBRARY, Import, Package, Source, in_order
+from gistgate.rules import RULES
 
 ENTRY = "gistgate.integrations.transformers.generate"
 """The module whose folder becomes generate.py."""
 FOLDER, FILE, BASE = "custom_generate", "generate", "base"
 """Where transformers looks for a function `generate`; the last is the file of modules that lie in no folder."""
 HEADER = '"""Generated from {names}. Do not edit: change the library and export again."""\n\n'
-MISSING = "{module} is not part of this folder. Install it with `pip install {package}`, and use that package."
+MISSING = (
+    "This folder carries what its gate was certified with, but not {module}. Run `pip install gistgate` and call "
+    f"{ENTRY}.generate(model, ...) in place of custom_generate."
+)
+REFERENCE = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)+):(\w+)"')
+"""How a registry names what it imports on first use."""
 SEEN_BY_TRANSFORMERS = re.compile(r"^\s*from\s+\.(\S+)\s+import", re.MULTILINE)
 """How transformers finds the files that a file needs; it reads comments and docstrings as well."""
 
 
-def write_code(folder: str | Path, extra: Sequence[str] = (), entry: str = ENTRY) -> None:
+def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
     """Write `custom_generate/` into a gate folder; one that is there already is replaced.
 
-    `extra` names further modules that are exported, such as the rule that the gate was certified with.
+    `extra` names the modules that are exported besides the loop; default: the rule and the drafter that the gate in
+    the folder was certified with.
     """
+    wanted = certified_modules(folder) if extra is None else extra
 
     def fill(place: Path) -> None:
         place.mkdir()
-        for name, text in flatten(entry, extra).items():
+        for name, text in flatten(extra=wanted).items():
             (place / name).write_text(text, encoding="utf-8")
 
     write_atomic(Path(folder) / FOLDER, fill)
+
+
+def certified_modules(folder: str | Path) -> list[str]:
+    """The modules of the certified rule and drafter, of strict verification, and of the usual ones without a proof."""
+    proof = read_proof(folder)
+    rules = {STRICT, proof.rule if proof else GATED}
+    drafter = proof.drafter if proof and proof.drafter in DRAFTERS else MODEL
+    return sorted({*(RULES[rule].__module__ for rule in rules), DRAFTERS[drafter].__module__})
 
 
 def flatten(entry: str = ENTRY, extra: Sequence[str] = (), package: Package = LIBRARY) -> dict[str, str]:
@@ -51,7 +70,9 @@ def flatten(entry: str = ENTRY, extra: Sequence[str] = (), package: Package = LI
     sections: dict[str, list[Source]] = {}
     for name in in_order({name: source.needs for name, source in modules.items()}):
         sections.setdefault(files[name], []).append(modules[name])
-    texts = {f"{file}.py": written(file, parts, files, package) for file, parts in sorted(sections.items())}
+    texts = {f"{file}.py": written(file, parts, files) for file, parts in sorted(sections.items())}
+    carried = {found for source in modules.values() for found in REFERENCE.findall(source.text) if found[0] in files}
+    texts = {file: text.replace(CARRIED, resolver(sorted(carried), files)) for file, text in texts.items()}
     check_files(texts)
     return texts
 
@@ -78,13 +99,13 @@ def file_of(module: str, entry: str, package: Package) -> str:
     return "_".join(folder[:2] if folder[:1] == ["optional"] else folder[:1]) or BASE
 
 
-def written(file: str, parts: Sequence[Source], files: dict[str, str], package: Package) -> str:
+def written(file: str, parts: Sequence[Source], files: dict[str, str]) -> str:
     """One exported file: the imports of its modules, and the modules one below the other."""
     check_names(parts)
     top: dict[str, set[str]] = {}
     sections = []
     for source in parts:
-        text = section(source, file, files, package, top)
+        text = section(source, file, files, top)
         sections.append(f"# ---- {'/'.join(source.name.split('.'))}\n\n{text.strip()}\n")
     names = ", ".join(source.name for source in parts)
     text = HEADER.format(names=names) + head(top) + "\n\n" + "\n\n".join(sections)
@@ -103,7 +124,7 @@ def check_names(parts: Sequence[Source]) -> None:
                 )
 
 
-def section(source: Source, file: str, files: dict[str, str], package: Package, top: dict[str, set[str]]) -> str:
+def section(source: Source, file: str, files: dict[str, str], top: dict[str, set[str]]) -> str:
     """The text of a module without the imports at its top, which are added to `top`."""
     lines: list[str | None] = list(source.text.splitlines(keepends=True))
     for block in source.typing_blocks:
@@ -111,7 +132,7 @@ def section(source: Source, file: str, files: dict[str, str], package: Package, 
     for item in source.imports:
         if item.is_lazy:
             if item.is_own:
-                replace(lines, item.node, late(item, file, files, package))
+                replace(lines, item.node, late(item, file, files))
             continue
         replace(lines, item.node, [])
         for alias in item.node.names:
@@ -132,13 +153,28 @@ def replace(lines: list[str | None], node: ast.stmt, new: list[str]) -> None:
         lines[node.lineno - 1] = "".join(f"{' ' * node.col_offset}{line}\n" for line in new)
 
 
-def late(item: Import, file: str, files: dict[str, str], package: Package) -> list[str]:
+def late(item: Import, file: str, files: dict[str, str]) -> list[str]:
     """What stands in place of an import inside a function."""
     names = ", ".join(ast.unparse(alias) for alias in item.node.names)
     if item.module not in files:
-        missing = MISSING.format(module=item.module, package=package.name)
-        return [*([] if file == BASE else [f"from .{BASE} import UserError"]), f'raise UserError("{missing}")']
+        error = [] if file == BASE else [f"from .{BASE} import UserError"]
+        return [*error, *missing(item.module)]
     return [] if files[item.module] == file else [f"from .{files[item.module]} import {names}"]
+
+
+def missing(module: str) -> list[str]:
+    """Lines that say that a module is not exported."""
+    return ["raise UserError(", f"    {MISSING.format(module=module)!r}", ")"]
+
+
+def resolver(carried: Sequence[tuple[str, str]], files: dict[str, str]) -> str:
+    """The lines that find what a registry refers to, in place of an import by name."""
+    lines = ['"""What "module:name" refers to, among what this folder carries."""']
+    for module, name in carried:
+        where = [] if files[module] == BASE else [f"    from .{files[module]} import {name}"]
+        lines += [f'if reference == "{module}:{name}":', *where, f"    return {name}"]
+    lines += ["raise UserError(", f"    {MISSING.format(module='{reference}')!r}.format(reference=reference)", ")"]
+    return "".join(f"    {line}\n" for line in lines)
 
 
 def head(top: dict[str, set[str]]) -> str:

@@ -15,6 +15,10 @@ LIBRARIES = frozenset({"numpy", "safetensors", "torch", "transformers"})
 """What exported code may import besides the standard library; transformers refuses a folder with missing imports."""
 SELF_KNOWLEDGE = frozenset({"__file__", "__import__", "__package__", "__path__", "import_module"})
 """Names through which code finds its package; in the exported folder they would find another one."""
+REGISTRY, IMPORTED = "registry", "imported"
+"""The module and its function that import things by name, which flat files cannot do."""
+CARRIED = "    raise NotImplementedError(reference)\n"
+"""What stands in place of that function's body until it is known what is exported."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,8 @@ class Package:
         if path is None:
             raise UserError(f"{module} cannot be exported: there is no such module. Correct the import.")
         text = path.read_text(encoding="utf-8")
+        if module == f"{self.name}.{REGISTRY}":
+            text = without_imports_by_name(text)
         reading = Reading()
         self._visit(module, ast.parse(text), reading, is_lazy=False)
         for item in reading.imports:
@@ -146,6 +152,17 @@ class Package:
 
 LIBRARY = Package("gistgate", Path(gistgate.__file__ or "").parent)
 """This very library."""
+
+
+def without_imports_by_name(text: str) -> str:
+    """The registry's module without `import_module`."""
+    lines = text.splitlines(keepends=True)
+    for node in reversed(ast.parse(text).body):
+        if isinstance(node, ast.FunctionDef) and node.name == IMPORTED:
+            lines[node.body[0].lineno - 1 : node.end_lineno] = [CARRIED]
+        elif isinstance(node, ast.ImportFrom) and node.module == "importlib":
+            del lines[node.lineno - 1 : node.end_lineno]
+    return "".join(lines)
 
 
 def name_of(node: ast.AST) -> str | None:
