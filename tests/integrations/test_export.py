@@ -93,7 +93,10 @@ def test_a_budget_chooses_its_own_setting(answers: Any, pair: Any, tokenizer: An
 def test_a_setting_by_hand_is_taken_with_a_warning(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
     found = answers["by hand"]
     assert found["ids"] == library(pair, tokenizer, gate, "by hand", make_rule("autojudge", risk=0.25), block=7)
-    assert found["warnings"] == ["No certificate covers this: risk 0.25 is not among the certified values (0.2, 0.3)."]
+    assert found["warnings"] == [
+        "No certificate covers this: risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was "
+        "certified."
+    ]
 
 
 def test_without_a_certificate_it_decodes_strictly_and_says_so(answers: Any, pair: Any, tokenizer: Any) -> None:

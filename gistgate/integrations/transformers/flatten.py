@@ -96,7 +96,7 @@ def file_of(module: str, entry: str, package: Package) -> str:
     folder = parts if path is not None and path.name == "__init__.py" else parts[:-1]
     if folder == entry.split(".")[1:-1]:
         return FILE
-    return "_".join(folder[:2] if folder[:1] == ["optional"] else folder[:1]) or BASE
+    return folder[0] if folder else BASE
 
 
 def written(file: str, parts: Sequence[Source], files: dict[str, str]) -> str:
