@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.block import Block
-from gistgate.rules.base import State, Superset, draw, own_token
+from gistgate.rules.base import LooseRule, State, draw, own_token
 
 
 @dataclass(frozen=True)
-class BlockVerification(Superset):
+class BlockVerification(LooseRule):
     """Keep the longest prefix j whose own number passes: u_j <= h_j, where a later token may redeem an earlier one.
 
     Texts are distributed as by `exact`, with other tokens for the same seed, and at least as many accepted on

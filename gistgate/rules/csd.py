@@ -13,12 +13,12 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 from gistgate.rules.pair_counts import PairCounts, pair_key
 
 
 @dataclass(frozen=True)
-class Csd(Superset):
+class Csd(LooseRule):
     """Accept where the pair (x, t*) was counted more than `min_count` times and z(x) - z(t*) >= ln tau_c.
 
     A frozen table never changes. An online one counts every refusal that decoding meets, before it tests: what is

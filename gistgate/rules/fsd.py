@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 from gistgate.rules.divergences import ag, coarse, draft_probs, js, kl, tv
 from gistgate.rules.replacements import target_draw
 
@@ -26,7 +26,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FSD(Superset):
+class FSD(LooseRule):
     """Accept where Div(p, q) <= threshold.
 
     Reduced, only the tokens that the strict test refused are judged so. The full variant judges every token so: where

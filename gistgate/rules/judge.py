@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Judge(Superset):
+class Judge(LooseRule):
     """Accept where P(token is fine) > delta. High is good here, the reverse of `autojudge`.
 
     The published gate is linear, sees the target's state behind the token before the final normalisation, and is

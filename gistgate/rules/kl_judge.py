@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 from gistgate.rules.divergences import draft_probs, kl
 
 
 @dataclass(frozen=True)
-class KLJudge(Superset):
+class KLJudge(LooseRule):
     """Accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Random(Superset):
+class Random(LooseRule):
     """Accept each mismatch with probability `rate`, reproducibly for the request's seed."""
 
     rate: float = 0.1

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class RegretBudget(Superset):
+class RegretBudget(LooseRule):
     """Accept while the request's sum of max z - z(x) over accepted draft tokens stays within the budget.
 
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Sense(Superset):
+class Sense(LooseRule):
     """Tolerate a mismatch where Hn(p) > gamma and x is among the top k or few mismatches follow; for any drafter.
 
     The paper leaves the window, its kernel and tau_c open: a box over the next `window` positions is our choice.

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, allowed, own_token
+from gistgate.rules.base import LooseRule, State, allowed, own_token
 
 
 @dataclass(frozen=True)
-class SglThreshold(Superset):
+class SglThreshold(LooseRule):
     """Sampled: accept where u <= p(x) / acc or p(x) >= single. Greedy: accept a match or where p(x) >= single.
 
     The draft's probabilities are ignored on purpose: at 1 and 1 the text is distributed as p for any draft whatever,

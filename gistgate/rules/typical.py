@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 from gistgate.rules.replacements import target_draw
 
 
 @dataclass(frozen=True)
-class Typical(Superset):
+class Typical(LooseRule):
     """Accept where p(x) > scale * min(eps, delta * exp(-H(p))), as Medusa does, or in the form of vllm-ascend.
 
     Published, a greedy request is exact. Its two thresholds act together, so neither moves the rule on its own: where

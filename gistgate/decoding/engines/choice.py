@@ -10,9 +10,11 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
+from gistgate.decoding.checks import models_of
+from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.session import Session
-from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.reader import has_window
 from gistgate.request.rows import Row
@@ -65,28 +67,27 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
     drafter = parts.drafter
     if len(rows) > MOST_ROWS:
         return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
-    if hasattr(drafter, "boundaries"):
-        return f"the drafter {type(drafter).__name__} writes segments, whose length is not known beforehand"
     if parts.observer is not None:
         return "an observer looks at every block"
-    if parts.guards:
+    if type(parts.guards) is not Unguarded:
         return "guards look at every block"
-    if parts.rereads:
-        return f"the rule '{parts.rule.id}' reads drafts a second time"
-    if parts.think_ids is not None:
-        return f"the rule '{parts.rule.id}' asks where the think markers are"
-    if any(row.cost is not None for row in rows):
-        return "the request names costs"
-    if getattr(drafter, "nodes", None):
-        return f"the drafter {type(drafter).__name__} returns trees"
-    if (
-        drafter is not None
-        and not isinstance(drafter, ModelDrafter)
-        and (drafter.gives_q or hasattr(drafter, "observe"))
-    ):
-        return f"the drafter {type(drafter).__name__} looks at every block"
-    models = [parts.target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
+    if parts.context.needs_eager:
+        return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
+    if drafter is not None and (why := reason_against_drafter(drafter)) is not None:
+        return f"the drafter {type(drafter).__name__} {why}"
+    models = models_of(parts.target, drafter)
     return next((why for model in models if (why := reason_against_model(model)) is not None), None)
+
+
+def reason_against_drafter(drafter: Drafter) -> str | None:
+    """Why a drafter needs the eager engine, as the end of a sentence about it."""
+    if drafter.stops_early:
+        return "writes segments, whose length is not known beforehand"
+    if drafter.nodes:
+        return "returns trees"
+    if drafter.learns or (drafter.gives_q and drafter.model is None):
+        return "looks at every block"
+    return None
 
 
 def reason_against_model(model: PreTrainedModel) -> str | None:
