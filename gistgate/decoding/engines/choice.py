@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.decoding.checks import models_of
-from gistgate.decoding.engines.compiled import CompiledSession
-from gistgate.decoding.engines.program import UnsupportedError, missing_compiler
 from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.session import Session
@@ -20,6 +19,9 @@ from gistgate.errors import UserError
 from gistgate.forward.reader import has_window
 from gistgate.request.rows import Row
 from gistgate.request.stopping import Stop
+
+if TYPE_CHECKING:
+    from gistgate.decoding.engines.compiled import CompiledSession
 
 ENGINES = ("eager", "compiled")
 
@@ -40,6 +42,9 @@ class Engine:
     def session(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> Session | CompiledSession:
         """A session for these rows; the first of a new shape builds its programs, which takes seconds or minutes."""
         if self.name == "compiled" and rows:
+            from gistgate.decoding.engines.compiled import CompiledSession
+            from gistgate.decoding.engines.program import UnsupportedError
+
             shape = (len(rows), sampling)
             why = self._failed.get(shape) or reason_against(parts, rows)
             if why is None:
@@ -94,6 +99,8 @@ def reason_against_model(model: PreTrainedModel) -> str | None:
         return f"{name} does not let its attention be exchanged"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return f"{name} is spread over several devices"
+    from gistgate.decoding.engines.program import missing_compiler
+
     missing = missing_compiler(model.device)
     if missing is not None and model.device.type != "cuda":  # a CUDA graph helps without a compiler, too
         return missing
