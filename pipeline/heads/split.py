@@ -1,4 +1,4 @@
-"""Parts for fitting, stopping, calibrating and measuring. No problem serves two of them."""
+"""Parts of the rows for fitting, stopping, calibrating and measuring; no problem is in two parts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Parts:
     calibration: Tensor
     """Fits the probability map."""
     test: Tensor
-    """Measures, nothing else."""
+    """Measures the head and does nothing else."""
 
 
 def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Parts:

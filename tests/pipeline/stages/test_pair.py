@@ -14,7 +14,7 @@ from gistgate.errors import UserError
 from pipeline.pairs import training
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.pairs.training import Progress, learning_rate, train_model
+from pipeline.pairs.training import TQDMProgressBar, learning_rate, train_model
 from pipeline.pairs.world.corpus import documents, prompt_text
 from pipeline.pairs.world.measure import strict_mean_accepted_length
 from pipeline.pairs.world.params import ModelTraining, PairTrainingParams, WorldParams
@@ -44,7 +44,7 @@ def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list
         if len(seen) == stop_at:
             raise KillError
 
-    monkeypatch.setattr(Progress, "on_train_batch_end", watch)
+    monkeypatch.setattr(TQDMProgressBar, "on_train_batch_end", watch)
     try:
         return seen, train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
     except KillError:
