@@ -15,7 +15,6 @@ from gistgate.drafters import DRAFTERS, ModelDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.gates.gate import Gate
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
@@ -25,6 +24,7 @@ from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import RETRIEVAL
 
 if TYPE_CHECKING:
+    from gistgate.gates.gate import Gate  # a changed gate feature leaves stages that decode without a gate alone
     from gistgate.integrations.lm_eval.task import Task  # brings lm-eval along
 
 

@@ -23,6 +23,8 @@ from torch import Tensor
 from gistgate.errors import UserError
 from pipeline.labels.tables import Table
 
+REFERENCE = Path("data/reference/train.jsonl")
+"""The target's own answers to the training prompts."""
 PASSES = ("strict", "gated")
 """Passes of `collect`: strict and sequential texts first, then the texts of the pilot gate."""
 MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = Path("data/mismatches"), Path("data/labels"), Path("data/features")

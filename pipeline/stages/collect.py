@@ -26,7 +26,7 @@ from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.mining import mine
 from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, Policy, checked
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Policy, checked
 from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.pairs.pair import Pair, load_pair, pair_files
@@ -39,7 +39,6 @@ SOURCES = (
 )  # fmt: skip
 """Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
-REFERENCE = Path("data/reference/train.jsonl")
 PILOT = Path("models/pilot")
 
 Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]

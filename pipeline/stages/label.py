@@ -21,14 +21,18 @@ from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, sources
 from pipeline.labels.labelling import Labeller
-from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, Policy, checked
+from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, REFERENCE, Policy, checked
 from pipeline.labels.tables import Table, concatenated, num_rows, picked
 from pipeline.labels.texts import Texts, pack, read_records
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.collect import REFERENCE, SOURCES
 
-MODULES = (*SOURCES, "pipeline.stages.label", "pipeline.labels.labelling", "pipeline.labels.rollouts")
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.integrations.lm_eval.task",
+    "gistgate.rules.base", "gistgate.rules.exact", "pipeline.labels.labelling", "pipeline.labels.rollouts",
+    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.label",
+)  # fmt: skip
+"""Modules whose change makes finished shards worthless."""
 
 
 def main() -> None:
@@ -42,7 +46,7 @@ def main() -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources(*MODULES)]
+    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
     return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, *files)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import ModelDrafter
@@ -24,6 +26,7 @@ from pipeline.params import DecodingParams, Params, TrainParams
 from pipeline.stages import features as stage
 from tests.tiny import byte_tokenizer, tiny_pair
 
+ROOT = Path(__file__).parents[3]
 NAMES = ("h_tok:post", "h_pred:post", "h_tok:pre", "h_tok:layer:0", "scalars", "lookahead", "draft")
 REQUEST = {"max_new_tokens": 40, "eos_ids": [2]}
 BLOCK = 6
@@ -118,3 +121,31 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     assert torch.equal(rows.kept, labels["kept"]) and torch.equal(rows.problem, labels["problem"])
     torch.testing.assert_close(rows.x[:, 6:], table["h_tok:post"].float(), atol=1e-3, rtol=1e-3)
     assert read_json(FEATURE_FOLDER / "gated/summary.json")["rows"] == len(rows)
+
+
+def test_a_changed_feature_repeats_no_rollout():
+    """No stage that makes rollouts reads `train.features`, or anything that a stage makes from it."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    expanded = {}
+    for name, stage_ in stages.items():
+        for key, item in items_of(stage_.get("foreach")):
+            text = yaml.safe_dump(stage_.get("do", stage_)).replace("${key}", key).replace("${item}", key)
+            for field, value in item.items():
+                text = text.replace(f"${{item.{field}}}", str(value))
+            expanded[f"{name}@{key}" if key else name] = yaml.safe_load(text)
+    tainted: set[str] = {"train", "train.features"}
+    for _ in expanded:  # what depends on a tainted output is tainted as well
+        for body in expanded.values():
+            reads = {*body.get("params", ()), *body["deps"]}
+            if any(one == bad or one.startswith(f"{bad}/") for one in reads for bad in tainted):
+                tainted |= set(body["outs"])
+    rollouts = {"data/mismatches/strict", "data/mismatches/gated", "data/labels/strict", "data/labels/gated"}
+    assert {"data/features/strict", "data/features/gated", "models/heads"} <= tainted
+    assert not tainted & (rollouts | {"models/pilot"})
+
+
+def items_of(foreach):
+    """Keys and fields of a DVC loop; one empty item for a stage without a loop."""
+    if isinstance(foreach, dict):
+        return foreach.items()
+    return [(key, {}) for key in foreach] if isinstance(foreach, list) else [("", {})]

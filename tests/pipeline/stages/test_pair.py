@@ -25,7 +25,9 @@ from pipeline.stages import pair as stage
 TINY = ModelTraining(
     hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=48, documents=64, batch_size=8, steps=12
 )
-TRAINING = PairTrainingParams(target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4)
+TRAINING = PairTrainingParams(
+    target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4, min_target_accuracy=0
+)
 WORLD = WorldParams(task_train=30, task_test=20)
 TOKENIZER = train_tokenizer()
 CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
