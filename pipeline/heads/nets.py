@@ -136,6 +136,7 @@ def fit_net(
     state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
+    assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, standardise.mean, standardise.scale)
     report = {"validation_loss": float(best.best_model_score), "epochs": trainer.current_epoch}
     return net.float().eval(), report

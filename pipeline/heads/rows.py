@@ -62,7 +62,8 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     """
     wanted = tuple(dict.fromkeys((*features, "scalars")))
     columns = {**ROWS, **feature_columns(wanted)}
-    tables, widths = [], {}
+    tables: list[Table] = []
+    widths: dict[str, int] = {}
     for file in [file for folder in folders for file in files_of(folder)]:
         table = load_tensors(file)
         if not len(table["kept"]):

@@ -85,8 +85,8 @@ class Labeller:
         """
         kept, rollouts = greedy_kept.float(), torch.ones(len(greedy_kept), dtype=torch.int16)
         repeats = self.params.label.rollouts - 1
-        unsure = (greedy_kept == 0).nonzero().flatten() if repeats else []
-        rows = [int(n) for n in unsure for _ in range(repeats)]
+        unsure = (greedy_kept == 0).nonzero().flatten()
+        rows = unsure.repeat_interleave(repeats).tolist()
         if not rows:
             return kept, rollouts
         kept_x, kept_t = (self._sampled(table, texts, rows, token) for token in ("draft_id", "target_id"))

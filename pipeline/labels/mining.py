@@ -64,7 +64,7 @@ def mine(
     `greedy_kept` is known on the walks and -1 on strict texts, where no token has been forced.
     """
     starts = [Memory(list(prompt), RowCache([]), RowCache([])) for prompt in prompts]
-    whole = [(len(prompt), []) for prompt in prompts]
+    whole: list[tuple[int, list[int]]] = [(len(prompt), []) for prompt in prompts]
     lengths = [len(prompt) for prompt in prompts]
     first = decoder.resume(starts, whole, lengths, **request)
     records = recorder.take([answer for answer, _ in first])

@@ -7,7 +7,7 @@ Axis letters: B rows, K drafted tokens, N mismatches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ class MismatchRecorder:
         self,
         block: int,
         more: Callable[[Block], Table] | None = None,
-        layers: Sequence[str] = (),
+        layers: Collection[str] = (),
         wants_q: bool = False,
     ) -> None:
         """Begin without records.
@@ -42,7 +42,7 @@ class MismatchRecorder:
             layers: hidden states that `more` reads.
             wants_q: whether `more` reads draft probabilities.
         """
-        self.block, self.more, self.layers, self.wants_q = block, more, tuple(layers), wants_q
+        self.block, self.more, self.layers, self.wants_q = block, more, layers, wants_q
         self._tables: list[Table] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:

@@ -6,7 +6,7 @@ tokens that it would write behind it; one target forward judges the block, and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +23,8 @@ from pipeline.labels.texts import Texts
 class FirstBlocks:
     """An observer that hands out the block of one round together with what was accepted of it."""
 
-    def __init__(self, layers: Sequence[str] = (), wants_q: bool = False) -> None:
-        self.layers, self.wants_q = tuple(layers), wants_q
+    def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
+        self.layers, self.wants_q = layers, wants_q
         self._seen: list[tuple[Block, Acceptance]] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:

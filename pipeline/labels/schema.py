@@ -118,7 +118,7 @@ def problem_of(values: Tensor, column: Column, num: int) -> str | None:
         return f"holds {values.dtype} with {values.ndim} axes, not {column.dtype} with {column.axes}"
     known = values.isfinite() | (values.isnan() if column.may_be_nan else False)
     for fine, what in ((known, "not finite"), (in_range(values, column) | ~known, "out of range")):
-        bad = (~fine).reshape(num, -1).any(-1).nonzero() if values.numel() else []
+        bad = (~fine).flatten(1).any(-1).nonzero() if values.ndim > 1 else (~fine).nonzero()
         if len(bad):
             return f"is {what} in {len(bad)} rows, the first is row {int(bad[0])}"
     return None

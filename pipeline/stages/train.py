@@ -13,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -61,7 +62,7 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
     for head in heads:
         job = head_job(head, params, widths, partners, data)
         done = finish(stage, job, rows)
-        write_atomic(outputs[head], lambda part, done=done: shutil.copytree(done, part))
+        write_atomic(outputs[head], partial(shutil.copytree, done))
         record(outputs[head], stage, job, params)
 
 
