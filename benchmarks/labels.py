@@ -24,10 +24,10 @@ from gistgate.integrations.lm_eval.task import Task, load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
+from pipeline.labels.collecting import strict_collector
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import machine
-from pipeline.stages.collect import strict_collector
 
 OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""

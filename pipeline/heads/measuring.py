@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from pipeline.heads.maps import fit_map
 from pipeline.heads.metrics import measure, precision_recall, reliability
 from pipeline.heads.rows import Rows
-from pipeline.heads.split import Parts
+from pipeline.heads.split import ProblemParts
 from pipeline.labels.schema import Policy
 
 
@@ -30,7 +30,7 @@ def references(rows: Rows) -> dict[str, Tensor]:
 
 
 def measure_head(
-    rows: Rows, parts: Parts, logits_N: Tensor, fitted: nn.Module, map_kind: str
+    rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
 
@@ -47,7 +47,7 @@ def measure_head(
     return metrics, curves
 
 
-def headline_policy(rows: Rows, parts: Parts) -> str:
+def headline_policy(rows: Rows, parts: ProblemParts) -> str:
     """Return "gated" where the test part has rows on gated texts, else "all"."""
     gated = rows.policy == Policy.GATED
     return "gated" if bool((gated & parts.test).any()) else "all"

@@ -13,7 +13,7 @@ from pipeline.params import TrainParams
 
 
 @dataclass(frozen=True)
-class Parts:
+class ProblemParts:
     """Masks over the rows [N]; every row is in exactly one."""
 
     train: Tensor
@@ -26,7 +26,7 @@ class Parts:
     """Measures the head and does nothing else."""
 
 
-def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Parts:
+def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts.
 
     Raises:
@@ -45,4 +45,4 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Parts
         num = min(max(1, round(share * total)), len(problems) - 1)
         parts[name] = torch.isin(problem_N, torch.tensor(problems[:num]))
         problems = problems[num:]
-    return Parts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)
+    return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)

@@ -12,37 +12,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.task import Task, load_task
-from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from gistgate.integrations.lm_eval.task import load_task
+from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
-from pipeline.labels.mining import mine
-from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Policy, checked
-from pipeline.labels.tables import Table, concatenated
+from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
+from pipeline.labels.tables import Table
 from pipeline.labels.texts import AnswerText, pack
-from pipeline.pairs.pair import Pair, load_pair, pair_files
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.pairs.pair import load_pair, pair_files
+from pipeline.params import Params, read_params
 
 SOURCES = (
     "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.integrations.lm_eval.task",
-    "pipeline.labels.mining", "pipeline.labels.mismatches", "pipeline.labels.schema", "pipeline.labels.texts",
-    "pipeline.stages.collect",
+    "pipeline.labels.collecting", "pipeline.labels.mining", "pipeline.labels.mismatches",
+    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.collect",
 )  # fmt: skip
 """Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
-PILOT = Path("models/pilot")
-
-Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]
-"""Indices of problems -> records of their mismatches, and the texts that these lie on."""
 
 
 def main() -> None:
@@ -56,7 +49,9 @@ def main() -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *([PILOT] if name == "gated" else []), *sources(*SOURCES)]
+    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
+    if name == "gated":
+        files += [PILOT, *sources("gistgate.gates")]
     return Shards(f"collect-{name}", name, params.pair, params.seed, params.decoding, params.collect, *files)
 
 
@@ -90,47 +85,6 @@ def minable(params: Params) -> list[int]:
             "Choose a stronger target or an easier task, or set collect.solved_only to false."
         )
     return problems
-
-
-def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on strict texts and on the walk that keeps harmless replacements."""
-    recorder = MismatchRecorder(params.decoding.block)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=recorder)
-
-    def same(problem: int, answer: list[int], reference: list[int]) -> bool | None:
-        text, expected = task.text(pair.tokenizer, answer), task.text(pair.tokenizer, reference)
-        return task.same_meaning(prompts[problem]["doc"], text, expected)
-
-    def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
-        ids = [prompts[problem]["ids"] for problem in problems]
-        num_strict = round(params.collect.strict_share * len(ids))
-        return mine(decoder, recorder, problems, ids, same, num_strict, **request_of(prompts, pair))
-
-    return collect
-
-
-def gated_collector(params: Params, pair: Pair, _task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on the pilot gate's own texts."""
-    gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
-    return lambda problems: gated_texts(params, pair, gate, prompts, problems, MismatchRecorder(params.decoding.block))
-
-
-def gated_texts(
-    params: Params,
-    pair: Pair,
-    gate: Gate,
-    prompts: Sequence[dict[str, Any]],
-    problems: Sequence[int],
-    recorder: MismatchRecorder,
-) -> tuple[Table, list[AnswerText]]:
-    """Decode these problems with the gate at `collect.pilot_risk`; `recorder` sees the blocks."""
-    settings = {"risk": params.collect.pilot_risk}
-    decoder = make_decoder(pair, MethodParams("autojudge"), settings, params.decoding.block, gate, observer=recorder)
-    answers = decoder.generate([prompts[problem]["ids"] for problem in problems], **request_of(prompts, pair))
-    found = zip(problems, recorder.take(answers), strict=True)
-    tables = [stamped(table, problem, Policy.GATED) for problem, table in found if table]
-    texts = [AnswerText(problem, Policy.GATED, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
-    return (concatenated(tables) if tables else {}), texts
 
 
 def shard_of(records: Table, texts: Sequence[AnswerText], index: int) -> Table:

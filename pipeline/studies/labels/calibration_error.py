@@ -27,13 +27,13 @@ from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.resume import Shards, sources
 from pipeline.heads.metrics import expected_calibration_error, probability_metrics, rank_metrics, reliability
+from pipeline.labels.collecting import gated_texts
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.mismatches import MismatchRecorder
 from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import Texts
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.collect import gated_texts
 from pipeline.stages.prompts import Prompt
 from pipeline.studies.certify.certify import new_prompts
 

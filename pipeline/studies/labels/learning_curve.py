@@ -86,7 +86,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         values = np.array(runs, float)
         axes.plot(report["sizes"], values.mean(0), marker="o", label=way)
         axes.fill_between(report["sizes"], values.min(0), values.max(0), alpha=0.15)
-    axes.set(xscale="log", xlabel="labels trained on", ylabel="average precision of harm")
+    axes.set(xscale="log", xlabel="labels trained on", ylabel="average precision of lost meanings")
     axes.set_title("gated texts of unseen problems; mean and range of the seeds", fontsize=8)
     axes.set_xticks(report["sizes"], [str(size) for size in report["sizes"]])
     axes.set_xticks([], minor=True)
