@@ -20,6 +20,7 @@ from pipeline.stages import calibrate
 SIZES = {"development": 400, "calibration": 1200}
 PARAMS = {
     "prompts": SIZES,
+    "decoding": {"workers": 1},  # made-up parts exist in this process alone
     "methods": {
         "free": {
             "exact": {"rule": "exact"},

@@ -26,7 +26,7 @@ PARAMS: dict[str, Any] = {
     "pair": "tiny",
     "task": "sums",
     "prompts": {"train": 4, "development": 4, "calibration": 4, "test": 5},
-    "decoding": {"block": 4, "batch_size": 3},
+    "decoding": {"block": 4, "batch_size": 3, "workers": 1},
     "methods": {
         "free": {
             "exact": {"rule": "exact"},
