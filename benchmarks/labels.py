@@ -18,7 +18,8 @@ import numpy as np
 import torch
 
 from gistgate.files import write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
+from pipeline.tasks.loading import load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
 from pipeline.pairs.pair import Pair, load_pair

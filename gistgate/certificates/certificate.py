@@ -160,7 +160,8 @@ def read_proof(place: str | Path) -> Proof | None:
         )
     try:
         points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
-        return dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+        proof: Proof = dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+        return proof
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no certificate: {error}. Restore it or calibrate again.") from error
 

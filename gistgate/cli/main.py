@@ -138,23 +138,25 @@ def calibrate(
 ) -> None:  # fmt: skip
     """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
     options = {name: value for name, value in locals().items() if name != "settings"}
-    command = pipeline_module("certification.command")
-    typer.echo(command.certify(command.Options(**options, settings=tuple(settings))))
+    from gistgate.cli import show
+
+    command = calibration()
+    proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
+    typer.echo(f"{show.proved(proof)}\nwritten to {path}")
 
 
-def pipeline_module(name: str) -> Any:
-    """A module of the pipeline, which a clone has beside the library.
+def calibration() -> Any:
+    """The module behind `calibrate`.
 
     Raises:
-        UserError: it or what it needs is not installed.
+        UserError: a library that it needs is not installed.
     """
-    sys.path.append(str(Path(__file__).parents[2]))
     try:
-        return importlib.import_module(f"pipeline.{name}")
+        return importlib.import_module("gistgate.integrations.lm_eval.calibrate")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"This command needs the pipeline, and '{error.name}' is missing. Clone the repository and install it with "
-            "`pip install -e '.[pipeline]'`."
+            f"This command needs '{error.name}', which is not installed. Install it with "
+            "`pip install 'gistgate[calibrate]'`."
         ) from error
 
 

@@ -11,6 +11,7 @@ from tqdm import tqdm
 
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters import DRAFTERS, ModelDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
@@ -19,7 +20,6 @@ from gistgate.gates.gate import Gate
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
-from pipeline.common.prompt_cache import Prefilled
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import RETRIEVAL

@@ -20,7 +20,7 @@ from torch import Tensor
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
@@ -30,6 +30,7 @@ from pipeline.labels.mismatches import Table, Watcher, concatenated, num_rows
 from pipeline.labels.texts import GATED, Trunk, pack
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
+from pipeline.tasks.loading import load_task
 
 SOURCES = (
     "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.gates.features",

@@ -23,7 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.entry import item, run
 from pipeline.common.gates import gate_folder, load_gate
@@ -37,6 +37,7 @@ from pipeline.params import Params, read_params
 from pipeline.stages.prompts import context_length
 from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.evaluation import Judged, judge
+from pipeline.tasks.loading import load_task
 
 PLAIN = "plain"
 SOURCES = (
