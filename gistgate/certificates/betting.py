@@ -2,9 +2,9 @@
 
 A bet on mean(d) < m is placed prompt by prompt: at a stake s in (0, 1) its wealth is multiplied by
 1 + s (m - d) / (1 - m). The wealth is never negative and does not grow on average while the mean is m or more, so it
-ever reaches 1 / alpha with probability alpha at most, however often one looks (Ville's inequality). The wealth is spread
-evenly over a grid of stakes, because the best stake depends on the unknown loss (arXiv 2010.09686, the grid form of
-hedged capital). No stake depends on the data, so the wealth does not depend on the order of the prompts.
+ever reaches 1 / alpha with probability alpha at most, however often it is checked (Ville's inequality). The wealth is
+spread evenly over a grid of stakes, because the best stake depends on the unknown loss (arXiv 2010.09686, the grid form
+of hedged capital). No stake depends on the data, so the wealth does not depend on the order of the prompts.
 
 Axis letters: N prompts, S stakes.
 """

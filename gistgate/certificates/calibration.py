@@ -1,4 +1,4 @@
-"""From budgets to a proof: choose settings on development prompts, test them on calibration prompts, say what was found.
+"""From budgets to a proof: choose settings on development prompts, then test them on calibration prompts.
 
 No prompt does both. Decoding is handed in as `Outcomes`.
 """

@@ -51,7 +51,7 @@ class Verdicts:
     """Settings from strict to loose; the last may be the one that failed."""
 
     def passed(self, budget: float) -> int | None:
-        """Index of the loosest setting that keeps a budget while all before it do; None when not even the first does."""
+        """Index of the loosest setting that keeps a budget while all before it do; None where the first fails."""
         at, kept = self.budgets.index(budget), 0
         while kept < len(self.tested) and self.tested[kept].within[at]:
             kept += 1

@@ -13,7 +13,6 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable
 
-import numpy as np
 from scipy.stats import norm
 
 from gistgate.certificates.bernstein import BERNSTEIN, PLUG_IN, bernstein_bound, bernstein_sequence

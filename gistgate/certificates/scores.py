@@ -1,6 +1,8 @@
 """What "quality" means when strict and loose answers are compared: three scores with one interface.
 
-Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored. Axis letters: B rows, T tokens, V vocabulary, N prompts.
+Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored.
+
+Axis letters: B rows, T tokens, V vocabulary, N prompts.
 """
 
 from __future__ import annotations

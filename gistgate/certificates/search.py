@@ -1,9 +1,9 @@
 """Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
 
 A setting is a value of the knob and a variant of the other settings. For every budget the search seeks the loosest
-value whose predicted bound on the calibration prompts still keeps the budget. A spare slot in the sequence tests a value
-between the headline's and the next looser one, so that a careful prediction does not cost a step. The test stops at its
-first failure, so the sequence starts with the strictest value, which is the most likely to pass.
+value whose predicted bound on the calibration prompts still keeps the budget. A spare slot in the sequence tests a
+value between the headline's and the next looser one, so that a careful prediction does not cost a step. The test stops
+at its first failure, so the sequence starts with the strictest value, which is the most likely to pass.
 
 Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may still
 turn out fastest at the headline budget, by halving its open range of values; the remaining measurements refine the

@@ -1,4 +1,4 @@
-"""Per-prompt outcomes of every tested setting, as a table beside the calibration: bounds can be computed from it again."""
+"""Outcomes of every prompt at every tested setting, as a table from which bounds can be computed again."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ PROMPTS = Path("data/prompts/calibration.jsonl")
 def scope_of(
     params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
 ) -> dict[str, Any]:
-    """Everything that a certificate of method `name` depends on; `prompts` tells the calibration prompts from others."""
+    """Everything that a certificate of method `name` depends on.
+
+    `prompts` tells the calibration prompts from others: their file, or their token ids.
+    """
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)

@@ -16,6 +16,7 @@ on: an interruption loses one setting at most.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,8 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         strict = np.array([setup.reference[prompt["id"]]["score"] for prompt in setup.prompts["development"]])
         return describe(method, setting, decoded, strict, confidence)
 
+    scope = scope_of(params, name, setup.pair, setup.task, setup.gate(name))
+    source = f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these"
     report = {
         "method": name,
         "rule": method.rule,
@@ -111,8 +114,7 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         ],
         "development": [measured(setting) for setting in selection.measured],
         "budgets": {f"{budget:g}": decide(finding, budget) for budget in verdicts.budgets},
-        "scope": scope_of(params, name, setup.pair, setup.task, setup.gate(name)),
-        "source": f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these",
+        "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
     }
     return finding, report
 

@@ -1,4 +1,4 @@
-"""Prompts unlike those of the calibration: what looseness costs there, without a guard and with one.
+"""Measure what looseness costs on prompts unlike the calibration prompts, without a guard and with a guard.
 
     python -m pipeline.stages.domain            models/domain from the calibration prompts, then reports/domain.json
     python -m pipeline.stages.domain fit        models/domain alone, which `export` puts beside the gate

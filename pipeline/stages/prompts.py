@@ -1,6 +1,6 @@
 """Turn the task's documents into prompts for training, development, calibration and test, disjoint by problem.
 
-    python -m pipeline.stages.prompts     reads params.yaml (pair, task, prompting, prompts), writes data/prompts/*.jsonl
+    python -m pipeline.stages.prompts     params.yaml (pair, task, prompting, prompts) -> data/prompts/*.jsonl
 
 Training, development and calibration come from the task's training split in an order that the seed decides; test is
 what lm-eval evaluates, in its own order. Training problems may be known to real models from their own training, which

@@ -1,4 +1,4 @@
-"""An evaluation task defines meaning: its contexts, its stops, and which two answers count as the same.
+"""An evaluation task defines meaning: its contexts, its stops, and which answers count as the same.
 
     task = load_task(TaskSpec("gsm8k"))
     ids = task.encode(tokenizer, task.context(document, tokenizer))
@@ -202,7 +202,7 @@ class Task:
 
     def _in_range(self, value: Any) -> float:
         """The metric's value as a number, refused where it is none."""
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise UserError(
                 f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
                 "from 0 to 1. Name another metric (`task_metric` in params.yaml), for instance exact_match."
@@ -263,7 +263,7 @@ class WithoutItself:
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """lm-eval's own rendering of a chat, with this tokenizer.
+    """The function that renders a chat as lm-eval does, with this tokenizer.
 
     Raises:
         UserError: the tokenizer has no chat template.
@@ -277,7 +277,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
 
     def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return HFLM.apply_chat_template(bare, history, add_generation_prompt)  # type: ignore[arg-type]
+        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
 
     return render
 

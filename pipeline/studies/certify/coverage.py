@@ -4,8 +4,8 @@
 
 Outcomes are resampled, not decoded again: the recorded d = strict - loose of every calibrated setting and prompt of a
 finished run is taken for the truth. One resampled calibration draws as many prompts with replacement, the same prompts
-for all settings of a method. It tests the fixed sequence and asks whether the true loss of the certified setting is below
-the budget; fresh prompts are drawn beside it. Settings behind the last recorded one are not tested.
+for all settings of a method. It tests the fixed sequence and asks whether the true loss of the certified setting is
+below the budget; fresh prompts are drawn beside it. Settings behind the last recorded one are not tested.
 
 Three kinds of worlds: `recorded` at the usual budgets; `recorded, at its loss`, where the budget is the true loss of a
 setting, so that certifying it is an error; and `boundary`, made up, with a loss exactly at the budget and discordant

@@ -64,7 +64,7 @@ def certified_point(params: Params, name: str, pair: Pair, task: Task) -> Operat
     """
     point = operating_point(params, name, reports=REPORTS)
     if point.knob is not None:
-        certified = read_json(calibration_file(params, name, REPORTS))["scope"]
+        certified = read_json(calibration_file(params, name, REPORTS))["proof"]["scope"]
         if broken := scope_mismatch(certified, scope_of(params, name, pair, task, None)):
             raise UserError(f"Method '{name}': {broken}")
     return point

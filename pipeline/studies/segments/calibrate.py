@@ -31,7 +31,7 @@ from pipeline.common.gates import load_gate
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import fingerprint, sources
 from pipeline.params import Params, read_params
-from pipeline.studies.segments.methods import METHODS, Method, Parts, methods_of
+from pipeline.studies.segments.methods import METHODS, Method, OpinionParts, methods_of
 from pipeline.studies.segments.params import local_models, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
@@ -59,8 +59,9 @@ class Segments:
 
     def __init__(self, params: Params) -> None:
         self.params, self.setup, self.own = params, Setup(params), read_segment_params()
-        pair, gate = self.setup.pair, load_gate(self.own.head, self.setup.pair)
-        self.parts = Parts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
+        self.pair = pair = self.setup.pair
+        self.gate = gate = load_gate(self.own.head, pair)
+        self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
         self.depends = fingerprint(
             FOLDER, gate_hash(gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
             *pair.files, self.setup.dependencies, *sources(*SOURCES),

@@ -166,7 +166,7 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
     world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
     start(world, monkeypatch, "speed")
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
-    assert (before["block"], own["block"], own["scope"]["block"]) == (8, 3, 3)
+    assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
     assert sorted(path.name for path in Path("reports/speed").rglob("*.*")) == ["prob.csv", "prob.json"]
 
