@@ -20,7 +20,8 @@ from scipy.stats import bootstrap
 
 from gistgate.errors import UserError
 from gistgate.files import write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
+from pipeline.tasks.loading import load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run

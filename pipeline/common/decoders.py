@@ -14,11 +14,11 @@ from gistgate.build.choose import Choice
 from gistgate.build.decoder import assemble
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.base import Drafter
 from gistgate.files import read_json_lines
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
-from pipeline.common.prompt_cache import Prefilled
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import RETRIEVAL

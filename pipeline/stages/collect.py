@@ -17,7 +17,6 @@ import torch
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.integrations.lm_eval.task import load_task
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
@@ -28,6 +27,7 @@ from pipeline.labels.tables import Table
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
+from pipeline.tasks.loading import load_task
 
 SOURCES = (
     "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.integrations.lm_eval.task",

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from gistgate.files import read_json_lines, write_json
-from gistgate.integrations.lm_eval.task import load_task
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
@@ -26,6 +25,7 @@ from pipeline.labels.tables import Table, concatenated, num_rows, picked
 from pipeline.labels.texts import Texts, pack, read_records
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
+from pipeline.tasks.loading import load_task
 
 SOURCES = (
     "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.integrations.lm_eval.task",

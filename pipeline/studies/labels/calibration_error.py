@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gistgate.certificates.tango import Array
 from gistgate.files import load_tensors, write_json
-from gistgate.integrations.lm_eval.task import load_task
+from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
@@ -36,6 +36,7 @@ from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.stages.prompts import Prompt
 from pipeline.studies.certify.certify import new_prompts
+from pipeline.tasks.loading import load_task
 
 OUTPUT = Path("reports/studies/calibration_error.json")
 SHARD = 20

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from gistgate.integrations.transformers.segments import generate
+from gistgate.optional.segments.serving import choose_segments
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -19,12 +21,10 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
-from gistgate.integrations.transformers.segments import generate
 from gistgate.observing.trace import trace
 from gistgate.optional.segments.building import GATE, served_decoder
 from gistgate.optional.segments.files import Probes, load_probes
 from gistgate.optional.segments.probes import Probe
-from gistgate.optional.segments.serving import choose_segments
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
