@@ -5,7 +5,6 @@ Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from gistgate.block import Acceptance, Block, Draft, Sampling
 from gistgate.forward.cache import RowCache
 
 
-class Drafter(ABC):
+class Drafter:
     """Proposes tokens, and is told afterwards how many of them stayed.
 
     A drafter serves one batch at a time: `start` forgets the batch before. The defaults are those of a drafter that
@@ -40,7 +39,6 @@ class Drafter(ABC):
     def start(self, batch: int) -> None:
         """Begin a new batch of that many rows."""
 
-    @abstractmethod
     def propose(
         self,
         texts: Sequence[Sequence[int]],
@@ -64,6 +62,7 @@ class Drafter(ABC):
         Returns:
             A draft as wide as the longest proposal.
         """
+        raise NotImplementedError
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Learn from a verified block, of a tree from its best path; called before `keep`, for empty drafts as well."""

@@ -67,14 +67,14 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
     drafter = parts.drafter
     if len(rows) > MOST_ROWS:
         return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
+    if drafter is not None and (why := reason_against_drafter(drafter)) is not None:
+        return f"the drafter {type(drafter).__name__} {why}"
     if parts.observer is not None:
         return "an observer looks at every block"
     if type(parts.guards) is not Unguarded:
         return "guards look at every block"
     if parts.context.needs_eager:
         return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
-    if drafter is not None and (why := reason_against_drafter(drafter)) is not None:
-        return f"the drafter {type(drafter).__name__} {why}"
     models = models_of(parts.target, drafter)
     return next((why for model in models if (why := reason_against_model(model)) is not None), None)
 
