@@ -116,7 +116,7 @@ def test_the_folder_holds_what_calibration_found(place: Path) -> None:
     assert (gate.proof.block, gate.proof.scope["temperature"]) == (5, 0.0)
     assert [(point.budget, point.refusal) for point in gate.proof.points if not point.certified] == [(0.02, "Too few.")]
     chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
-    assert (chosen.rule.risk, chosen.block, chosen.doubts) == (0.1, 5, ())  # type: ignore[attr-defined]
+    assert (chosen.settings, chosen.block, chosen.doubts) == ({"risk": 0.1}, 5, ())
     assert (place / "models/export/custom_generate/generate.py").is_file()
     ((folder, metrics),) = noted
     assert folder == Path("models/export")
@@ -154,7 +154,7 @@ def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, rep
     gate = Gate.load("models/export")
     assert gate.proof is not None and gate.proof.certified == ()
     chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
-    assert (chosen.rule.id, chosen.block) == ("exact", 5)
+    assert (chosen.rule, chosen.block) == ("exact", 5)
     assert "no setting certified" in chosen.doubts[0]
 
 
