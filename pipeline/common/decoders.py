@@ -16,7 +16,9 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.base import Drafter
+from gistgate.errors import UserError
 from gistgate.files import read_json_lines
+from gistgate.registry import nearest
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from pipeline.pairs.pair import Pair
@@ -53,7 +55,9 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     """A fresh drafter by id; "none" is plain decoding."""
     if drafter_id in RETRIEVAL:
         return RETRIEVAL[drafter_id](pair)
-    return builder.make_drafter(drafter_id, builder.Sources(pair.target, pair.tokenizer, pair.draft))
+    if drafter_id not in builder.KNOWN:
+        raise UserError(f"There is no drafter '{drafter_id}'. {nearest(drafter_id, {*builder.KNOWN, *RETRIEVAL})}")
+    return builder.make_drafter(drafter_id, builder.Sources(pair.target, draft=pair.draft))
 
 
 def make_decoder(

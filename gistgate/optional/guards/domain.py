@@ -128,8 +128,8 @@ class DomainGuard:
         folder = Path(folder)
         if not (folder / CONFIG_FILE).is_file():
             raise UserError(
-                f"{folder} does not know which prompts its gate was calibrated on. Run `python -m "
-                "pipeline.stages.domain fit` and export the gate again, or leave the guard 'domain' out."
+                f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
+                "exported with its guard, or leave the guard 'domain' out."
             )
         config: dict[str, Any] = read_json(folder / CONFIG_FILE)
         tensors = load_tensors(folder / TENSORS_FILE)

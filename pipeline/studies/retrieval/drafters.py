@@ -42,7 +42,7 @@ def check_store() -> None:
 def stored(name: str, pair: Pair) -> Drafter | None:
     """A drafter that reads the datastore of this run."""
     check_store()
-    return make_drafter(name, Sources(pair.target, pair.tokenizer, pair.draft, datastore=STORE))
+    return make_drafter(name, Sources(pair.target, datastore=STORE))
 
 
 def corpus(_pair: Pair) -> Drafter:

@@ -11,6 +11,8 @@ import pytest
 import torch
 from gistgate.integrations.transformers.choice import choose
 
+from gistgate.build.choose import choose
+from gistgate.build.wishes import Wishes
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
@@ -110,8 +112,8 @@ def test_the_folder_holds_what_calibration_found(place: Path) -> None:
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
     assert (gate.proof.block, gate.proof.scope["temperature"]) == (5, 0.0)
     assert [(point.budget, point.refusal) for point in gate.proof.points if not point.certified] == [(0.02, "Too few.")]
-    chosen = choose(gate, "autojudge", None, None, "model", {})
-    assert (chosen.rule.risk, chosen.block, chosen.doubts) == (0.1, 5, ())  # type: ignore[attr-defined]
+    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert (chosen.settings, chosen.block, chosen.doubts) == ({"risk": 0.1}, 5, ())
     assert (place / "models/export/custom_generate/generate.py").is_file()
     ((folder, metrics),) = noted
     assert folder == Path("models/export")
@@ -148,8 +150,8 @@ def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, rep
     export.main()
     gate = Gate.load("models/export")
     assert gate.proof is not None and gate.proof.certified == ()
-    chosen = choose(gate, "autojudge", None, None, "model", {})
-    assert (chosen.rule.id, chosen.block) == ("exact", 5)
+    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert (chosen.rule, chosen.block) == ("exact", 5)
     assert "no setting certified" in chosen.doubts[0]
 
 
