@@ -192,7 +192,7 @@ def method_of(options: Options, models: Models) -> Method:
         UserError: no such rule, or it has no knob.
     """
     name = options.rule or (GATED if options.gate else STRICT)
-    rule_id, preset = PRESETS[name] if name in PRESETS else (name, {})
+    rule_id, preset = PRESETS.get(name, (name, {}))
     if rule_id not in RULES:
         raise UserError(f"There is no rule '{name}'. {nearest(name, [*RULES, *PRESETS])}")
     rule = RULES[rule_id]
