@@ -9,18 +9,19 @@ does. Rounds alternate; ratios are per round, their interval is a bootstrap over
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 
 from gistgate.files import write_json
 from gistgate.integrations.lm_eval.task import Task, load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import machine
@@ -30,8 +31,7 @@ OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""
 
 
-def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+def main(rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 3) -> None:
     params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
     collect = strict_collector(params, pair, task, prompts)
@@ -109,4 +109,4 @@ def device() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

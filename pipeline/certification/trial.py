@@ -19,7 +19,7 @@ from gistgate.files import read_json_lines, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.request.statistics import Statistics, total
-from pipeline.certification.outcomes import SOURCES, files_of
+from pipeline.certification.outcomes import files_of
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
@@ -67,7 +67,7 @@ class Ground:
         """Fingerprint of what every answer depends on, whatever the method."""
         models = [asdict(identify_model(model)) for model in (self.pair.target, self.pair.draft)]
         tokenizer = identify_tokenizer(self.pair.tokenizer).vocabulary
-        return fingerprint(models, tokenizer, self.batch_size, *sources(*SOURCES, "pipeline.certification.trial"))
+        return fingerprint(models, tokenizer, self.batch_size, *sources("pipeline.certification.trial"))
 
 
 class Trial:

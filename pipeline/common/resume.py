@@ -7,7 +7,6 @@ the modules that produce them. Whatever changes, the old pieces are simply not f
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Sequence
@@ -18,9 +17,8 @@ from torch import Tensor
 
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, save_tensors, write_atomic
-
-SCRATCH = Path(".scratch")
-"""Where pieces wait; not in Git."""
+from pipeline.common.closure import ROOT, closure
+from pipeline.common.paths import SCRATCH
 
 
 def fingerprint(*parts: Any) -> str:
@@ -42,14 +40,8 @@ def is_source(path: Path) -> bool:
 
 
 def sources(*modules: str) -> list[Path]:
-    """The source files of modules by dotted name; a package stands for its whole folder."""
-    found = []
-    for module in modules:
-        spec = importlib.util.find_spec(module)
-        assert spec is not None and spec.origin is not None
-        origin = Path(spec.origin)
-        found.append(origin.parent if origin.name == "__init__.py" else origin)
-    return found
+    """Every source file that these modules may run, by dotted name: their import closure."""
+    return [ROOT / path for path in closure(*modules)]
 
 
 class Shards:

@@ -20,14 +20,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.fixed_sequence import Verdict, fixed_sequence
 from gistgate.certificates.search import Aims, Choice, Setting, choose_settings
 from gistgate.files import write_json
 from pipeline.certification.outcomes import Arm, Bench, Run
+from pipeline.common.entry import run
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, calibration_file
 from pipeline.common.pool import side_by_side
 from pipeline.common.scope import binding_of
@@ -41,8 +39,8 @@ OWN_K = "speed"
 """The group of methods at their own K."""
 
 
-def main() -> None:
-    params, group = read_params(), item()
+def main(group: str) -> None:
+    params = read_params()
     if group == OWN_K:
         params, reports = params.at_own_blocks(), OWN_REPORTS
         names = list(params.methods)

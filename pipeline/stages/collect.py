@@ -22,7 +22,7 @@ from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import Task, load_task
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.mining import by_row, mine, stamped
@@ -31,11 +31,6 @@ from pipeline.labels.texts import GATED, Trunk, pack
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.gates.features",
-    "pipeline.stages.collect", "pipeline.labels.mining", "pipeline.labels.mismatches", "pipeline.labels.texts", "gistgate.integrations.lm_eval.task",
-)  # fmt: skip
-"""Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
 REFERENCE = Path("data/reference/train.jsonl")
 PILOT = Path("models/pilot")
@@ -45,8 +40,8 @@ POLICIES = ("strict", "gated")
 Collect = Callable[[Sequence[int]], tuple[Table, list[Trunk]]]
 
 
-def main() -> None:
-    policy, params = item(), read_params()
+def main(policy: str) -> None:
+    params = read_params()
     if policy not in POLICIES:
         raise UserError(f"There is no policy '{policy}'. Use one of: {', '.join(POLICIES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
@@ -56,7 +51,13 @@ def main() -> None:
 
 def shards_of(params: Params, policy: str) -> Shards:
     """Where finished shards wait."""
-    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *([PILOT] if policy == "gated" else []), *sources(*SOURCES)]
+    files = [
+        PROMPTS,
+        REFERENCE,
+        *pair_files(params.pair),
+        *([PILOT] if policy == "gated" else []),
+        *sources("pipeline.stages.collect"),
+    ]
     settings = [policy, params.pair, params.seed, params.decoding, params.collect, params.train.features]
     return Shards(f"collect-{policy}", *settings, *files)
 

@@ -24,7 +24,7 @@ from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task, load_task
 from pipeline.common.decoders import make_decoder, read_prompts
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
 from pipeline.common.pool import side_by_side
@@ -38,17 +38,10 @@ from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.evaluation import Judged, judge
 
 PLAIN = "plain"
-SOURCES = (
-    "gistgate",
-    "pipeline.stages.evaluate",
-    "pipeline.tasks.evaluation",
-    "pipeline.common.decoders",
-    "gistgate.integrations.lm_eval.task",
-)
 
 
-def main() -> None:
-    params, name = read_params(), item()
+def main(name: str) -> None:
+    params = read_params()
     if name not in (PLAIN, "all", *params.methods):
         params = params.with_table()
     chosen = chosen_by(name, params)
@@ -95,7 +88,7 @@ def dependencies(params: Params, point: Operating) -> str:
     gate = [gate_folder(point.head)] if point.head else []
     files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
     settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
-    return fingerprint(*(repr(setting) for setting in settings), *files, *sources(*SOURCES))
+    return fingerprint(*(repr(setting) for setting in settings), *files, *sources("pipeline.stages.evaluate"))
 
 
 class Bench:

@@ -17,7 +17,7 @@ import torch
 from gistgate.files import read_json_lines, write_json
 from gistgate.integrations.lm_eval.task import load_task
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, read_shards, sources
 from pipeline.labels.labelling import Labeller, outcome_rates, references_of
@@ -25,13 +25,11 @@ from pipeline.labels.mismatches import concatenated
 from pipeline.labels.texts import unpack
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.collect import MISMATCHES, REFERENCE, SOURCES
-
-MODULES = (*SOURCES, "pipeline.stages.label", "pipeline.labels.labelling", "pipeline.labels.rollouts")
+from pipeline.stages.collect import MISMATCHES, REFERENCE
 
 
-def main() -> None:
-    policy, params = item(), read_params()
+def main(policy: str) -> None:
+    params = read_params()
     output, shards = Path("data/labels") / policy, shards_of(params, policy)
     count = num_shards(MISMATCHES / policy)
     side_by_side(labelling, (params, policy), range(count), params.decoding.workers, f"label, {policy}", "shard")
@@ -41,7 +39,7 @@ def main() -> None:
 
 def shards_of(params: Params, policy: str) -> Shards:
     """Where finished shards wait."""
-    files = [MISMATCHES / policy, REFERENCE, *pair_files(params.pair), *sources(*MODULES)]
+    files = [MISMATCHES / policy, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
     return Shards(f"label-{policy}", policy, params.pair, params.seed, params.decoding, params.label, *files)
 
 

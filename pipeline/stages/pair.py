@@ -37,8 +37,6 @@ from pipeline.params.reading import build
 MODELS = Path("models/embedded")
 REPORT = Path("models/pair.json")
 ROLES = ("target", "draft")
-MODULES = ("pipeline.pairs.world", "pipeline.pairs.training", "pipeline.pairs.muon")
-"""Whatever changes the trained weights; an interrupted training resumes only under the same source."""
 
 
 def main() -> None:
@@ -75,7 +73,9 @@ def check_other(params: Params) -> None:
 def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
     quiet()
-    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *sources(*MODULES))}"
+    # An interrupted training resumes only under the source that it began with.
+    source = sources("pipeline.pairs.training", "pipeline.pairs.world.corpus", "pipeline.pairs.world.tokenizer")
+    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *source)}"
     tokenizer = train_tokenizer()
     for number, role in enumerate(ROLES):
         size = getattr(params.pair_training, role)

@@ -21,7 +21,7 @@ from matplotlib import pyplot
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from pipeline.common import tracking
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.job import Job, head_job
 from pipeline.heads.partners import partners_of
@@ -35,12 +35,10 @@ LABELS = Path("data/labels")
 PILOT = Path("models/pilot")
 HEADS = Path("models/heads")
 JUDGE = Path("models/table/judge")
-SOURCES = ("gistgate.gates", "pipeline.heads", "pipeline.heads.metrics", "pipeline.stages.train")
-"""Modules whose change makes finished heads worthless."""
 
 
-def main() -> None:
-    goal, params = item(), read_params()
+def main(goal: str) -> None:
+    params = read_params()
     if goal == "pilot":
         train(["logistic"], [LABELS / "strict"], {"logistic": PILOT}, "pilot", params)
     elif goal == "heads":
@@ -68,7 +66,7 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
 def finish(stage: str, job: Job, rows: Rows) -> Path:
     """The folder of the finished head in .scratch, trained now unless an earlier start did so."""
     name = f"{stage}-{job.head}"
-    folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources(*SOURCES))}"
+    folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources('pipeline.heads.job'))}"
     done = folder / "done"
     if not done.is_dir():
         write_atomic(done, lambda part: job.run(rows, folder / "checkpoints").save(part))

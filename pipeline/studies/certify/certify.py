@@ -18,10 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 import torch
 
 from gistgate.certificates.certificate import Certificate
@@ -41,6 +37,7 @@ from pipeline.certification.certificate import (
 from pipeline.certification.prompts import unused_prompts, used_prompts, world_documents
 from pipeline.certification.trial import Ground, Trial
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import load_pair
@@ -54,8 +51,8 @@ RESAMPLES = 2000
 SOURCE = "problems of the task that no other stage uses; the certificate holds for prompts like these"
 
 
-def main() -> None:
-    name, params = item(), read_params().with_table()
+def main(name: str) -> None:
+    params = read_params().with_table()
     if name == "summary":
         write_json(REPORTS / "summary.json", summary(params))
         return

@@ -11,12 +11,12 @@ is taken up by the next one.
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 
 from gistgate.certificates.tango import Array
@@ -45,10 +45,10 @@ UNSURE = 0.9
 """P(kept) below which rows are measured apart: nearly all rows are sure, and bins of equal mass show little else."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.labels.calibration_error")
-    parser.add_argument("--problems", type=int, help="problems to measure on; certify.ece_problems if left out")
-    problems, params = parser.parse_args().problems, read_params()
+def main(
+    problems: Annotated[int | None, typer.Option(help="Problems to measure on, else all new ones.")] = None,
+) -> None:
+    params = read_params()
     torch.set_grad_enabled(False)
     report = measured(labelled(params, problems))
     write_json(OUTPUT if problems is None else OUTPUT.with_stem(f"calibration_error-{problems}"), report)
@@ -63,7 +63,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
-        *sources("gistgate.decoding", "gistgate.rules", "pipeline.labels.labelling", "pipeline.studies.labels.calibration_error"),
+        *sources("pipeline.studies.labels.calibration_error"),
     )  # fmt: skip
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     starts = range(0, len(prompts[:problems]), SHARD)

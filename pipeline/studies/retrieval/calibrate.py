@@ -8,14 +8,14 @@ Works as `pipeline.stages.calibrate` does, by fixed-sequence testing, and writes
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
+from typing import Annotated
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
+import typer
 
-# isort: split
 from gistgate.files import write_json
 from pipeline.certification.outcomes import Arm, Bench
+from pipeline.common.entry import run
 from pipeline.common.operating_point import calibration_file
 from pipeline.common.pool import side_by_side
 from pipeline.params import Params
@@ -23,9 +23,9 @@ from pipeline.stages.calibrate import calibrate, summary
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
 
 
-def main() -> None:
+def main(methods: Annotated[list[str] | None, typer.Argument(help="Methods by name, else all.")] = None) -> None:
     params = retrieval_params()
-    names = sys.argv[1:] or [name for name, method in params.methods.items() if method.knob is not None]
+    names = methods or [name for name, method in params.methods.items() if method.knob is not None]
     for name in names:
         params.method(name)
     side_by_side(calibrator, params, names, params.decoding.workers, "calibrate", "method")

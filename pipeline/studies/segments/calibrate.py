@@ -17,9 +17,6 @@ from typing import Any
 import numpy as np
 from scipy.stats import norm
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.loss_curve import error_apart
 from gistgate.certificates.tango import Array
@@ -29,6 +26,7 @@ from gistgate.optional.segments.files import load_probes
 from gistgate.request.statistics import Statistics, total
 from pipeline.certification.outcomes import strict_scores
 from pipeline.common.decoders import read_prompts, run_split
+from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.pool import side_by_side
 from pipeline.common.prompt_cache import Prefilled
@@ -42,10 +40,6 @@ from pipeline.studies.segments.train import FOLDER
 
 REPORTS = Path("reports/segments/calibration")
 SPLITS = ("development", "calibration")
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.gates", "gistgate.rules",
-    "gistgate.optional.segments", "pipeline.common.decoders", "pipeline.common.prompt_cache", "pipeline.studies.segments.methods", "gistgate.integrations.lm_eval.task",
-)  # fmt: skip
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -77,7 +71,7 @@ class Bench:
         self.name = fingerprint(
             FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
             *self.pair.files, *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), task_hash(self.task, params),
-            params.seed, params.decoding.batch_size, *sources(*SOURCES),
+            params.seed, params.decoding.batch_size, *sources("pipeline.studies.segments.calibrate"),
         )  # fmt: skip
 
     def decoded(self, name: str, value: float, split: str, first: int | None = None) -> tuple[Array, Statistics]:

@@ -16,15 +16,13 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.decoding.batches import decode_all
 from gistgate.files import read_json_lines, write_json, write_json_lines
 from gistgate.integrations.lm_eval.task import Task, load_task
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import Pair, load_pair
@@ -36,10 +34,6 @@ from pipeline.studies.segments.sampling import Prefix, prefixes_of, sample_segme
 SAMPLES = Path("data/segments/samples.jsonl")
 REFERENCE = Path("data/reference/train.jsonl")
 ROLES = ("target", "draft")
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules.base", "gistgate.rules.exact",
-    "gistgate.optional.segments", "pipeline.common.decoders", "pipeline.studies.segments", "gistgate.integrations.lm_eval.task",
-)  # fmt: skip
 DRAWS = 1_000_000
 """Seeds that a problem number keeps free for the draws of its shard, half of them for each model."""
 
@@ -65,7 +59,7 @@ def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> 
     """Where finished shards wait; another folder for whatever they depend on."""
     name = fingerprint(
         asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
-        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
+        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources("pipeline.studies.segments.collect"),
     )  # fmt: skip
     return SCRATCH / f"segments-{name}"
 

@@ -9,14 +9,14 @@ two begins alternates as well; ratios are per round, the interval is a bootstrap
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -28,6 +28,8 @@ from gistgate.optional.trees.judging import judge
 from gistgate.optional.trees.shape import depths
 from gistgate.rules.base import settle
 from gistgate.rules.exact import Exact
+from pipeline.common.entry import run
+from pipeline.common.paths import EMBEDDED
 from pipeline.speed.clock import machine
 
 NODES, DEPTH, TEXT = 64, 8, 256
@@ -124,9 +126,10 @@ def summary(seconds: np.ndarray) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "models/embedded/target"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+def main(
+    name: Annotated[str, typer.Argument(help="Hub id or folder of the model.")] = str(EMBEDDED / "target"),
+    rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 200,
+) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = AutoModelForCausalLM.from_pretrained(name).to(device).eval()
     found = compare(target, rounds)
@@ -142,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

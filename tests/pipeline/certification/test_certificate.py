@@ -275,10 +275,10 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     monkeypatch.setattr(stage, "find", lambda trial, request: Finding(request, Choice([Setting(0.5)], []), [tested]))
     params = Params(methods={"ratio": method}, certify=CertifyParams(budgets=(0.001, 0.02), prompts=5000))
     task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5)
-    for name, found in {"read_params": params, "trial_of": trial, "load_task": task, "item": "ratio"}.items():
+    for name, found in {"read_params": params, "trial_of": trial, "load_task": task}.items():
         monkeypatch.setattr(stage, name, lambda *_, found=found: found)
     Path("reports/certify/ratio/0.5").mkdir(parents=True)  # of an earlier run
-    stage.main()
+    stage.main("ratio")
 
     assert [folder.name for folder in Path("reports/certify/ratio").iterdir()] == ["0.02"]
     served = build_decoder(target, byte_tokenizer(), draft=str(folders[1]), certificate="reports/certify/ratio/0.02")

@@ -80,8 +80,7 @@ def world(tmp_path, monkeypatch):
 def start(world, monkeypatch, group: str) -> None:
     """Run the stage."""
     monkeypatch.setattr(calibrate, "read_params", lambda: world.params)
-    monkeypatch.setattr(calibrate, "item", lambda: group)
-    calibrate.main()
+    calibrate.main(group)
 
 
 def report(method: str) -> dict:

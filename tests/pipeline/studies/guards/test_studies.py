@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,12 +94,10 @@ def test_where_nothing_is_certified_there_is_no_guard_and_the_run_goes_on(
 
     monkeypatch.setattr(domain, "Study", refuse)
     monkeypatch.setattr(domain, "read_params", lambda: params)
-    monkeypatch.setattr(sys, "argv", ["domain", "fit"])
-    domain.main()
+    domain.main("fit")
     assert "none. Nothing is certified." in capsys.readouterr().out
     assert json.loads(Path("models/domain/none.json").read_text())["reason"] == "Nothing is certified."
     assert domain_fit.saved_for(None) is None  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "argv", ["domain"])
     with pytest.raises(UserError, match="Nothing is certified"):
         domain.main()
 
@@ -152,13 +149,6 @@ def test_the_real_values_are_those_of_the_same_prompts(params: Any):
     assert [one.forwards for one in shadow.real_statistics(params, "loose", ["p-2", "p-0"])] == [3, 1]
     with pytest.raises(UserError, match="lacks the prompt p-9"):
         shadow.real_statistics(params, "loose", ["p-9"])
-
-
-def test_a_shadow_run_takes_a_number_of_prompts():
-    assert shadow.prompts_asked([]) is None and shadow.prompts_asked(["300"]) == 300
-    for wrong in (["many"], ["0"], ["3", "4"]):
-        with pytest.raises(UserError, match="Name a number"):
-            shadow.prompts_asked(wrong)
 
 
 def test_a_guard_belongs_to_one_gate(params: Any, monkeypatch: pytest.MonkeyPatch):

@@ -1,7 +1,6 @@
 """The study over the world's dials, with stages that write made-up reports."""
 
 import json
-import sys
 
 import pytest
 
@@ -111,10 +110,9 @@ def test_every_point_is_a_valid_set_of_parameters(name, tmp_path, monkeypatch):
     assert changed == (name != "similar")
 
 
-def test_unknown_points_are_refused_with_the_nearest_name(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["study", "--points", "skew0"])
+def test_unknown_points_are_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="Did you mean 'skew-0'"):
-        study.main()
+        study.main(["skew0"])
 
 
 def test_the_figure_shows_published_and_new_points(monkeypatch):
