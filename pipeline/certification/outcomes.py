@@ -18,13 +18,13 @@ from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.task import load_task
 from gistgate.request.statistics import Statistics, total
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
+from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.common.scope import gate_hash, task_hash
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
-from pipeline.studies.retrieval.drafters import files_behind
 
 
 @dataclass(frozen=True)

@@ -21,11 +21,11 @@ from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.request.statistics import Statistics, total
 from pipeline.certification.outcomes import files_of
 from pipeline.common.decoders import make_decoder, request_of
+from pipeline.common.drafters import files_behind
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams
-from pipeline.studies.retrieval.drafters import files_behind
 
 CHUNK = 256
 """Prompts between two looks at the outcomes."""

@@ -139,17 +139,19 @@ def room(folder: Path, root: Path) -> bool:
 
 
 def dependencies(stage: dict[str, Any], root: Path = ROOT) -> list[str]:
-    """The `deps` that a stage should have: data as they stand, code after its imports.
+    """The `deps` that a stage should have: data as they stand, code after its imports, a params.yaml beside a params.py.
 
     A stage that copies the whole library names the folder `gistgate` by hand, which stays and covers its modules.
     """
-    module = stage["cmd"].split()[2]
+    files = closure(stage["cmd"].split()[2], root=root)
+    settings = [path.with_suffix(".yaml") for path in files if path.name == "params.py"]
     written = [str(dep) for dep in stage["deps"]]
     whole = [dep for dep in written if dep in PACKAGES]
     data = [dep for dep in written if not is_code(dep, root)]
-    code = [dep for dep in as_dependencies(closure(module, root=root), root) if dep.split("/")[0] not in whole]
+    code = [dep for dep in as_dependencies(files, root) if dep.split("/")[0] not in whole]
     covered = tuple(f"{dep}/" for dep in code)
-    return sorted({*whole, *(dep for dep in data if not dep.startswith(covered)), *code})
+    read = {path.as_posix() for path in settings if (root / path).is_file()}
+    return sorted({*whole, *read, *(dep for dep in data if not dep.startswith(covered)), *code})
 
 
 def is_code(dependency: str, root: Path = ROOT) -> bool:

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import DRAFTERS, ModelDrafter
-from gistgate.drafters.base import Drafter
-from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
+from pipeline.common.drafters import make_drafter
+from pipeline.common.paths import prompts_of
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
-from pipeline.studies.retrieval.drafters import RETRIEVAL
 
 if TYPE_CHECKING:
     from gistgate.integrations.lm_eval.task import Task  # brings lm-eval along
@@ -46,20 +43,7 @@ class Outcome:
 
 def read_prompts(split: str) -> list[dict[str, Any]]:
     """The prompts of a split as the stage `prompts` wrote them."""
-    return read_json_lines(Path("data/prompts") / f"{split}.jsonl")
-
-
-def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
-    """A fresh drafter by id; "none" is plain decoding."""
-    if drafter_id == "none":
-        return None
-    if drafter_id in RETRIEVAL:
-        return RETRIEVAL[drafter_id](pair)
-    if drafter_id not in DRAFTERS:
-        raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join([*DRAFTERS, *RETRIEVAL])}.")
-    with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)
-    drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if with_model else DRAFTERS[drafter_id]()
-    return drafter
+    return read_json_lines(prompts_of(split))
 
 
 def make_decoder(

@@ -11,10 +11,10 @@ from gistgate.certificates.certificate import gate_hash, model_hash
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.task import Task
+from pipeline.common.drafters import asks_draft, files_behind
 from pipeline.common.resume import fingerprint
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
-from pipeline.studies.retrieval.drafters import asks_draft, files_behind
 
 PROMPTS = Path("data/prompts/calibration.jsonl")
 FOR_PEOPLE = frozenset({"source"})

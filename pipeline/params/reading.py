@@ -1,127 +1,132 @@
-"""From nested dictionaries to frozen dataclasses: unknown keys, wrong types and values out of range are refused.
+"""From nested dictionaries to frozen dataclasses by pydantic; every refusal is one sentence that names the place.
 
-A field's annotation is its contract: `int`, `float`, `bool`, `str`, `X | None`, `tuple[X, ...]`, `dict[str, X]`,
-another dataclass, or any of these with `Annotated[..., Between(low, high)]` for a range.
+A field's annotation is its contract. Types are strict: `true` is no number and `"8"` no whole number; only a `Number` may
+be written as a text, because YAML 1.1 reads `1e-3` as one.
 """
 
 from __future__ import annotations
 
 import difflib
-import math
-import types
+import json
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
+
+import yaml
+from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from gistgate.errors import UserError
+from gistgate.files import read_text
 
 T = TypeVar("T")
-NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a text",
-    tuple: "a list",
-    dict: "a block",
+FILE = "params.yaml"
+WANTED = {
+    "int": "a whole number",
+    "float": "a number",
+    "finite": "a number",
+    "bool": "true or false",
+    "string": "a text",
+    "tuple": "a list",
+    "dict": "a block of keys",
+    "dataclass": "a block of keys",
+    "literal": "{expected}",
+    "greater": "at least {ge:g}",
+    "less": "at most {le:g}",
 }
+"""What a value has to be, by the first word of pydantic's name for the error."""
 
 
-@dataclass(frozen=True)
-class Between:
-    """Both ends of a range of numbers, ends included."""
-
-    low: float = -math.inf
-    high: float = math.inf
-
-    def __str__(self) -> str:
-        if math.isinf(self.high):
-            return f"at least {self.low:g}"
-        return f"at most {self.high:g}" if math.isinf(self.low) else f"between {self.low:g} and {self.high:g}"
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def block(cls: type[T]) -> type[T]:
+    """A frozen dataclass that `build` reads strictly; the text below a field becomes its description."""
+    cls.__pydantic_config__ = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)  # type: ignore[attr-defined]
+    return dataclass(frozen=True)(cls)
 
 
-def build(cls: type[T], block: Any, where: str = "", base: T | None = None) -> T:
-    """The dataclass `cls` filled from the dictionary `block`; `where` is its dotted place in the file, for messages.
+def number(value: Any) -> Any:
+    """A text that spells a number as that number; anything else unchanged."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
-    Keys that are absent keep the values of `base`, else the class's defaults.
+
+def between(low: float | None = None, high: float | None = None) -> Any:
+    """The range of a number, both ends included."""
+    return Field(ge=low, le=high)
+
+
+Number = Annotated[float, AllowInfNan(False), BeforeValidator(number)]
+Share = Annotated[Number, between(0, 1)]
+"""A part of a whole, in [0, 1]."""
+Count = Annotated[int, between(1)]
+Natural = Annotated[int, between(0)]
+
+
+def read_yaml(path: Path) -> Any:
+    """The content of a YAML file; an empty file is an empty block.
+
+    Raises:
+        UserError: the file is missing or no YAML.
+    """
+    try:
+        content = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"{path} is not valid YAML ({problem}). Mend the line it names.") from error
+    return {} if content is None else content
+
+
+def read(cls: type[T], path: Path) -> T:
+    """The dataclass `cls` from a YAML file.
+
+    Raises:
+        UserError: the file is missing or no YAML, or `build` refuses its content.
+    """
+    return build(cls, read_yaml(path), file=str(path))
+
+
+def build(cls: type[T], content: Any, where: str = "", file: str = FILE) -> T:
+    """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`, for messages.
 
     Raises:
         UserError: an unknown or missing key, a wrong type, or a value out of range.
     """
-    if not isinstance(block, dict):
-        raise wrong(where, block, "a block of keys")
-    hints = get_type_hints(cls, include_extras=True)
-    for key in block:
-        if key not in hints:
-            raise UserError(f"params.yaml has an unknown key '{join(where, key)}'. {nearest(str(key), hints)}")
-    start = {} if base is None else {field.name: getattr(base, field.name) for field in fields(cls)}  # type: ignore
-    for field in fields(cls):  # type: ignore[arg-type]
-        if field.default is not MISSING:
-            start.setdefault(field.name, field.default)
-        elif field.default_factory is not MISSING:
-            start.setdefault(field.name, field.default_factory())
-        elif field.name not in block and field.name not in start:
-            raise UserError(f"params.yaml lacks the key '{join(where, field.name)}'. Add it; the field has no default.")
-    given = {key: convert(hints[key], value, join(where, key), start.get(key)) for key, value in block.items()}
-    return cls(**{**start, **given})
+    try:
+        # As JSON, because strictness there still lets a list be a tuple and a whole number a number.
+        return TypeAdapter(cls).validate_json(json.dumps(content, default=str))
+    except ValidationError as error:
+        unknown = [detail for detail in error.errors() if detail["type"].startswith("unexpected")]
+        raise UserError(f"{file}{sentence(cls, (unknown or error.errors())[0], where)}") from None
 
 
-def convert(hint: Any, value: Any, where: str, base: Any = None) -> Any:
-    """`value` as `hint` wants it; a nested dataclass keeps from `base` what `value` does not mention."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if hint is Any:
-        return value
-    if origin is Annotated:
-        return in_range(convert(inner[0], value, where), inner[1], where)
-    if origin in (Union, types.UnionType):
-        return None if value is None else convert(next(arm for arm in inner if arm is not type(None)), value, where)
-    if origin is tuple:
-        return tuple(convert(inner[0], item, f"{where}[{i}]") for i, item in enumerate(expect(list, value, where)))
-    if origin is dict:
-        return {key: convert(inner[1], item, join(where, key)) for key, item in expect(dict, value, where).items()}
+def sentence(cls: type, error: ErrorDetails, where: str) -> str:
+    """What is wrong in a file and what to do, behind the file's name."""
+    keys = [part for part in error["loc"] if isinstance(part, str)]
+    place = ".".join([*([where] if where else []), *keys])
+    if error["type"].startswith("unexpected"):
+        return f" has an unknown key '{place}'. {nearest(keys[-1], known_keys(cls, keys[:-1]))}"
+    if error["type"].startswith("missing"):
+        return f" lacks the key '{place}'. Add it; the field has no default."
+    wanted = WANTED.get(error["type"].split("_")[0], error["msg"]).format(**error.get("ctx", {}))
+    subject = f"'{place}'" if place else "the file"
+    return f": {subject} is {error['input']!r}, but it has to be {wanted}. Change the value."
+
+
+def known_keys(hint: Any, path: list[str]) -> list[str]:
+    """The keys of the block that `path` leads to from a type."""
+    while get_origin(hint) in (Annotated, Union, UnionType):
+        hint = next(arm for arm in get_args(hint) if arm is not type(None))
     if is_dataclass(hint):
-        return build(hint, value, where, base)
-    return scalar(hint, value, where)
+        hints = get_type_hints(hint)
+        return known_keys(hints[path[0]], path[1:]) if path else [field.name for field in fields(hint)]
+    return known_keys(get_args(hint)[-1], path[1:])
 
 
-def scalar(hint: type, value: Any, where: str) -> Any:
-    """A whole number, number, truth value or text; `1e-3`, which YAML 1.1 reads as a text, counts as a number."""
-    if hint is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            raise wrong(where, value, NAMES[float]) from None
-        if math.isfinite(number):
-            return number
-    elif isinstance(value, hint) and not (hint is int and isinstance(value, bool)):
-        return value
-    raise wrong(where, value, NAMES.get(hint, hint.__name__))
-
-
-def expect(kind: type, value: Any, where: str) -> Any:
-    """`value`, checked to be of that container type."""
-    if not isinstance(value, kind):
-        raise wrong(where, value, "a list" if kind is list else "a block of keys")
-    return value
-
-
-def in_range(value: Any, limits: Between, where: str) -> Any:
-    """`value`, or every item of it, checked to lie within `limits`; None passes."""
-    for item in value if isinstance(value, tuple) else (value,):
-        if item is not None and not limits.low <= item <= limits.high:
-            raise UserError(f"params.yaml: '{where}' is {item}, but it has to be {limits}. Change the value.")
-    return value
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], kind: str = "keys") -> str:
     """A sentence that helps after a mistyped name."""
     near = difflib.get_close_matches(name, list(known), n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"Known keys: {', '.join(sorted(known))}."
-
-
-def join(where: str, key: Any) -> str:
-    return f"{where}.{key}" if where else str(key)
-
-
-def wrong(where: str, value: Any, wanted: str) -> UserError:
-    place = f"'{where}'" if where else "the file"
-    return UserError(f"params.yaml: {place} is {value!r}, but it has to be {wanted}. Change the value.")
+    return f"Did you mean '{near[0]}'?" if near else f"Known {kind}: {', '.join(sorted(known))}."

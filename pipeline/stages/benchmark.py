@@ -1,12 +1,11 @@
 """Time every method against every baseline, prompt by prompt in one process.
 
     python -m pipeline.stages.benchmark          writes reports/benchmark.json
-    python -m pipeline.stages.benchmark table    the methods of the large table as well, into reports/table/benchmark.json
 
-Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine
-that slows down slows all of them. A prompt that anybody answers with a loop counts for nobody; `loops` says how many
-did. One row at a time; times include prefill. Loose methods run at their certified
-setting and K; strict decoding at its own best K as well, whose times all methods share that run strictly.
+Each prompt is decoded by all contenders before the next prompt begins, in an order that rotates, so that a machine that
+slows down slows all of them. A prompt that any contender answers with a loop is dropped for all; `loops` says how many
+were dropped. One row at a time; times include prefill. Loose methods run at their certified setting and K. Strict
+decoding runs at its own best K as well, and all methods that run strictly share its times.
 """
 
 from __future__ import annotations
@@ -19,15 +18,18 @@ from tqdm import tqdm
 from gistgate.files import write_json
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
-from pipeline.common.views import params_of_view
 from pipeline.pairs.pair import load_pair
-from pipeline.params import Params
+from pipeline.params import Params, read_params
 from pipeline.speed.clock import Contender, drop_loops, machine
 from pipeline.speed.lineup import contenders
 
 
 def main() -> None:
-    params = params_of_view()
+    benchmark(read_params())
+
+
+def benchmark(params: Params) -> None:
+    """Time every method of `params` and write benchmark.json beside their other results."""
     torch.set_num_threads(params.benchmark.threads)
     pair = load_pair(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task, load_task
 from pipeline.common.decoders import make_decoder, read_prompts
+from pipeline.common.drafters import files_behind
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
@@ -34,7 +35,6 @@ from pipeline.pairs.pair import Pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.params import Params, read_params
 from pipeline.stages.prompts import context_length
-from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.evaluation import Judged, judge
 
 PLAIN = "plain"
@@ -42,9 +42,11 @@ PLAIN = "plain"
 
 def main(name: str) -> None:
     params = read_params()
-    if name not in (PLAIN, "all", *params.methods):
-        params = params.with_table()
-    chosen = chosen_by(name, params)
+    evaluate_all(params, [PLAIN, *params.methods] if name == "all" else [name])
+
+
+def evaluate_all(params: Params, chosen: Sequence[str]) -> None:
+    """Evaluate methods of `params` side by side, those apart that an earlier start finished."""
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
     missing = [name for name in chosen if not folders[name].is_dir()]
@@ -54,15 +56,6 @@ def main(name: str) -> None:
     side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
     for name in chosen:
         write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
-
-
-def chosen_by(name: str, params: Params) -> list[str]:
-    """The methods that a name stands for."""
-    groups = {
-        "all": [PLAIN, *params.methods],
-        "table": [method for method, how in params.methods.items() if how.extra],
-    }
-    return groups.get(name, [name])
 
 
 def decoding_of(point: Operating) -> str:

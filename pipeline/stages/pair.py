@@ -22,6 +22,7 @@ from transformers.utils.logging import disable_progress_bar
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
 from pipeline.common.entry import run, seed_everything
+from pipeline.common.paths import PAIRS
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
@@ -45,12 +46,14 @@ def main() -> None:
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
     if training is not None:
-        train_embedded(replace(params, pair_training=replaced(params.pair_training, training)))
+        train_embedded(
+            replace(params, pair_training=replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml"))
+        )
     else:
         check_other(params)
 
 
-def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTrainingParams:
+def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
     """The block with what the pair's file says instead, key by key.
 
     Raises:
@@ -58,7 +61,7 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTraining
     """
     known = asdict(block)
     inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
-    return build(PairTrainingParams, {**known, **changes, **inner})
+    return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)
 
 
 def check_other(params: Params) -> None:

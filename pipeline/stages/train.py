@@ -2,7 +2,6 @@
 
     python -m pipeline.stages.train pilot    data/labels/strict -> models/pilot, the gate whose texts are collected next
     python -m pipeline.stages.train heads    data/labels/{strict,gated} -> models/heads/<head>, every head of train.heads
-    python -m pipeline.stages.train judge    data/spans -> models/table/judge, the head on span labels
 
 A head's folder is a gate folder with metrics.json and curves.json beside it. All heads are trained in one process;
 finished ones and checkpoints of unfinished ones wait in .scratch, so an interruption costs one epoch and an unchanged
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -29,12 +27,10 @@ from pipeline.heads.rows import Rows, read_rows
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.report.figures import reliability_figure
-from pipeline.studies.table.spans import SPANS
 
 LABELS = Path("data/labels")
 PILOT = Path("models/pilot")
 HEADS = Path("models/heads")
-JUDGE = Path("models/table/judge")
 
 
 def main(goal: str) -> None:
@@ -44,11 +40,8 @@ def main(goal: str) -> None:
     elif goal == "heads":
         outputs = {head: HEADS / head for head in params.train.heads}
         train(params.train.heads, [LABELS / "strict", LABELS / "gated"], outputs, "head", params)
-    elif goal == "judge":
-        own = replace(params, train=replace(params.train, features=params.table.span_features))
-        train(["logistic"], [SPANS], {"logistic": JUDGE}, "judge", own)
     else:
-        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot`, `heads` or `judge`.")
+        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot` or `heads`.")
 
 
 def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path], stage: str, params: Params) -> None:

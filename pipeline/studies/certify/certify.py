@@ -42,8 +42,10 @@ from pipeline.common.gates import load_gate
 from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.params import Params, read_params
+from pipeline.params import Params
 from pipeline.stages.prompts import Maker, Prompt, context_length
+from pipeline.studies.certify.params import read_certify_params
+from pipeline.studies.table.params import table_params
 
 REPORTS = Path("reports/certify")
 WORLD_TASK = "wordproblems"
@@ -52,7 +54,7 @@ SOURCE = "problems of the task that no other stage uses; the certificate holds f
 
 
 def main(name: str) -> None:
-    params = read_params().with_table()
+    params = table_params()
     if name == "summary":
         write_json(REPORTS / "summary.json", summary(params))
         return
@@ -101,9 +103,9 @@ def entry(finding: Finding, budget: float, kept: Certificate | None) -> dict[str
 
 def request_of(params: Params) -> Request:
     """The request that params.yaml makes."""
-    block, common = params.certify, params.calibrate
+    own, common = read_certify_params(), params.calibrate
     return Request(
-        tuple(sorted(block.budgets)), common.confidence, block.prompts, "lost", common.settings, common.evaluations + 1,
+        tuple(sorted(own.budgets)), common.confidence, own.prompts, "lost", common.settings, common.evaluations + 1,
         common.reserve,
     )  # fmt: skip
 
@@ -117,7 +119,7 @@ def trial_of(params: Params, name: str) -> Trial:
         pair, prompts, TaskScore(task, pair.tokenizer), params.decoding.batch_size, params.decoding.prompt_memory_mb
     )
     gate = load_gate(method.head, pair) if method.head else None
-    return Trial(ground, method, params.certify.block, gate)
+    return Trial(ground, method, read_certify_params().block, gate)
 
 
 def calibration_prompts(params: Params) -> list[Prompt]:
@@ -126,10 +128,10 @@ def calibration_prompts(params: Params) -> list[Prompt]:
     Raises:
         UserError: the task has fewer unused documents.
     """
-    prompts = new_prompts(params, params.certify.prompts)
-    if len(prompts) < params.certify.prompts:
+    prompts = new_prompts(params, read_certify_params().prompts)
+    if len(prompts) < read_certify_params().prompts:
         raise UserError(
-            f"certify.prompts asks for {params.certify.prompts} prompts, but the task '{params.task}' has only "
+            f"certify.prompts asks for {read_certify_params().prompts} prompts, but the task '{params.task}' has only "
             f"{len(prompts)} unused ones. Lower certify.prompts."
         )
     return prompts
@@ -149,8 +151,8 @@ def new_prompts(params: Params, count: int) -> list[Prompt]:
 
 def summary(params: Params) -> dict[str, Any]:
     """All methods at each budget, and how far the gate is ahead of the best rule without training."""
-    reports = {name: read_json(REPORTS / f"{name}.json") for name in params.certify.methods}
-    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(params.certify.budgets)}
+    reports = {name: read_json(REPORTS / f"{name}.json") for name in read_certify_params().methods}
+    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(read_certify_params().budgets)}
 
 
 def compared(reports: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:

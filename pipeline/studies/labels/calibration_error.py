@@ -36,6 +36,7 @@ from pipeline.params import MethodParams, Params, read_params
 from pipeline.stages.collect import checked
 from pipeline.stages.prompts import Prompt
 from pipeline.studies.certify.certify import new_prompts
+from pipeline.studies.certify.params import read_certify_params
 
 OUTPUT = Path("reports/studies/calibration_error.json")
 SHARD = 20
@@ -59,7 +60,8 @@ def main(
 def labelled(params: Params, problems: int | None = None) -> Table:
     """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
-    prompts = new_prompts(params, params.certify.prompts + params.certify.ece_problems)[params.certify.prompts :]
+    own = read_certify_params()
+    prompts = new_prompts(params, own.prompts + own.ece_problems)[own.prompts :]
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 from transformers import PreTrainedModel
 
 from gistgate.build.drafters import STORED
-from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.choice import ChoiceDrafter, Option
 from gistgate.drafters.lookup import PromptLookup
@@ -18,9 +16,11 @@ from gistgate.errors import UserError
 from gistgate.optional.retrieval import Datastore
 from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.optional.retrieval.suffix_array import SuffixArray
+from pipeline.common.drafters import OF_STUDIES, StudyDrafter
+from pipeline.common.paths import DATASTORE
 from pipeline.pairs.pair import Pair
 from pipeline.studies.retrieval.params import FILE, ChoiceParams, read_retrieval_params
-from pipeline.studies.retrieval.texts import ANSWERS, PROMPTS, STORE, training_texts
+from pipeline.studies.retrieval.texts import ANSWERS, PROMPTS, training_texts
 
 
 def store_for(target: PreTrainedModel) -> Datastore:
@@ -29,9 +29,9 @@ def store_for(target: PreTrainedModel) -> Datastore:
     Raises:
         UserError: there is none, or it does not fit.
     """
-    if not STORE.is_dir():
-        raise UserError(f"{STORE} is missing. Run `make retrieval` in this folder first.")
-    return Datastore.load(STORE, target)
+    if not DATASTORE.is_dir():
+        raise UserError(f"{DATASTORE} is missing. Run `make retrieval` in this folder first.")
+    return Datastore.load(DATASTORE, target)
 
 
 def stored(make: Callable[[Datastore], Drafter], pair: Pair) -> Drafter:
@@ -55,21 +55,11 @@ def choice(pair: Pair, params: ChoiceParams | None = None) -> Drafter:
     return ChoiceDrafter(options, params.verify, block=params.block, prior=params.prior, weight=params.weight)
 
 
-RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
-    "corpus": corpus,
-    **{name: partial(stored, make) for name, make in STORED.items()},
-    "choice": choice,
+TEXTS = (PROMPTS, ANSWERS)
+RETRIEVAL = {
+    "corpus": StudyDrafter(corpus, TEXTS),
+    **{name: StudyDrafter(partial(stored, make), (DATASTORE,)) for name, make in STORED.items()},
+    "choice": StudyDrafter(choice, (*TEXTS, FILE), asks_draft=True),
 }
-"""By id, as in the method tables of params.yaml."""
-
-
-def asks_draft(drafter_id: str) -> bool:
-    """Whether a drafter drafts with the pair's draft model, alone or among others."""
-    return drafter_id == "choice" or issubclass(DRAFTERS.get(drafter_id, object), ModelDrafter)
-
-
-def files_behind(drafter_id: str) -> list[Path]:
-    """What a drafter knows besides the request: a certificate holds for no other content."""
-    if drafter_id in ("corpus", "choice"):
-        return [PROMPTS, ANSWERS, *([FILE] if drafter_id == "choice" else [])]
-    return [STORE] if drafter_id in RETRIEVAL else []
+"""By id, as the methods of pipeline/studies/retrieval/params.yaml name them."""
+OF_STUDIES.update(RETRIEVAL)

@@ -25,11 +25,12 @@ from pipeline.heads.split import split_by_problem
 from pipeline.labels.mismatches import Table, picked
 from pipeline.labels.replay import FirstBlocks, Trunks, read_labelled, rounds
 from pipeline.pairs.pair import Pair, load_pair
-from pipeline.params import Params, read_params
+from pipeline.params import Params
+from pipeline.studies.table.params import table_params
 
 
 def main() -> None:
-    params = read_params().with_table()
+    params = table_params()
     torch.set_grad_enabled(False)
     pair = load_pair(params)
     table, trunks = read_labelled()

@@ -8,8 +8,6 @@ mismatch. What the target reads behind a mistake shows it as well, and a fine to
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from gistgate.block import Block
@@ -17,25 +15,25 @@ from gistgate.files import save_tensors
 from gistgate.gates.features import extract, layers_needed
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
+from pipeline.common.paths import SPANS
 from pipeline.labels.mismatches import Table, concatenated, num_rows
 from pipeline.labels.replay import FirstBlocks, read_labelled, rounds
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, read_params
-
-SPANS = Path("data/spans")
+from pipeline.studies.table.params import read_table_params
 
 
 def main() -> None:
-    params = read_params()
+    params, own = read_params(), read_table_params()
     torch.set_grad_enabled(False)
-    features = tuple(dict.fromkeys((*params.table.span_features, "scalars")))
+    features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
     observer = FirstBlocks(layers_needed(features))
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
     table, trunks = read_labelled()
     request = request_of(prompts, pair)
     parts = [
-        span_rows(part, block, features, params.table.span)
+        span_rows(part, block, features, own.span)
         for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request)
     ]
     spans = concatenated(parts)

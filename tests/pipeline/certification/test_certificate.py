@@ -39,12 +39,14 @@ from pipeline.certification.certificate import (
 )
 from pipeline.certification.command import Options, certify
 from pipeline.certification.trial import Decoded, Ground, Trial
+from pipeline.common.drafters import files_behind
 from pipeline.common.resume import fingerprint
 from pipeline.common.scope import binding_of
 from pipeline.pairs.pair import Pair
-from pipeline.params import CertifyParams, MethodParams, Params, PromptingParams
+from pipeline.params import MethodParams, Params, PromptingParams
 from pipeline.studies.certify import certify as stage
-from pipeline.studies.retrieval.drafters import files_behind
+from pipeline.studies.certify.params import CertifyParams
+from pipeline.studies.retrieval.drafters import RETRIEVAL
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 
@@ -210,6 +212,7 @@ def test_options_that_cannot_be_are_refused():
         Options(task="sums", gate="x", stop="earlier")
 
 
+assert {"choice", "sen"} <= RETRIEVAL.keys()  # the import adds them to the known drafters
 MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}
 
 
@@ -273,9 +276,15 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     statistics = [Statistics(own=1, forwards=1)] * 500
     tested = try_setting([Decoded(np.zeros(500), statistics)], [0.001, 0.02], 0.95, "lost")
     monkeypatch.setattr(stage, "find", lambda trial, request: Finding(request, Choice([Setting(0.5)], []), [tested]))
-    params = Params(methods={"ratio": method}, certify=CertifyParams(budgets=(0.001, 0.02), prompts=5000))
+    params = Params(methods={"ratio": method})
+    own = CertifyParams(methods=("ratio",), budgets=(0.001, 0.02), prompts=5000, block=16, ece_problems=1)
     task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5)
-    for name, found in {"read_params": params, "trial_of": trial, "load_task": task}.items():
+    for name, found in {
+        "table_params": params,
+        "read_certify_params": own,
+        "trial_of": trial,
+        "load_task": task,
+    }.items():
         monkeypatch.setattr(stage, name, lambda *_, found=found: found)
     Path("reports/certify/ratio/0.5").mkdir(parents=True)  # of an earlier run
     stage.main("ratio")

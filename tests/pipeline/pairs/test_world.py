@@ -16,6 +16,7 @@ from pipeline.pairs.world.params import ModelTraining, WorldParams
 from pipeline.pairs.world.problem import core, draw_problem, part_of
 from pipeline.pairs.world.style import make_style, zipf
 from pipeline.pairs.world.telling import Teller
+from pipeline.params import parse_params
 
 WORLD = WorldParams(task_train=300, task_test=200)
 GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"
@@ -136,7 +137,7 @@ def test_the_neutral_world_is_uniform_in_one_dialect_without_ornaments():
 )
 def test_impossible_dials_are_refused(change):
     with pytest.raises(UserError, match=next(iter(change))):
-        replace(WORLD, **change)
+        parse_params({"world": change})
 
 
 def test_heads_have_to_divide_the_width():

@@ -11,6 +11,7 @@ from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
 from pipeline.params import parse_params
 from pipeline.report import publish, tables
+from pipeline.report.page import page
 from pipeline.report.results import read_results
 from pipeline.report.summary import as_csv, frontier, summarise
 from pipeline.stages import report
@@ -121,7 +122,7 @@ TRACE = {
 
 def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     """Page and figures carry no date, load nothing from elsewhere, and show the trace escaped."""
-    monkeypatch.setattr(report, "params_of_view", lambda: PARAMS)
+    monkeypatch.setattr(report, "read_params", lambda: PARAMS)
     monkeypatch.setattr(report, "track", lambda *_: None)
     write_json("reports/trace.json", TRACE)
     report.main()
@@ -141,17 +142,20 @@ def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     assert "How many &lt;b&gt;?" in html and html.count("data:image/png") == 4
 
 
+def shown(**more):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    content = {"machine": None, "trace": None, "judgements": None, "table": "", "figures": {}, **more}
+    return page("report", summary=summary, **content)
+
+
 def test_the_page_says_when_there_is_no_trace(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    assert "No loose method was certified" in report.page(summary, None, Path("nowhere"), trace=None)
+    assert "No loose method was certified" in shown()
 
 
-def test_the_page_shows_retrieval_where_it_was_run(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    found = {"caption": "`x`: speed", "head": ["a", "tau"], "rows": [["sen + <exact>", "3.5"]], "datastore": "7 keys."}
-    html = report.page(summary, None, Path("nowhere"), retrieval=found)
-    assert "<td>sen + &lt;exact&gt;</td><td>3.5</td>" in html and "x: speed" in html and "7 keys." in html
-    assert "Drafter by rule" not in report.page(summary, None, Path("nowhere"), retrieval=None)
+def test_the_page_of_the_large_table_shows_who_is_right(folder):
+    one = {"accepted": 3, "harmful_accepted": 1, "precision": 0.75, "recall": None}
+    html = shown(judgements={"mismatches": 5, "harmless": 4, "methods": {"<fly>": one}})
+    assert "<td>&lt;fly&gt;</td><td>3</td><td>1</td><td>75.0</td><td>–</td>" in html and "One answer" not in html
 
 
 def test_every_method_becomes_a_run(folder, monkeypatch):
