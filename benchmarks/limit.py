@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from benchmarks.intervals import Columns, over_prompts
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from pipeline.common.entry import run
 from pipeline.speed.clock import synchronise
 
 TURN = (
@@ -156,4 +157,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from benchmarks.bench import RESULTS, command, save, side_by_side
+from benchmarks.bench import RESULTS, save, side_by_side
 from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.block import Sampling
@@ -26,6 +26,7 @@ from gistgate.drafters import ModelDrafter, TreeDrafter
 from gistgate.drafters.base import Drafter
 from gistgate.rules import make_rule
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, ours
 
 PLAIN = "plain"
@@ -98,4 +99,4 @@ def speeds(times: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, seconds_of, warm
 from benchmarks.scripted import VOCABULARY, random_gate, scripted, scripts
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, compiled, ours, theirs
 
 PROMPT = 128
@@ -131,4 +132,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

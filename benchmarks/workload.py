@@ -66,7 +66,7 @@ class Workload:
         Raises:
             UserError: a method was calibrated at another K than params.yaml now says.
         """
-        params, found = speed_params(), dict(self.points)
+        params, found = speed_params(self.params), dict(self.points)
         for name in params.methods:
             path = calibration_file(params, name, OWN_REPORTS)
             if not path.exists():

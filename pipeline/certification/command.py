@@ -27,10 +27,10 @@ from pipeline.certification.certificate import (
 )
 from pipeline.certification.prompts import unused_prompts, used_prompts
 from pipeline.certification.trial import Ground, Trial
+from pipeline.common.reading import build
 from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params, PromptingParams
-from pipeline.params.reading import build
 from pipeline.stages.prompts import Maker, Prompt
 
 LONGEST = 2048

@@ -11,8 +11,8 @@ from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from pipeline.common.reading import nearest
 from pipeline.pairs.pair import Pair
-from pipeline.params.reading import nearest
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 
 from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
-from pipeline.params.reading import block, nearest, read
+from pipeline.common.reading import block, nearest, read
 
 
 @block

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.errors import UserError
+from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
-from pipeline.params.reading import FILE, Natural, Share, block, build, nearest, read_yaml
 from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
 from pipeline.params.training import TrainParams
 

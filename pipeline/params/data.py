@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pipeline.params.reading import Count, Natural, block
+from pipeline.common.reading import Count, Natural, block
 
 
 @block

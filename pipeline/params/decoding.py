@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pipeline.params.reading import Count, Natural, Number, Share, between, block
+from pipeline.common.reading import Count, Natural, Number, Share, between, block
 
 
 @block

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Any
 
 from gistgate.errors import UserError
-from pipeline.params.reading import Count, Number, block
+from pipeline.common.reading import Count, Number, block
 
 
 @block

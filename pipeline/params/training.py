@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from gistgate.errors import UserError
-from pipeline.params.reading import Count, Number, Share, between, block
+from pipeline.common.reading import Count, Number, Share, between, block
 
 
 @block

@@ -23,6 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
 from pipeline.common.entry import run, seed_everything
 from pipeline.common.paths import PAIRS
+from pipeline.common.reading import build
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
@@ -33,7 +34,6 @@ from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_
 from pipeline.pairs.world.params import PairTrainingParams
 from pipeline.pairs.world.tokenizer import train_tokenizer
 from pipeline.params import Params, read_params
-from pipeline.params.reading import build
 
 MODELS = Path("models/embedded")
 REPORT = Path("models/pair.json")

@@ -219,19 +219,21 @@ def test_one_run_sweeps_every_engine_and_writes_the_first(
     monkeypatch.setattr(block.Workload, "load", lambda _prompts: SimpleNamespace(pair=SimpleNamespace(name="tiny")))
     monkeypatch.setattr(block, "sweep", lambda _workload, _name, ks, engine: {"proposed": ks[engine == "eager"]})
     monkeypatch.setattr(block, "save", lambda _name, payload, *_: written.update(payload["methods"]))
-    monkeypatch.setattr(block, "propose", lambda found, _path: written.update(proposed=found))
+    monkeypatch.setattr(block, "propose", lambda found: written.update(proposed=found))
     block.main(methods="strict", ks="2,3", engine=engines, write=True)
     assert written.keys() - {"proposed"} == names
     assert written["proposed"] == {"strict": 3 if engines == "eager" else 2}
 
 
 def test_proposals_keep_the_comments(tmp_path: Path):
-    path = tmp_path / "params.yaml"
-    before = (ROOT / "params.yaml").read_text()
-    path.write_text(before)
-    block.propose({"strict": 7, "fly": 9, "wisv": 6}, path)
-    params = yaml.safe_load(path.read_text())
-    assert params["decoding"]["strict_block"] == 7
-    assert params["speed"]["blocks"] == {**yaml.safe_load(before)["speed"]["blocks"], "fly": 9, "wisv": 6}
-    changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
-    assert len(changed) == 3
+    """Strict decoding's K goes to the run's parameters, every other K to those of the study of speed."""
+    files = {tmp_path / "params.yaml": "params.yaml", tmp_path / "speed.yaml": "pipeline/studies/speed/params.yaml"}
+    for copy, name in files.items():
+        copy.write_text((ROOT / name).read_text())
+    block.propose({"strict": 7, "fly": 9, "wisv": 6}, *files)
+    run, speed = (yaml.safe_load(copy.read_text()) for copy in files)
+    before = yaml.safe_load((ROOT / "pipeline/studies/speed/params.yaml").read_text())
+    assert run["decoding"]["strict_block"] == 7 and speed["blocks"] == {**before["blocks"], "fly": 9, "wisv": 6}
+    for (copy, name), changed in zip(files.items(), (1, 2), strict=True):
+        old = (ROOT / name).read_text().splitlines()
+        assert len([line for line in copy.read_text().splitlines() if line not in old]) == changed

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from gistgate.errors import UserError
-from pipeline.params.reading import Count, Natural, Number, Share, between, block
+from pipeline.common.reading import Count, Natural, Number, Share, between, block
 
 Rate = Annotated[Number, between(1e-12)]
 """A learning rate, above 0."""

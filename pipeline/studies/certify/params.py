@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pipeline.common.paths import STUDIES
-from pipeline.params.reading import Count, Share, block, read
+from pipeline.common.reading import Count, Share, block, read
 
 FILE = STUDIES / "certify/params.yaml"
 

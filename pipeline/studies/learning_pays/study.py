@@ -25,8 +25,8 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.rules import RULES
 from pipeline.common.entry import run
+from pipeline.common.reading import nearest
 from pipeline.common.resume import SCRATCH, fingerprint
-from pipeline.params.reading import nearest
 from pipeline.report.figures import save
 from pipeline.report.results import STRICT
 from pipeline.smoke import ROOT, copy_project, dvc, merged

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from pipeline.common.decoders import make_drafter, read_prompts
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, ours
 from pipeline.studies.retrieval.drafters import choice
 from pipeline.studies.retrieval.params import read_retrieval_params
@@ -61,4 +62,4 @@ def main(
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

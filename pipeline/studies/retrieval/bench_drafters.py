@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
@@ -26,6 +26,7 @@ from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from pipeline.common.decoders import make_drafter, read_prompts
+from pipeline.common.entry import run
 from pipeline.common.operating_point import Operating, operating_point
 from pipeline.report.paired_statistics import accuracy_difference
 from pipeline.speed.clock import Contender, ours
@@ -150,4 +151,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

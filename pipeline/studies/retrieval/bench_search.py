@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.optional.retrieval.approximate import (
@@ -34,6 +34,7 @@ from gistgate.optional.retrieval.approximate import (
 )
 from gistgate.optional.retrieval.projection import Projection
 from gistgate.optional.retrieval.search import ExactIndex, Index
+from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
 from pipeline.params import read_params
 from pipeline.studies.retrieval.datastore import states_of
@@ -233,4 +234,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from gistgate.rules import RULES
 from pipeline.common import paths
+from pipeline.common.reading import Count, Natural, Number, Share, between, block, read
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.params import one_dictionary as together
 from pipeline.params.methods import MethodGroups
-from pipeline.params.reading import Count, Natural, Number, Share, between, block, read
 
 FILE = paths.STUDIES / "retrieval/params.yaml"
 REPORTS = paths.REPORTS / "retrieval"

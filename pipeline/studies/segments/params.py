@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from gistgate.errors import UserError
 from pipeline.common.paths import STUDIES
-from pipeline.params.reading import Count, Natural, Number, Share, between, block, read
+from pipeline.common.reading import Count, Natural, Number, Share, between, block, read
 
 FILE = STUDIES / "segments/params.yaml"
 LOSSES = ("bce", "mse")

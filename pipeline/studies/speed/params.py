@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from gistgate.errors import UserError
 from pipeline.common.paths import STUDIES
+from pipeline.common.reading import Count, block, nearest, read
 from pipeline.params import Params
-from pipeline.params.reading import Count, block, nearest, read
 from pipeline.studies.table.params import table_params
 
 FILE = STUDIES / "speed/params.yaml"
@@ -21,13 +21,13 @@ class SpeedParams:
     """K by method, in tokens, the large table's methods among them; all others are timed at decoding.block."""
 
 
-def speed_params() -> Params:
-    """The methods that the study's file names and no others, each at its own K.
+def speed_params(known: Params | None = None) -> Params:
+    """The methods of `known` (the large table's) that the study's file names and no others, each at its own K.
 
     Raises:
         UserError: the file cannot be read, or names a method that does not exist.
     """
-    known, blocks = table_params(), read(SpeedParams, FILE).blocks
+    known, blocks = known or table_params(), read(SpeedParams, FILE).blocks
     for name in blocks:
         if name not in known.methods:
             raise UserError(f"{FILE}: 'blocks.{name}' is no method. {nearest(name, known.methods)}")

@@ -9,9 +9,9 @@ from typing import Any
 from gistgate.errors import UserError
 from gistgate.rules import RULES
 from pipeline.common.paths import STUDIES
+from pipeline.common.reading import Count, block, nearest, read
 from pipeline.params import Params, read_params
 from pipeline.params.methods import MethodParams
-from pipeline.params.reading import Count, block, nearest, read
 
 FILE = STUDIES / "table/params.yaml"
 

@@ -30,6 +30,7 @@ from gistgate.rules.base import settle
 from gistgate.rules.exact import Exact
 from pipeline.common.entry import run
 from pipeline.common.paths import EMBEDDED
+from pipeline.report.paired_statistics import interval
 from pipeline.speed.clock import machine
 
 NODES, DEPTH, TEXT = 64, 8, 256
@@ -117,12 +118,11 @@ def compare(target: PreTrainedModel, rounds: int) -> dict[str, Any]:
 def summary(seconds: np.ndarray) -> dict[str, Any]:
     """Medians in milliseconds, and the median ratio with a bootstrap interval over rounds, for `[rounds, 2]`."""
     ratios = seconds[:, 0] / seconds[:, 1]
-    draws = np.median(np.random.default_rng(0).choice(ratios, (10_000, len(ratios))), axis=-1)
-    low, high = np.quantile(draws, [0.05, 0.95])
+    found = interval(np.median, ratios)
     tree, chain = 1000 * np.median(seconds, axis=0)
     return {
         "milliseconds": {"tree": float(tree), "chain": float(chain)},
-        "ratio": {"median": float(np.median(ratios)), "low": float(low), "high": float(high)},
+        "ratio": {"median": found.mean, "low": found.low, "high": found.high},
     }
 
 

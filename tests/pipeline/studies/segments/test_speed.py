@@ -10,7 +10,7 @@ from gistgate.files import write_json
 from pipeline.pairs.pair import Pair
 from pipeline.params import read_params
 from pipeline.studies.segments.bench_shapes import RATES, STYLES, by_kind, decoders, worse
-from pipeline.studies.segments.benchmark import race
+from pipeline.studies.segments.benchmark import timed
 from pipeline.studies.segments.publish import summarise
 from pipeline.studies.segments.tables import content
 from tests.architectures import pair
@@ -28,7 +28,7 @@ def tiny():
 
 def raced():
     params = replace(PARAMS, benchmark=replace(PARAMS.benchmark, repeats=1))
-    return race(decoders(tiny()), PROMPTS, REQUEST, params)
+    return timed(decoders(tiny()), PROMPTS, REQUEST, params)
 
 
 def test_the_better_strict_decoder_is_the_reference():

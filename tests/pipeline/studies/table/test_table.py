@@ -16,12 +16,12 @@ from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.pair_counts import PairCounts
 from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.common.reading import build
 from pipeline.labels.mining import by_row, stamped
 from pipeline.labels.mismatches import Watcher, concatenated
 from pipeline.labels.replay import FirstBlocks, rounds
 from pipeline.labels.texts import STRICT, Trunk
 from pipeline.params import read_params
-from pipeline.params.reading import build
 from pipeline.studies.table import pair_counts
 from pipeline.studies.table.agreement import compare
 from pipeline.studies.table.params import TableParams, table_params
