@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pipeline.report.results import Results
 from pipeline.report.summary import Summary
 
-STYLE = {
+STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,

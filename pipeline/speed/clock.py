@@ -36,9 +36,14 @@ Flexible = Callable[..., tuple[list[list[int]], int | None]]
 class Models(Protocol):
     """What is needed of a pair."""
 
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
+    @property
+    def target(self) -> PreTrainedModel: ...
+
+    @property
+    def draft(self) -> PreTrainedModel: ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
 
 
 @dataclass(frozen=True)

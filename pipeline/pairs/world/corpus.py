@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines
@@ -25,7 +26,9 @@ def documents(params: WorldParams, seed: int, part: str, count: int, dialect: st
     """
     rng = random.Random(f"{seed} {part} {dialect}")
     teller = Teller(make_style(params, dialect, seed), params.has_ornaments)
-    rows, seen, misses = [], set(), 0
+    rows: list[Any] = []
+    seen: set[Any] = set()
+    misses = 0
     while len(rows) < count:
         problem = draw_problem(params, part, rng)
         if part != "corpus" and problem.core in seen:

@@ -145,7 +145,7 @@ def synthetic(centres: Tensor, num: int) -> Iterator[Tensor]:
         yield centres[chosen] + torch.randn(size, steps.shape[1], generator=generator) @ steps.T
 
 
-def measure(keys: Tensor, queries: Tensor, kinds: list[str]) -> dict[str, Any]:
+def measure(keys: Tensor, queries: Tensor, kinds: list[Any]) -> dict[str, Any]:
     """One size: the exact search, and every kind of index with its curve."""
     exact = ExactIndex(keys)
     truth = torch.cat([exact.search(part, NEIGHBOURS)[1] for part in queries.split(16)])

@@ -55,7 +55,7 @@ def main() -> None:
     store, explained = build(load_pair(read_params()), texts, own.layer, own.key_size)
     store.save(DATASTORE, index_writer(store, index))
     seconds = perf_counter() - started
-    report = {
+    report: dict[str, Any] = {
         "prompts": len(texts),
         "keys": store.config.num_keys,
         "key_size": store.config.key_size,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from transformers import PreTrainedModel
 
@@ -44,7 +45,7 @@ def corpus(_pair: Pair) -> Drafter:
     return CorpusDrafter(SuffixArray.build([*text.prompt, *text.answer] for text in training_texts()))
 
 
-def choice(pair: Pair, params: ChoiceParams | None = None) -> Drafter:
+def choice(pair: Pair, params: ChoiceParams | None = None) -> Any:
     """Corpus, prompt lookup and draft model, by what each promises in this row."""
     params = params or read_retrieval_params().choice
     options = [

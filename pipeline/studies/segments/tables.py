@@ -25,7 +25,7 @@ def content(summary: dict[str, Any]) -> str:
 def methods(summary: dict[str, Any]) -> str:
     """Loss, certificate, acceptance and speed of every way of judging, below the token rules."""
     found = summary["methods"]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, "-", "-", "-", "-", "-", "-", f"{one['tau']:.2f}", "-", speed(one))
         for name, one in summary["tokens"].items()
     ]
