@@ -3,9 +3,9 @@
     python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
 In the folder of a finished run, batch 1, one engine after the other. `--write` puts the proposals, those of the first
-engine, into pipeline/studies/speed/params.yaml, strict decoding's into `decoding.strict_block` of params.yaml: K changes
-a loose method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A proposal is the smallest K
-whose interval against the fastest K reaches 1: noise must not lengthen blocks.
+engine, into pipeline/studies/speed/params.yaml, and strict decoding's into `decoding.strict_block` of params.yaml. K
+changes a loose method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A
+proposal is the smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
 """
 
 from __future__ import annotations
@@ -33,9 +33,14 @@ STRICT = "strict"
 
 
 def main(
-    methods: str = "", ks: str = "2,3,4,5,6,8,10,12", engine: str = "eager", prompts: int = 12, threads: int = 1,
-    write: bool = False, results: Path = RESULTS,
-) -> None:  # fmt: skip
+    methods: str = "",
+    ks: str = "2,3,4,5,6,8,10,12",
+    engine: str = "eager",
+    prompts: int = 12,
+    threads: int = 1,
+    write: bool = False,
+    results: Path = RESULTS,
+) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(prompts)
     names = methods.split(",") if methods else [STRICT, workload.headline]

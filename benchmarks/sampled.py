@@ -65,11 +65,15 @@ def make_decoders(workload: Workload) -> dict[str, Decoder]:
     }
     return {
         name: Decoder(
-            workload.pair.target, drafter, make_rule(rule), block if drafter else 0,
-            tokenizer=workload.pair.tokenizer, vocabulary=len(workload.pair.tokenizer),
+            workload.pair.target,
+            drafter,
+            make_rule(rule),
+            block if drafter else 0,
+            tokenizer=workload.pair.tokenizer,
+            vocabulary=len(workload.pair.tokenizer),
         )
         for name, (drafter, rule) in arms.items()
-    }  # fmt: skip
+    }
 
 
 def contender(name: str, decoder: Decoder, request: dict[str, Any]) -> Contender:

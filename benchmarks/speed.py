@@ -35,7 +35,7 @@ SINGLY = "row by row: "
 
 def main(
     prompts: int = 16, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
     names = methods.split(",") if methods else list(workload.own)

@@ -18,7 +18,7 @@ from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import OWN_REPORTS, Operating, calibration_file, operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.studies.speed.params import speed_params
+from pipeline.studies.speed.params import FILE, speed_params
 from pipeline.studies.table.params import table_params
 
 
@@ -73,9 +73,7 @@ class Workload:
                 continue
             block, own = read_json(path)["block"], params.block_of(name)
             if block != own:
-                raise UserError(
-                    f"{path} is about K = {block}, pipeline/studies/speed/params.yaml says {own}. Run `make speed` again."
-                )
+                raise UserError(f"{path} is about K = {block}, but {FILE} says {own}. Run `make speed` again.")
             point = operating_point(params, name, reports=OWN_REPORTS)
             if point.certified:
                 found[name] = point

@@ -1,4 +1,4 @@
-"""The stages agree with the code: each depends on all that it runs, and the rooms of the pipeline keep to their order."""
+"""The stages agree with the code: each depends on all that it runs, and core modules know no study."""
 
 import subprocess
 import sys
@@ -92,8 +92,11 @@ def test_a_new_import_makes_the_dependencies_stale(tree):
     graph.write_text(yaml.safe_dump({"stages": {"one": stage}}))
     assert update(graph, tree, write=True) == ["one"] and update(graph, tree) == []
     assert yaml.safe_load(graph.read_text())["stages"]["one"]["deps"] == [
-        "data/in", "pipeline/other/named.py", "pipeline/room", "pipeline/stage.py",
-    ]  # fmt: skip
+        "data/in",
+        "pipeline/other/named.py",
+        "pipeline/room",
+        "pipeline/stage.py",
+    ]
     with (tree / "pipeline/stage.py").open("a") as file:
         file.write("import pipeline.other.a\n")
     imports.cache_clear()

@@ -3,8 +3,9 @@
     python -m pipeline.common.closure             names the stages whose dependencies are out of date
     python -m pipeline.common.closure --write     rewrites the code part of `deps` in every dvc.yaml (`make deps`)
 
-An import inside a function counts, and so does a text of the form "gistgate.rules.fly:Fly", by which a registry names a
-class before it is imported, and the name of a Python file in the same folder. An import below `if TYPE_CHECKING:` does not count, because it never runs.
+An import inside a function counts. So does a text of the form "gistgate.rules.fly:Fly", by which a registry names a
+class before it is imported, and the name of a Python file in the same folder. An import below `if TYPE_CHECKING:` does
+not count, because it never runs.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def names_in(node: ast.AST, package: str) -> list[str]:
 
 
 def as_dependencies(files: Iterable[Path], root: Path = ROOT) -> list[str]:
-    """A short list of files and folders that covers `files`: a folder stands for its modules when half of them are there.
+    """A short list that covers `files`: a folder stands for its modules when at least half of them are there.
 
     More than the closure is safe, and a list of sixty files in every stage would hide what a stage is about. A folder
     with a dvc.yaml is never named, because DVC writes its lock file there, and neither is one that holds the stages.
@@ -139,8 +140,9 @@ def room(folder: Path, root: Path) -> bool:
 
 
 def dependencies(stage: dict[str, Any], root: Path = ROOT) -> list[str]:
-    """The `deps` that a stage should have: data as they stand, code after its imports, a params.yaml beside a params.py.
+    """The `deps` that a stage should have: data as they stand, code after its imports.
 
+    A params.py that is reached brings the params.yaml beside it along.
     A stage that copies the whole library names the folder `gistgate` by hand, which stays and covers its modules.
     """
     files = closure(stage["cmd"].split()[2], root=root)

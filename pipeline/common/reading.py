@@ -1,7 +1,7 @@
 """From nested dictionaries to frozen dataclasses by pydantic; every refusal is one sentence that names the place.
 
-A field's annotation is its contract. Types are strict: `true` is no number and `"8"` no whole number; only a `Number` may
-be written as a text, because YAML 1.1 reads `1e-3` as one.
+A field's annotation is its contract. Types are strict: `true` is no number and `"8"` is no whole number. Only a
+`Number` may be written as a text, because YAML 1.1 reads `1e-3` as a text.
 """
 
 from __future__ import annotations

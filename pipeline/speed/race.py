@@ -10,7 +10,7 @@ from tqdm import tqdm
 from pipeline.speed.clock import Contender, Prompts, Timed
 
 Times = dict[str, dict[str, Any]]
-"""By name: `block`; for each batch `seconds` (of every repeat), `tokens` and `target_forwards`; the number of `loops`."""
+"""By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
 
 
 def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 1, title: str | None = None) -> Times:

@@ -4,8 +4,8 @@
     python -m pipeline.stages.calibrate learned    all methods that ask a trained gate
     python -m pipeline.stages.calibrate fly        one method
 
-Reads data/prompts and data/reference, writes <method>.json below reports/calibration. Studies calibrate other methods by
-`calibrate_all`.
+Reads data/prompts and data/reference, writes <method>.json below reports/calibration. Studies calibrate other methods
+by `calibrate_all`.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
 fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an
 interruption loses one at most.

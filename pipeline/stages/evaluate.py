@@ -2,7 +2,6 @@
 
     python -m pipeline.stages.evaluate fly     writes reports/evaluation/fly/{summary.json,samples.jsonl}
     python -m pipeline.stages.evaluate all     every method of params.yaml and plain decoding, with one set of imports
-    python -m pipeline.stages.evaluate table   what only the large table compares, into reports/table/evaluation
 
 "plain" decodes without a drafter. A method that has no certified setting at the headline budget runs strictly, and its
 summary says so. Finished methods wait in a scratch folder under a fingerprint of all they depend on, so that an

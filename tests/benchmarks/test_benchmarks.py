@@ -28,9 +28,12 @@ from tests.architectures import tiny_model
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -138,9 +141,14 @@ def test_a_closed_gate_changes_nothing_and_is_asked(tiny: None):
 
 def test_limits_are_medians_over_prompts_with_intervals():
     columns = {
-        "step": [1.0, 2.0, 1.0], "verify": [2.0, 2.0, 4.0], "draft": [2.0, 2.0, 2.0], "judged": [3.0, 3.0, 3.0],
-        "round": [5.0, 5.0, 8.0], "tokens": [6, 8, 10], "forwards": [2, 2, 2],
-    }  # fmt: skip
+        "step": [1.0, 2.0, 1.0],
+        "verify": [2.0, 2.0, 4.0],
+        "draft": [2.0, 2.0, 2.0],
+        "judged": [3.0, 3.0, 3.0],
+        "round": [5.0, 5.0, 8.0],
+        "tokens": [6, 8, 10],
+        "forwards": [2, 2, 2],
+    }
     found = over_prompts(partial(figures_of, 4), columns)
     middle = {"c": 0.5, "v": 2.0, "tau": 4.0, "possible": 1.0, "reached": 0.8, "attained": 0.8, "judging": 0.2}
     assert {name: found[name].mean for name in middle} == pytest.approx(middle)

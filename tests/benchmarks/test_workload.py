@@ -48,5 +48,5 @@ def test_without_such_certificates_the_common_k_stays(workload):
 
 def test_a_certificate_at_another_k_than_asked_for_is_stale(workload):
     calibrated("prob", "reports/speed", 5, 0.1)
-    with pytest.raises(UserError, match=r"K = 5, pipeline/studies/speed/params.yaml says 3. Run `make speed`"):
+    with pytest.raises(UserError, match=r"K = 5, but pipeline/studies/speed/params.yaml says 3. Run `make speed`"):
         _ = workload.own

@@ -2,8 +2,8 @@
 
     python -m pipeline.studies.retrieval.benchmark
 
-Writes reports/retrieval/benchmark.json: seconds as `pipeline.stages.benchmark` has them, and how many times as fast as each
-reference every method is, with 90 % intervals over prompts.
+Writes reports/retrieval/benchmark.json: seconds as the stage `benchmark` writes them, and how many times as fast as
+each reference every method is, with 90 % intervals over prompts.
 """
 
 from __future__ import annotations

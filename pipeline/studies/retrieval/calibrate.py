@@ -1,6 +1,6 @@
 """Certify SENSE's soft gate together with each drafter: the loosest setting at every budget.
 
-    python -m pipeline.studies.retrieval.calibrate              every method of pipeline/studies/retrieval/params.yaml that has a knob
+    python -m pipeline.studies.retrieval.calibrate              every method of the study that has a knob
     python -m pipeline.studies.retrieval.calibrate sen-sense    one of them
 
 Works as `pipeline.stages.calibrate` does, by fixed-sequence testing, and writes reports/retrieval/calibration.

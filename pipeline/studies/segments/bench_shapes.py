@@ -49,9 +49,15 @@ def decoders(pair: Pair) -> dict[str, Decoder]:
     for name, (style, limit) in STYLES.items():
         for rate in RATES:
             found[f"{name}/{rate:g}"] = segment_decoder(
-                pair.target, pair.draft, pair.tokenizer, Constant(rate), SegmentDraw(), style=style, limit=limit,
+                pair.target,
+                pair.draft,
+                pair.tokenizer,
+                Constant(rate),
+                SegmentDraw(),
+                style=style,
+                limit=limit,
                 vocabulary=len(pair.tokenizer),
-            )  # fmt: skip
+            )
     return found
 
 

@@ -58,9 +58,16 @@ def main() -> None:
 def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> Path:
     """Where finished shards wait; another folder for whatever they depend on."""
     name = fingerprint(
-        asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
-        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources("pipeline.studies.segments.collect"),
-    )  # fmt: skip
+        asdict(own),
+        params.seed,
+        params.decoding.batch_size,
+        task_hash(task, params),
+        *pair.files,
+        *local_models(own.judge_model),
+        Path("data/prompts/train.jsonl"),
+        REFERENCE,
+        *sources("pipeline.studies.segments.collect"),
+    )
     return SCRATCH / f"segments-{name}"
 
 
@@ -72,9 +79,14 @@ def judges_of(own: SegmentParams, task: Task) -> dict[str, Judge]:
 
 
 def collect(
-    numbers: range, prompts: list[dict[str, Any]], pair: Pair, task: Task, judges: dict[str, Judge], params: Params,
+    numbers: range,
+    prompts: list[dict[str, Any]],
+    pair: Pair,
+    task: Task,
+    judges: dict[str, Judge],
+    params: Params,
     own: SegmentParams,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The prefixes of some problems with their samples and groups."""
     boundaries = Boundaries(pair.tokenizer, own.style, eos_ids(pair.target, pair.tokenizer))
     reference = read_json_lines(REFERENCE)
@@ -112,9 +124,13 @@ def collect(
 
 
 def answers_of(
-    prefixes: list[Prefix], written: dict[str, list[list[list[int]]]], pair: Pair, task: Task,
-    prompts: list[dict[str, Any]], params: Params,
-) -> dict[tuple[int, tuple[int, ...]], str]:  # fmt: skip
+    prefixes: list[Prefix],
+    written: dict[str, list[list[list[int]]]],
+    pair: Pair,
+    task: Task,
+    prompts: list[dict[str, Any]],
+    params: Params,
+) -> dict[tuple[int, tuple[int, ...]], str]:
     """The whole answer behind every different segment of every prefix, the target going on greedily."""
     keys = sorted({(i, tuple(ids)) for role in ROLES for i, found in enumerate(written[role]) for ids in found})
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)

@@ -14,8 +14,9 @@ from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes as arms
 from pipeline.common import scope as binding
 from pipeline.common.decoders import Outcome
+from pipeline.common.operating_point import OWN_REPORTS
 from pipeline.common.scope import check_binding
-from pipeline.params import SpeedParams, parse_params
+from pipeline.params import parse_params
 from pipeline.stages import calibrate
 
 SIZES = {"development": 400, "calibration": 1200}
@@ -145,18 +146,12 @@ def test_a_second_start_decodes_nothing_and_gives_equal_bytes(world, monkeypatch
 def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeypatch):
     start(world, monkeypatch, "prob")
     before, calls = report("prob"), len(world.calls)
-    world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
-    start(world, monkeypatch, "speed")
+    own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
+    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS)
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
     assert (before["block"], own["block"], own["binding"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
     assert [path.name for path in Path("reports/speed").rglob("*.json")] == ["prob.json"]
-
-
-def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
-    world.params = replace(world.params, speed=SpeedParams({"probb": 3}))
-    with pytest.raises(UserError, match="speed.blocks.*Did you mean 'prob"):
-        start(world, monkeypatch, "speed")
 
 
 def test_other_prompts_are_decoded_again(world, monkeypatch):

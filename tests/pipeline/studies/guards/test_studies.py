@@ -164,7 +164,10 @@ def test_the_page_shows_both_studies_where_they_were_made():
     arm = {"accuracy": 0.5, "accuracy_difference": lost, "mean_accepted_length": 6.0, "alarmed": 0.25}
     worlds = {"shifted": {"strict_accuracy": 0.55, "strict_tau": 4.0, "arms": {"guard": arm}}}
     shown = page.get_template("report.html.j2").render(
-        summary={"plain": {"accuracy": 0.9}, "headline_budget": 0.03, "heads": {}}, figures={}, pct=tables.percent,
-        shadow={"prompts": 3, "methods": [method]}, domain={"method": "m", "knob": 1, "worlds": worlds},
-    )  # fmt: skip
+        summary={"plain": {"accuracy": 0.9}, "headline_budget": 0.03, "heads": {}},
+        figures={},
+        pct=tables.percent,
+        shadow={"prompts": 3, "methods": [method]},
+        domain={"method": "m", "knob": 1, "worlds": worlds},
+    )
     assert "+10.0" in shown and "+20.0" in shown and "-5.0 (-8.0 to -2.0)" in shown and "25.0" in shown

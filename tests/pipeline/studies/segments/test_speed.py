@@ -59,8 +59,15 @@ def test_what_the_stages_report_becomes_the_page(tmp_path):
     write_json(tmp_path / "calibration/ratio.json", {"certified": None, "development": [one]})
     test = {"difference": {"mean": -0.01, "low": -0.02, "high": 0.0}}
     write_json(tmp_path / "evaluation/probe.json", test)
-    write_json(tmp_path / "agreement.json", {"agreement": {"answer, truth": {"agree": 0.9, "kappa": 0.8}},
-                                             "pairs_alike": {"answer": 0.7}, "prefixes": 2, "segments": 9})  # fmt: skip
+    write_json(
+        tmp_path / "agreement.json",
+        {
+            "agreement": {"answer, truth": {"agree": 0.9, "kappa": 0.8}},
+            "pairs_alike": {"answer": 0.7},
+            "prefixes": 2,
+            "segments": 9,
+        },
+    )
     write_json(tmp_path / "probes.json", {"target": {"mean, bce": {"draft": quality}}})
     names = ("strict, K = 4", "segments: probe", "segments: ratio")
     write_json(
