@@ -42,8 +42,8 @@ class FSD(Superset):
     reduced: bool = True
     """True: strict OR fuzzy. False: fuzzy alone, as published."""
     replacement: Literal["p", "residual"] = "residual"
-    """What a sampled request draws in place of a refused token: from the residual, with which the reduced variant
-    leaves p as it is wherever it tolerates nothing, or from p, as published for the full one."""
+    """Distribution that replaces a refused token in sampled requests: the residual, which keeps the reduced variant
+    lossless where it tolerates nothing, or p, as published for the full variant."""
     id: ClassVar[str] = "fsd"
     knob: ClassVar[str | None] = "threshold"
     looser: ClassVar[Literal["up", "down"]] = "up"

@@ -26,7 +26,7 @@ class KLJudge(Superset):
     max_p: float = 0.9
     """Guard: where the target's best token is more probable than this, only the strict rule accepts; 1 is no guard."""
     temperature: float = 1.0
-    """Of both distributions before they are compared, on top of what the request asks for."""
+    """Temperature applied to both distributions before they are compared, in addition to that of the request."""
     id: ClassVar[str] = "kl-judge"
     knob: ClassVar[str | None] = "tau"
     looser: ClassVar[Literal["up", "down"]] = "up"

@@ -31,7 +31,7 @@ class Sense(Superset):
     tau_c: float = 0.25
     """Largest share of mismatches in the window that counts as calm; below 0 closes this route."""
     con_requires_topk: bool = False
-    """True: plausible and calm (what the authors say); False: plausible or calm (what their equation says)."""
+    """True: plausible and calm (the authors' text); False: plausible or calm (the authors' equation)."""
     full_window: bool = False
     """True: a window that the draft does not fill is never calm."""
     id: ClassVar[str] = "sense"

@@ -32,7 +32,7 @@ class Wisv(Superset):
     limit: float = 1.0
     """Largest tolerated probability of harm: set it to what calibration allowed."""
     upload: Literal["all", "mismatch"] = "all"
-    """Draft states that are sent: all of a draft, or those of mismatches only. Changes nothing but the byte counter."""
+    """Draft states that are sent: all of a draft, or those of mismatches only. Only the byte counter depends on it."""
     width: int = 2048
     """Numbers in one draft state."""
     id: ClassVar[str] = "wisv"
