@@ -22,21 +22,18 @@ from transformers.utils.logging import disable_progress_bar
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
 from pipeline.common.entry import run, seed_everything
-from pipeline.common.paths import PAIRS
+from pipeline.common.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
 from pipeline.common.reading import build
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.training import train_model
-from pipeline.pairs.world.corpus import FOLDER as WORLD
 from pipeline.pairs.world.corpus import documents, write_task_files
 from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_length
 from pipeline.pairs.world.params import PairTrainingParams
 from pipeline.pairs.world.tokenizer import train_tokenizer
 from pipeline.params import Params, read_params
 
-MODELS = Path("models/embedded")
-REPORT = Path("models/pair.json")
 ROLES = ("target", "draft")
 
 
@@ -67,10 +64,10 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> P
 def check_other(params: Params) -> None:
     """Check a pair that exists already; models/embedded gets a note, because the stage owes DVC the folder."""
     report = check_pair(params.pair)
-    write_text(MODELS / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
+    write_text(EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
     for role in ROLES:
-        shutil.rmtree(MODELS / role, ignore_errors=True)
-    write_json(REPORT, report)
+        shutil.rmtree(EMBEDDED / role, ignore_errors=True)
+    write_json(PAIR_REPORT, report)
 
 
 def train_embedded(params: Params) -> None:
@@ -85,9 +82,9 @@ def train_embedded(params: Params) -> None:
         corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
         seed = 2 * params.seed + number
         model = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
-        save_model(model, tokenizer, MODELS / role)
+        save_model(model, tokenizer, EMBEDDED / role)
     report = measure(params)
-    write_json(REPORT, report)
+    write_json(PAIR_REPORT, report)
     shutil.rmtree(scratch, ignore_errors=True)
     print_report(report)
     wanted = params.pair_training.min_target_accuracy

@@ -8,12 +8,12 @@ from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines
+from pipeline.common.paths import WORLD
 from pipeline.pairs.world.params import WorldParams
 from pipeline.pairs.world.problem import draw_problem
 from pipeline.pairs.world.style import make_style
 from pipeline.pairs.world.telling import Teller
 
-FOLDER = Path("data/world")
 PATIENCE = 3000
 """Problems drawn again in a row before the world counts as exhausted."""
 
@@ -45,7 +45,7 @@ def documents(params: WorldParams, seed: int, part: str, count: int, dialect: st
     return rows
 
 
-def write_task_files(params: WorldParams, seed: int, folder: Path = FOLDER) -> None:
+def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
     """Write train.jsonl and test.jsonl, byte by byte the same for the same parameters and seed."""
     for part, count in (("train", params.task_train), ("test", params.task_test)):
         write_json_lines(folder / f"{part}.jsonl", documents(params, seed, part, count))

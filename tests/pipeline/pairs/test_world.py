@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from gistgate.errors import UserError
-from pipeline.pairs.world.corpus import FOLDER, answer_of, documents, write_task_files
+from pipeline.common.paths import WORLD as WORLD_FOLDER
+from pipeline.pairs.world.corpus import answer_of, documents, write_task_files
 from pipeline.pairs.world.lexicon import QUESTION, SITES, SOLUTION
 from pipeline.pairs.world.params import ModelTraining, WorldParams
 from pipeline.pairs.world.problem import core, draw_problem, part_of
@@ -88,7 +89,7 @@ def test_a_task_file_holds_each_problem_once(part):
 def test_defaults_are_large_enough_for_all_prompts():
     world = WorldParams()
     assert world.task_train >= 320 + 400 + 1000 and world.task_test >= 1000
-    assert str(FOLDER) == "data/world"
+    assert str(WORLD_FOLDER) == "data/world"
 
 
 def test_a_world_too_small_for_its_files_is_refused():
