@@ -123,6 +123,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
     for name, value in {
         "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
         "load_task": lambda _params: None,
+        "read_certify_params": lambda: SimpleNamespace(prompts=10, ece_problems=60),
         "new_prompts": lambda _params, _count: prompts,
         "pair_files": lambda _pair: [],
         "make_decoder": lambda *_settings: strict,
@@ -134,7 +135,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         monkeypatch.setattr(calibration_error, name, value)
     params = SimpleNamespace(
         seed=1, pair="none", label=None, decoding=SimpleNamespace(block=8), collect=SimpleNamespace(pilot_risk=0.2),
-        train=SimpleNamespace(headline_head="none"), certify=SimpleNamespace(prompts=10, ece_problems=60),
+        train=SimpleNamespace(headline_head="none"),
     )  # fmt: skip
     assert len(calibration_error.labelled(params, 20)["problem"]) == 20
     assert calibration_error.labelled(params)["problem"].tolist() == list(range(60))
