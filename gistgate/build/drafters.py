@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -60,9 +60,9 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         from gistgate.optional.retrieval.corpus import CorpusDrafter
 
         return CorpusDrafter(read_corpus(sources))
-    kind, made = DRAFTERS[drafter], None
+    kind: Any = DRAFTERS[drafter]
     if not issubclass(kind, ModelDrafter):
-        made = kind()
+        made: Drafter = kind()
     elif sources.draft is not None:
         made = kind(sources.draft)
     else:

@@ -50,7 +50,7 @@ def count_ids(
     Raises:
         UserError: the draft model has no embedding for a token that the target may write.
     """
-    sizes = [model.config.get_text_config().vocab_size for model in models_of(target, drafter)]
+    sizes: list[int] = [model.config.get_text_config().vocab_size for model in models_of(target, drafter)]
     known = min(sizes)
     if known < sizes[0] and (vocabulary or tokenizer is not None):
         needed = min(sizes[0], vocabulary or len(tokenizer))  # type: ignore[arg-type]

@@ -45,8 +45,8 @@ def has_fast_bfloat16() -> bool:
     AVX-512 alone computes bfloat16 at about half the speed of float32.
     """
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+        return bool(torch.cuda.is_bf16_supported())
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
     return bool(capabilities.get("amx_bf16", False))
 
 
@@ -108,7 +108,7 @@ class Batches(pl.LightningDataModule):
         """The batches of the current epoch."""
         begin = self.trainer.current_epoch * self.save_every
         indices = self.batches[begin : begin + self.save_every]
-        return DataLoader(indices, batch_size=None, collate_fn=self._collate)
+        return DataLoader(indices, batch_size=None, collate_fn=self._collate)  # type: ignore[arg-type]
 
     def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
         return collate([self.rows[i] for i in indices], self.pad)

@@ -43,7 +43,8 @@ def main() -> None:
 def context_length(source: PairSource) -> int:
     """Tokens that both models can read."""
     configs = [load_config(model).get_text_config() for model in (source.target, source.draft)]
-    return min(getattr(config, "max_position_embeddings", None) or DEFAULT_MAX_LENGTH for config in configs)
+    known = [getattr(config, "max_position_embeddings", None) for config in configs]
+    return min(int(length or DEFAULT_MAX_LENGTH) for length in known)
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:

@@ -62,8 +62,7 @@ class GatedLM(HFLM):
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        named = {"guards": tuple(name for name in guards.split("+") if name)}
-        wishes = replace(wishes_from(kwargs), **named)
+        wishes = replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.proof = named_proof(wishes)
         super().__init__(pretrained=pretrained, **kwargs)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only

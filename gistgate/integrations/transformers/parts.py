@@ -31,7 +31,7 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
     """
     draft = wishes.draft
     if isinstance(draft, str | Path):
-        key = ("draft", str(draft), changed(draft), wishes.draft_revision, target.dtype, target.device)
+        key: tuple[Any, ...] = ("draft", str(draft), changed(draft), wishes.draft_revision, target.dtype, target.device)
         name, revision = draft, wishes.draft_revision
         draft = once(target, key, lambda: load_draft(name, target, tokenizer, revision))
     partners = (id(draft), id(tokenizer))

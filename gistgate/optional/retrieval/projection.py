@@ -1,6 +1,6 @@
 """From hidden states to keys: standardise, project on principal components, scale to unit length.
 
-Fitting is `pipeline.studies.retrieval.datastore`'s; here the three affine steps are one matrix, so that a query costs one product.
+The pipeline fits the three affine steps; here they are one matrix, so that a query costs one product.
 
 Axis letters: D width of a state, P width of a key.
 """

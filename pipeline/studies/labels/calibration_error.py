@@ -19,6 +19,7 @@ import typer
 from scipy.stats import bootstrap
 from torch import Tensor
 
+from gistgate.block import Block
 from gistgate.certificates.tango import Array
 from gistgate.files import load_tensors, write_json
 from gistgate.integrations.lm_eval.prompts import Prompt
@@ -89,7 +90,12 @@ def labelled(params: Params, problems: int | None = None) -> Table:
 def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> tuple[Table, Texts]:
     """Every mismatch on the gate's own texts, with the gate's P(kept) beside it, and these texts."""
     gate = load_gate(params.train.headline_head, pair)
-    recorder = MismatchRecorder(params.decoding.block, more=lambda block: {"probability": block.gate_probs})
+
+    def probability(block: Block) -> Table:
+        assert block.gate_probs is not None
+        return {"probability": block.gate_probs}
+
+    recorder = MismatchRecorder(params.decoding.block, more=probability)
     table, texts = gated_texts(params, pair, gate, prompts, range(len(prompts)), recorder)
     return table, {(text.problem, text.policy): text for text in texts}
 

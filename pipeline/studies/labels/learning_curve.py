@@ -48,7 +48,10 @@ def main() -> None:
     write_json(OUTPUT.with_suffix(".json"), report)
     write_atomic(OUTPUT.with_suffix(".png"), lambda part: draw(report, part))
     for way, runs in curves.items():
-        print(f"{way:7}", " ".join(f"{size}: {value:.3f}" for size, value in zip(sizes, np.mean(runs, 0), strict=True)))
+        print(
+            f"{way:7}",
+            " ".join(f"{size}: {value:.3f}" for size, value in zip(sizes, np.array(runs, float).mean(0), strict=True)),
+        )
 
 
 def curve(pool: Rows, test: Rows, way: str, sizes: Sequence[int], seed: int) -> list[float | None]:

@@ -39,10 +39,12 @@ def check_store() -> None:
         raise UserError(f"{DATASTORE} is missing. Run `make retrieval` in this folder first.")
 
 
-def stored(name: str, pair: Pair) -> Drafter | None:
+def stored(name: str, pair: Pair) -> Drafter:
     """A drafter that reads the datastore of this run."""
     check_store()
-    return make_drafter(name, Sources(pair.target, datastore=DATASTORE))
+    made = make_drafter(name, Sources(pair.target, datastore=DATASTORE))
+    assert made is not None
+    return made
 
 
 def corpus(_pair: Pair) -> Drafter:

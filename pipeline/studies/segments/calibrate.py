@@ -130,7 +130,7 @@ def promising(seen: Sequence[dict[str, Any]], params: Params, budget: float) -> 
     z, reserve, n = norm.ppf(params.calibrate.confidence), params.calibrate.reserve, params.prompts.calibration
 
     def room(one: dict[str, Any]) -> float:
-        return z * one["deviation"] / n**0.5 + reserve * error_apart(one["deviation"] ** 2, n, one["n"])
+        return float(z * one["deviation"] / n**0.5 + reserve * error_apart(one["deviation"] ** 2, n, one["n"]))
 
     fitting = [one["value"] for one in seen if one["loss"] + room(one) <= budget]
     return (fitting or [seen[0]["value"]])[-SETTINGS:]

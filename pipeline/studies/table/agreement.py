@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
@@ -28,6 +29,9 @@ from pipeline.labels.texts import Texts, read_labels
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params
 from pipeline.studies.table.params import table_params
+
+Flags = NDArray[np.bool_]
+"""Truth values [N]."""
 
 
 def main() -> None:
@@ -58,7 +62,7 @@ def opinion(params: Params, pair: Pair, point: Operating, table: Table, texts: T
     return said
 
 
-def compare(opinions: dict[str, Array], harmless: Array) -> dict[str, Any]:
+def compare(opinions: dict[str, Array], harmless: Flags) -> dict[str, Any]:
     """Precision and recall of every method, and for every two of them who is right where they differ."""
     seen = np.all([np.isfinite(said) for said in opinions.values()], axis=0)
     said = {name: values[seen] == 1 for name, values in opinions.items()}
@@ -71,7 +75,7 @@ def compare(opinions: dict[str, Array], harmless: Array) -> dict[str, Any]:
     }
 
 
-def against_labels(accepted: Array, fine: Array) -> dict[str, Any]:
+def against_labels(accepted: Flags, fine: Flags) -> dict[str, Any]:
     """How well one method tells harmless mismatches; precision is None where it accepts nothing."""
     good = int((accepted & fine).sum())
     return {
@@ -82,7 +86,7 @@ def against_labels(accepted: Array, fine: Array) -> dict[str, Any]:
     }
 
 
-def who_is_right(a: Array, b: Array, fine: Array) -> dict[str, int]:
+def who_is_right(a: Flags, b: Flags, fine: Flags) -> dict[str, int]:
     """Mismatches that only one of two methods accepts, and how many of those are harmless."""
     only_a, only_b = a & ~b, b & ~a
     return {

@@ -69,6 +69,7 @@ class Bench:
                 self.reader.keep(NODES, settle(Exact(), block, {}).length.tolist())
             else:
                 judged = judge(block, parents, lambda paths, _: (paths, settle(Exact(), paths, {})))
+                assert judged.paths is not None
                 self.reader.keep_paths(NODES, judged.paths)
 
         return self._timed(verify)
