@@ -22,8 +22,9 @@ from benchmarks.workload import Workload
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, TreeDrafter
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.model import ModelDrafter
+from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.rules import make_rule
 from pipeline.common.decoders import read_prompts
 from pipeline.speed.clock import Contender, Prompts, ours

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
+import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +137,41 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is missing. Run the stage that writes it (`dvc repro`) or check the path.") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete it and write it again.") from error
+
+
+def fingerprint(*parts: Any) -> str:
+    """A short hash of settings (anything that JSON can say), files and folders (as Path), in that order.
+
+    Of a folder the relative names and the contents of its files count, but not where the folder lies.
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, Path):
+            for path in sorted(path for path in (part.rglob("*") if part.is_dir() else [part]) if is_written(path)):
+                digest.update(path.relative_to(part).as_posix().encode() + b"\0")
+                with path.open("rb") as file:
+                    while chunk := file.read(1 << 20):
+                        digest.update(chunk)
+        else:
+            digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
+    return digest.hexdigest()[:16]
+
+
+def is_written(path: Path) -> bool:
+    """Whether a path is a file that somebody wrote, and not one that Python compiled from it."""
+    return path.is_file() and path.suffix != ".pyc"
+
+
+def dataclass_from(kind: type[Any], value: Mapping[str, Any]) -> Any:
+    """A dataclass from a mapping, such as a JSON object.
+
+    Raises:
+        ValueError: the mapping has an unknown key.
+        TypeError: a field without a default is missing.
+    """
+    known = [item.name for item in fields(kind)]
+    for key in value:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            raise ValueError(f"unknown key '{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
+    return kind(**value)

@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
+from gistgate.files import fingerprint
 
 SAMPLES = 16
 """Values read from each parameter for the fingerprint."""
@@ -66,7 +67,7 @@ def identify_model(model: PreTrainedModel, name: str | None = None, revision: st
         num_layers=config.num_hidden_layers,
         vocabulary_size=config.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
-        fingerprint=fingerprint(model),
+        fingerprint=weights_fingerprint(model),
     )
 
 
@@ -77,12 +78,28 @@ def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIden
     return TokenizerIdentity(name or portable_name(tokenizer.name_or_path), digest, len(tokens))
 
 
+def model_scope(identity: ModelIdentity) -> dict[str, Any]:
+    """The entries of a model in the scope of a certificate; name and revision are left out, because folders move."""
+    return {key: getattr(identity, key) for key in (*BINDING, "dtype")}
+
+
+def gate_hash(gate: Any) -> str:
+    """Hash of what a gate computes: its weights, features, head and map, but neither its card nor its certificate."""
+    digest = hashlib.sha256()
+    described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
+    digest.update(fingerprint(described).encode())
+    for key, tensor in sorted(gate.state_dict().items()):
+        digest.update(key.encode() + str(tensor.dtype).encode() + str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
 def portable_name(name: str) -> str:
     """A hub id as it is; of a path only the last part, because the folders above it belong to one machine."""
     return Path(name).name if Path(name).is_absolute() else name
 
 
-def fingerprint(model: PreTrainedModel) -> str | None:
+def weights_fingerprint(model: PreTrainedModel) -> str | None:
     """A hash of a few values of every parameter, or None if some weights are not in memory.
 
     The values are rounded to bfloat16 first, so a checkpoint keeps its fingerprint when it is loaded in another
@@ -130,6 +147,24 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
         want = f"{expected.num_tokens} tokens, hash {expected.vocabulary[:12]}"
         have = f"{found.num_tokens} tokens, hash {found.vocabulary[:12]}"
         raise UserError(mismatch("tokenizer", "vocabulary", want, have, expected.name))
+
+
+def check_same_tokenizer(target_tokenizer: Any, draft_tokenizer: Any) -> None:
+    """Refuse a draft model whose token ids mean something else than the target's.
+
+    Tokens that only one of the two knows are no contradiction: a target often has more special tokens than its draft.
+
+    Raises:
+        UserError: names the first id that stands for two different tokens.
+    """
+    theirs = {index: token for token, index in draft_tokenizer.get_vocab().items()}
+    for token, index in sorted(target_tokenizer.get_vocab().items(), key=lambda item: item[1]):
+        if theirs.get(index, token) != token:
+            raise UserError(
+                f"The draft model has another tokenizer: id {index} is {token!r} for the target and {theirs[index]!r} "
+                "for the draft. Use a draft model with the target's tokenizer, or a drafter without a model such as "
+                "'lookup'."
+            )
 
 
 def mismatch(role: str, prop: str, expected: object, found: object, name: str) -> str:

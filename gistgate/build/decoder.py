@@ -1,159 +1,126 @@
-"""Put a decoder together from what a command line can say: names, folders and numbers."""
+"""The one place where a decoder is built from what a user says: names, folders and numbers."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Sequence
-from dataclasses import fields
 from typing import Any
 
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
-from gistgate.build.drafters import CORPUS, NONE, STORED, Sources, make_drafter
-from gistgate.certificates.holds import check_options, check_parts, load_proof
+from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, take_settings
+from gistgate.build.drafters import Sources, make_drafter
+from gistgate.build.models import load_draft
+from gistgate.build.wishes import Wishes, take_wishes
+from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.gates.config import OperatingPoint
+from gistgate.drafters.base import Drafter
 from gistgate.gates.gate import Gate
-from gistgate.observing.race import AUTO
-from gistgate.observing.shadow import make_guard
-from gistgate.optional.segments.building import served_decoder
-from gistgate.optional.segments.serving import SEGMENT_RULES, take_segment_settings
-from gistgate.rules import PRESETS, RULES, make_rule, nearest
-
-BLOCK = 8
-"""K where nothing else is said, in tokens."""
-BUDGET = 0.03
-"""Loss against strict at which a gate runs where nothing else is said, as a share of prompts."""
-
-
-def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove the settings of `rule` from `arguments` and return them.
-
-    Raises:
-        UserError: there is no such rule.
-    """
-    if rule in SEGMENT_RULES:
-        return take_segment_settings(arguments)
-    rule_id = PRESETS[rule][0] if rule in PRESETS else rule
-    if rule_id not in RULES:
-        raise UserError(f"There is no rule '{rule}'. {nearest(rule, [*RULES, *PRESETS])}")
-    names = [field.name for field in fields(RULES[rule_id])]
-    return {name: arguments.pop(name) for name in names if name in arguments}
-
-
-def load_draft(name: str, revision: str, target: PreTrainedModel) -> PreTrainedModel:
-    """The draft model, in the target's dtype and on its device.
-
-    Raises:
-        UserError: it cannot be loaded.
-    """
-    try:
-        draft = AutoModelForCausalLM.from_pretrained(name, revision=revision, dtype=target.dtype)
-    except (OSError, ValueError) as error:
-        raise UserError(f"The draft '{name}' could not be loaded ({error}). Check the name or the folder.") from error
-    return draft.to(target.device).eval()
+from gistgate.rules import make_rule
 
 
 def build_decoder(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    draft: str | None = None,
-    draft_revision: str = "main",
-    drafter: str | None = None,
-    datastore: str | None = None,
-    corpus: str | None = None,
-    gate: str | None = None,
-    rule: str | None = None,
-    block: int | None = None,
-    budget: float | None = None,
-    settings: dict[str, Any] | None = None,
-    certificate: str | None = None,
-    segments: str | None = None,
-    guards: Sequence[str] = (),
-    engine: str = "eager",
-    speculate_up_to: int | str | None = None,
+    target: PreTrainedModel, tokenizer: Any, wishes: Wishes | None = None, policy: Policy = "warn"
 ) -> Decoder:
-    """A decoder around a loaded target.
+    """A decoder around a loaded target. docs/choosing.md says which rule and setting it runs with.
 
     Args:
         target: the loaded model that is served.
-        tokenizer: its tokenizer.
-        draft: name or folder of the draft model.
-        draft_revision: its revision on the hub.
-        drafter: an id of `gistgate.build.drafters.KNOWN`; default: "model" with a draft, else "none".
-        datastore: folder of a datastore, for the drafters that read one.
-        corpus: text file with one training text per line, for the drafter "corpus".
-        gate: folder of a trained gate.
-        rule: rule id; default: "autojudge" with a gate, else "exact".
-        block: K, drafted tokens per round; default: that of the gate's operating point, else 8. A warning says
-            where K or the drafter is not the one that the point was certified with.
-        budget: certified loss at which a gate runs when `settings` name no risk, as a share of prompts; default: 0.03.
-        settings: settings of the rule.
-        certificate: a certificate.json or its folder; its rule, drafter, K and settings are used, and nothing else.
-        segments: folder of segment probes; then `rule` and `settings` are theirs, `gate` speaks inside refused
-            segments, and K, `drafter` and `budget` are the folder's.
-        guards: ids of guards; "domain" is read from the gate's folder.
-        engine: "eager" or "compiled".
-        speculate_up_to: rows above which a batch is decoded plainly, or "auto": then the caller measures them with
-            `gistgate.observing.race.settle_batches` when it has prompts.
+        tokenizer: its tokenizer; None where nobody looks for stop strings.
+        wishes: what the user says.
+        policy: what happens to doubts about the certificate.
 
     Raises:
-        UserError: names that do not exist, parts that do not fit together, or options that a certificate contradicts.
+        UserError: names that do not exist, parts that do not fit together, or wishes that contradict a certificate.
     """
-    settings = dict(settings or {})
-    proof = load_proof(certificate) if certificate else None
+    wishes = wishes or Wishes()
+    shared: dict[str, Any] = {"engine": wishes.engine, "speculate_up_to": wishes.most_rows}
+    if wishes.guards:
+        from gistgate.build.guards import make_guards
+
+        shared["guards"] = make_guards(wishes.guards, wishes.gate)
+    proof = named_proof(wishes)
+    draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, wishes.draft_revision)
+    gate = load_gate(wishes.gate, target, draft, tokenizer)
+    if wishes.segments and proof is None:
+        from gistgate.build.segments import build_segments
+
+        return build_segments(target, draft, tokenizer, gate, wishes, policy, **shared)
+    known = proof or (gate.proof if gate else None)
+    choice = choose(wishes, known, has_gate=gate is not None, has_draft=draft is not None)
+    sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus)
+    drafter = make_drafter(choice.drafter, sources)
     if proof is not None:
-        named = {"rule": rule, "drafter": drafter, "block": block}
-        check_options(proof, settings=settings, budget=budget, segments=segments, **named)
-        rule, drafter, block, settings = proof.rule, proof.drafter, proof.block, dict(proof.settings)
-    shared: dict[str, Any] = {
-        "vocabulary": len(tokenizer), "guards": [make_guard(name, gate) for name in guards], "engine": engine,
-        "speculate_up_to": batch_limit(speculate_up_to),
-    }  # fmt: skip
-    draft_model = load_draft(draft, draft_revision, target) if draft else None
-    loaded = Gate.load(gate, target=target, draft=draft_model, tokenizer=tokenizer) if gate else None
-    if segments:
-        return served_decoder(segments, target, draft_model, tokenizer, loaded, rule, settings, **shared)
-    rule, drafter = rule or default_rule(gate), drafter or ("model" if draft else NONE)
-    if proof is not None:
-        data = {CORPUS: corpus}.get(drafter, datastore if drafter in STORED else None)
-        check_parts(proof, loaded, target, draft_model, tokenizer, engine=engine, guards=guards, data=data)
-    if loaded is not None and rule == "autojudge" and "risk" not in settings:
-        point = loaded.operating_point(BUDGET if budget is None else budget, drafter)
-        settings["risk"] = point.knob
-        block = point.block if block is None else block
-        doubt(loaded, point, block, drafter)
-    sources = Sources(target, tokenizer, draft_model, datastore, corpus)
-    made, made_rule = make_drafter(drafter, sources), make_rule(rule, **settings)
-    block = BLOCK if block is None else block
-    return Decoder(target, made, made_rule, block, gate=loaded, tokenizer=tokenizer, **shared)
+        from gistgate.certificates.holds import check_parts
+
+        used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards}
+        check_parts(proof, gate, target, draft, tokenizer, data=sources.behind(choice.drafter), **used)
+    choice.voice(policy)
+    return assemble(target, tokenizer, choice, drafter, gate, **shared)
 
 
-def default_rule(gate: str | None) -> str:
-    """What a gate is for, and what remains without one."""
-    return "autojudge" if gate else "exact"
-
-
-def doubt(gate: Gate, point: OperatingPoint, block: int, drafter: str) -> None:
-    """Warn where K or the drafter is not the certified one of an operating point; without drafts nothing is lost."""
-    its_own = point in gate.config.operating_points
-    known = gate.config.certificate.get("drafter", "model") if its_own else drafter
-    pairs = (("block", block, point.block), ("drafter", drafter, known))
-    differing = [f"{name} is {now}, but {then} was certified" for name, now, then in pairs if now != then]
-    if differing and block and drafter != NONE:
-        warnings.warn(f"The budget of {100 * point.budget:g} % is not certified: {'; '.join(differing)}.", stacklevel=3)
-
-
-def batch_limit(asked: int | str | None) -> int | None:
-    """Rows up to which batches are speculated for; None where nothing or "auto" is said.
+def assemble(
+    target: PreTrainedModel, tokenizer: Any, choice: Choice, drafter: Drafter | None, gate: Any = None, **parts: Any
+) -> Decoder:
+    """The decoder of a choice whose parts are made; `parts` go to `Decoder`.
 
     Raises:
-        UserError: neither a number nor "auto".
+        UserError: there is no such rule or setting, or parts do not fit together.
     """
-    if asked is None or asked == AUTO:
+    rule = make_rule(choice.rule, **choice.settings)
+    counted = None if tokenizer is None else len(tokenizer)
+    return Decoder(
+        target, drafter, rule, choice.block, gate=gate, tokenizer=tokenizer, **{"vocabulary": counted, **parts}
+    )
+
+
+def named_proof(wishes: Wishes) -> Proof | None:
+    """The certificate that the user names; None without one.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    if wishes.certificate is None:
         return None
-    if not str(asked).isdecimal():
-        raise UserError(f"speculate_up_to is '{asked}'. Give a number of rows (0 never speculates) or '{AUTO}'.")
-    return int(asked)
+    from gistgate.certificates.holds import load_proof
+
+    return load_proof(wishes.certificate)
+
+
+def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:
+    """The gate, checked against its partners; one that is loaded already was checked by whoever loaded it.
+
+    Raises:
+        UserError: the gate cannot be read, or it was trained for others.
+    """
+    if gate is None or isinstance(gate, Gate):
+        return gate
+    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer)
+
+
+def wishes_from(arguments: dict[str, Any]) -> Wishes:
+    """Remove wishes and settings of the rule from keyword arguments, such as `rule="fly", theta=0.9`, and return them.
+
+    Raises:
+        UserError: there is no such rule, or a certificate cannot be read.
+    """
+    peeked = Wishes(**take_wishes(dict(arguments)))
+    if peeked.segments:
+        from gistgate.build.segments import take_segment_settings
+
+        settings = take_segment_settings(arguments)
+    else:
+        settings = take_settings(rule_of(peeked), arguments)  # first: a rule may have a setting called `budget`
+    return Wishes(settings=settings, **take_wishes(arguments))
+
+
+def rule_of(wishes: Wishes) -> str:
+    """The rule whose settings may stand beside these wishes.
+
+    Raises:
+        UserError: a certificate cannot be read.
+    """
+    if wishes.rule is not None:
+        return wishes.rule
+    proof = named_proof(wishes)
+    if proof is None and wishes.gate is not None:
+        proof = wishes.gate.proof if isinstance(wishes.gate, Gate) else read_proof(wishes.gate)
+    return proof.rule if proof else (GATED if wishes.gate is not None else STRICT)

@@ -1,35 +1,27 @@
-"""Drafters by id as a command line names them, those included that know more than the request."""
+"""Drafters by id, made from the models, folders and files that they need."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.choose import NONE
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.files import read_text
-from gistgate.optional.retrieval import Datastore
-from gistgate.optional.retrieval.corpus import CorpusDrafter
-from gistgate.optional.retrieval.sen import SenDrafter
-from gistgate.optional.retrieval.sen_tree import SenTree
-from gistgate.optional.retrieval.suffix_array import SuffixArray
-from gistgate.rules import nearest
+from gistgate.registry import nearest
 
-NONE, CORPUS = "none", "corpus"
-STORED: dict[str, Callable[[Datastore], Drafter]] = {
-    "sen": SenDrafter,
-    "sen-lexical": partial(SenDrafter, semantic=False),
-    "sen-tree": SenTree,
-    "sen-tree-lexical": partial(SenTree, semantic=False),
-}
-"""Drafters that read a datastore, by id; the lexical ones ask no states."""
-KNOWN = [*DRAFTERS, *STORED, CORPUS, NONE]
+if TYPE_CHECKING:
+    from gistgate.optional.retrieval.suffix_array import SuffixArray
+
+CORPUS = "corpus"
+STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
+"""Drafters that read a datastore; the lexical ones ask for no states."""
+KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)
 """Every id, plain decoding included."""
 
 
@@ -40,36 +32,60 @@ class Sources:
     target: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     draft: PreTrainedModel | None = None
-    datastore: str | None = None
+    datastore: str | Path | None = None
     """Folder of a datastore of this target."""
-    corpus: str | None = None
+    corpus: str | Path | None = None
     """Text file, one training text per line."""
+
+    def behind(self, drafter: str) -> Path | None:
+        """The folder or file that a drafter knows texts from; None for a drafter that knows nothing but the request."""
+        data = {CORPUS: self.corpus}.get(drafter, self.datastore if drafter in STORED else None)
+        return None if data is None else Path(data)
 
 
 def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
     """A drafter by id; "none" is plain decoding.
 
     Raises:
-        UserError: there is no such drafter, or it lacks what it is made of.
+        UserError: there is no such drafter, or something that it is made of is missing.
     """
     if drafter not in KNOWN:
-        raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, KNOWN)}")
+        raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
     if drafter == NONE:
         return None
     if drafter in STORED:
-        if sources.datastore is None:
-            raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
-        return STORED[drafter](Datastore.load(sources.datastore, sources.target))
+        return stored(drafter, sources)
     if drafter == CORPUS:
+        from gistgate.optional.retrieval.corpus import CorpusDrafter
+
         return CorpusDrafter(read_corpus(sources))
-    made: Drafter
-    if not issubclass(DRAFTERS[drafter], ModelDrafter):
-        made = DRAFTERS[drafter]()
-        return made
-    if sources.draft is None:
-        raise UserError(f"The drafter '{drafter}' needs a draft model. Name it as draft=<name or folder>.")
-    made = DRAFTERS[drafter](sources.draft)
+    kind, made = DRAFTERS[drafter], None
+    if not issubclass(kind, ModelDrafter):
+        made = kind()
+    elif sources.draft is not None:
+        made = kind(sources.draft)
+    else:
+        raise UserError(
+            f"The drafter '{drafter}' needs a draft model, and there is none. Name one (--draft, draft= or "
+            "draft_model=), or take the drafter 'lookup'."
+        )
     return made
+
+
+def stored(drafter: str, sources: Sources) -> Drafter:
+    """A drafter that reads a datastore.
+
+    Raises:
+        UserError: there is no datastore, or it belongs to another target.
+    """
+    from gistgate.optional.retrieval import Datastore
+    from gistgate.optional.retrieval.sen import SenDrafter
+    from gistgate.optional.retrieval.sen_tree import SenTree
+
+    if sources.datastore is None:
+        raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
+    kind = SenTree if drafter.startswith("sen-tree") else SenDrafter
+    return kind(Datastore.load(sources.datastore, sources.target), semantic=not drafter.endswith("-lexical"))
 
 
 def read_corpus(sources: Sources) -> SuffixArray:
@@ -78,11 +94,14 @@ def read_corpus(sources: Sources) -> SuffixArray:
     Raises:
         UserError: there is no file, or no text in it.
     """
+    from gistgate.files import read_text
+    from gistgate.optional.retrieval.suffix_array import SuffixArray
+
     if sources.corpus is None:
         raise UserError(
             "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
         )
-    texts = [line for line in read_text(Path(sources.corpus)).splitlines() if line.strip()]
+    texts = [line for line in read_text(sources.corpus).splitlines() if line.strip()]
     if not texts:
         raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
     return SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids)

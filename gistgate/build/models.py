@@ -1,15 +1,17 @@
-"""From names on a command line to something that decodes: target, tokenizer, decoder, prompt."""
+"""Models and tokenizers from names on a command line, and the settings that are written beside them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
+from gistgate.identity import check_same_tokenizer
 from gistgate.request.stopping import eos_ids
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -28,7 +30,7 @@ class Target:
         return eos_ids(self.model, self.tokenizer)
 
     def encode(self, prompt: str, chat: bool = False, system: str | None = None) -> list[int]:
-        """Token ids of a prompt, in the chat template if wanted.
+        """Token ids of a prompt, in the chat template where `chat` says so.
 
         Raises:
             UserError: the tokenizer has no chat template.
@@ -48,18 +50,68 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None) -> Ta
     """A model by hub id or folder, on the GPU where there is one.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: there is no such dtype, or the model cannot be loaded.
     """
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
+    wanted = dtype if dtype == "auto" else getattr(torch, dtype)
+    model = load_model("model", name, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=wanted)
     try:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=dtype if dtype == "auto" else getattr(torch, dtype))
-        tokenizer = AutoTokenizer.from_pretrained(name)
+        return Target(model, AutoTokenizer.from_pretrained(name))
     except (OSError, ValueError) as error:
-        first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(f"The model '{name}' could not be loaded ({first}). Check the name or the folder.") from error
-    where = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return Target(model.to(where).eval(), tokenizer)
+        raise UserError(unloadable("tokenizer", name, error)) from error
+
+
+def load_draft(
+    draft: PreTrainedModel | str | Path, target: PreTrainedModel, tokenizer: Any = None, revision: str = "main"
+) -> PreTrainedModel:
+    """The draft model in the target's dtype and on its device; a model that is loaded already stays as it is.
+
+    Args:
+        draft: hub id, folder or loaded model.
+        target: the target that it drafts for.
+        tokenizer: the target's tokenizer; the draft's own one is compared with it where both are at hand.
+        revision: revision on the hub.
+
+    Raises:
+        UserError: the model cannot be loaded, or its tokenizer is another one.
+    """
+    if not isinstance(draft, str | Path):
+        return draft
+    model = load_model("draft", str(draft), target.device, dtype=target.dtype, revision=revision)
+    own = load_draft_tokenizer(str(draft), revision) if tokenizer is not None else None
+    if own is not None:
+        check_same_tokenizer(tokenizer, own)
+    return model
+
+
+def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedModel:
+    """A model for decoding; `role` names it in messages, and `options` go to transformers.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
+    except (OSError, ValueError) as error:
+        raise UserError(unloadable(role, name, error)) from error
+    return model.to(device).eval()
+
+
+def load_draft_tokenizer(name: str, revision: str = "main") -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a draft's folder or repository; None where there is none to compare."""
+    if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(name, revision=revision)
+    except (OSError, ValueError):
+        return None
+
+
+def unloadable(role: str, name: str, error: Exception) -> str:
+    """The sentence for a model or tokenizer that cannot be loaded."""
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"The {role} '{name}' could not be loaded ({first}). Check the name or the folder."
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -1,52 +1,47 @@
-"""What calibration proved about one rule on one pair, as the file `certificate.json` beside a gate.
+"""What calibration proved about one rule on one pair of models, as the file `certificate.json`, often beside a gate.
 
-A certificate holds for exactly what it names. Whatever differs when it is used is said in one sentence, and the
-combination then counts as uncertified.
+A proof holds for exactly the combination that its scope names. Where something differs at use, one sentence says what,
+and the combination counts as uncertified.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
-from gistgate.gates.config import OperatingPoint, build
-from gistgate.identity import BINDING, ModelIdentity, identify_model, identify_tokenizer
+from gistgate.files import dataclass_from, read_json, write_json
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 
 CERTIFICATE_FILE = "certificate.json"
+FORMAT_VERSION = 2
+"""Version of the file's layout that this code reads and writes."""
 TASK = "task"
 """Score in whose unit the budgets of a gate are: the task's own metric."""
 
 
 @dataclass(frozen=True)
-class Certificate:
-    """A setting, the loss it is proved to keep, and the combination that this holds for."""
+class OperatingPoint:
+    """What calibration found for one budget."""
 
     budget: float
-    """Largest mean loss that was to be certified, in the unit of the score."""
+    """Largest mean loss that was to be certified, in the unit of the score (0.03 is 3 points of accuracy)."""
     confidence: float
     """Probability with which the bound holds, over the draw of the prompts."""
-    rule: str
-    """Rule id."""
-    drafter: str
-    """Drafter id."""
-    block: int
-    """K, drafted tokens per round."""
     settings: dict[str, Any]
-    """All settings of the rule, the knob included."""
-    knob: str | None
-    """The setting that was calibrated; None for a rule without one."""
+    """All settings of the rule: those of the loosest certified setting, or of the strictest one tested."""
     n: int
-    """Prompts that the kept setting was tested on."""
+    """Calibration prompts that the setting was tested on."""
+    losses: int
+    """Prompts on which loose decoding scored lower than strict decoding."""
+    gains: int
+    """Prompts on which loose decoding scored higher."""
     loss: float
-    """Mean of strict - loose score on them; negative when loose decoding scored better."""
+    """Mean of strict - loose score; negative where loose decoding scored better."""
     bound: float
     """One-sided upper bound on that mean."""
     bound_kind: str
@@ -54,109 +49,164 @@ class Certificate:
     harm: float
     """Mean of max(strict - loose, 0)."""
     harm_bound: float
-    """Upper bound on it by Hoeffding-Bentkus; no budget limits it."""
-    discordant: int
-    """Prompts on which the scores differ."""
+    """Upper bound on the harm by Hoeffding-Bentkus; no budget limits it."""
+    certified: bool
+    """Whether the bound keeps the budget."""
+    mean_accepted_length: float
+    """Tokens per target forward on the calibration prompts, the target's own token included."""
+    refusal: str | None = None
+    """Why nothing is certified and what would help; None after a success."""
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The calibrated settings of one rule, one for each budget, and the combination that they hold for."""
+
+    rule: str
+    """Rule id."""
+    drafter: str
+    """Drafter id."""
+    block: int
+    """K, drafted tokens per round."""
+    knob: str | None
+    """The setting that was calibrated; None for a rule without one."""
     score: str
     """What was compared: task, logprob or judge."""
-    mean_accepted_length: float
-    """tau on the calibration prompts."""
-    binding: dict[str, Any]
+    confidence: float
+    """Probability with which each certificate holds."""
+    headline_budget: float
+    """The budget that is meant where nobody names one."""
+    scope: dict[str, Any]
     """Hashes of models, tokenizer, gate, task and prompts, and everything else that decides what is decoded."""
-    sequence: list[dict[str, Any]] = field(default_factory=list)
-    """The settings that were fixed beforehand, strict to loose, with what was found for those that were tested."""
+    points: tuple[OperatingPoint, ...]
+    """One for each budget, from small to large."""
+    sequence: tuple[dict[str, Any], ...] = ()
+    """The settings that were fixed beforehand, from strict to loose, with what was found for those that were tested."""
     source: str = ""
     """Where the prompts come from."""
     made: str = ""
-    """Date in UTC."""
+    """Date in UTC; empty where equal inputs have to give equal bytes."""
+    format_version: int = FORMAT_VERSION
+    """Layout of the file."""
+
+    @property
+    def certified(self) -> tuple[OperatingPoint, ...]:
+        """The points whose bound keeps their budget."""
+        return tuple(point for point in self.points if point.certified)
+
+    @property
+    def fixed(self) -> dict[str, Any]:
+        """The settings of the rule that all points share: everything but the knob."""
+        return {name: value for name, value in self.points[0].settings.items() if name != self.knob}
+
+    def operating_point(self, budget: float | None = None) -> OperatingPoint:
+        """The loosest certified point that keeps `budget` (default: the headline budget).
+
+        Raises:
+            UserError: nothing is certified for so small a budget.
+        """
+        budget = self.headline_budget if budget is None else budget
+        within = [point for point in self.certified if point.budget <= budget + 1e-9]
+        if not within:
+            raise UserError(nothing_certified(budget, self.certified))
+        return max(within, key=lambda point: (point.budget, point.mean_accepted_length))
 
     def save(self, folder: str | Path) -> Path:
-        """Write `certificate.json` into a folder."""
+        """Write `certificate.json` into a folder and return its path."""
         path = Path(folder) / CERTIFICATE_FILE
         write_json(path, asdict(self))
         return path
 
-    def is_about(self, rule: str, knob: str, drafter: str) -> bool:
-        """Whether it bounds the task's own metric and leaves no setting open but that knob of that rule and drafter."""
-        named = (self.rule, self.knob, self.drafter, self.score)
-        return named == (rule, knob, drafter, TASK) and list(self.settings) == [knob]
-
-    def operating_point(self) -> OperatingPoint:
-        """The certificate as a setting of the gate that it lies beside."""
-        return OperatingPoint(
-            self.budget, self.confidence, self.settings[self.knob or ""], self.n, self.bound, self.block, True,
-            self.mean_accepted_length,
-        )  # fmt: skip
-
     def mismatch(
         self,
-        gate: nn.Module | None = None,
+        gate: Any = None,
         target: PreTrainedModel | None = None,
         draft: PreTrainedModel | None = None,
         tokenizer: Any = None,
         **used: Any,
     ) -> str | None:
-        """What differs from the certified combination, in one sentence; None where nothing does.
+        """One sentence about what differs from the certified combination; None where nothing differs.
 
-        Parts that are left out are not compared. `used` compares further entries of the binding, such as `block=8`.
+        Parts that are left out are not compared. `used` compares further entries of the scope, such as `block=8`.
         """
         found: dict[str, Any] = dict(used)
         if gate is not None:
             found["gate"] = gate_hash(gate)
         for role, model in (("target", target), ("draft", draft)):
-            if model is not None and self.binding.get(role) is not None:
-                found[role] = model_hash(identify_model(model))
+            if model is not None and self.scope.get(role) is not None:
+                found[role] = model_scope(identify_model(model))
         if tokenizer is not None:
             found["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-        differing = [name for name, value in found.items() if not agree(self.binding.get(name), value)]
-        if not differing:
-            return None
-        parts = ", ".join(
-            "{} ({} certified, {} here)".format(name, *shown(self.binding.get(name), found[name])) for name in differing
-        )
-        return (
-            f"The certificate for a budget of {100 * self.budget:g} % does not hold here, because of another {parts}: "
-            "calibrate this combination, or decode without the certificate."
-        )
+        return scope_mismatch({name: self.scope.get(name) for name in found}, found)
 
 
-def read_certificate(place: str | Path) -> Certificate | None:
-    """The certificate of a folder, or in a file; None for a folder without one.
+def read_proof(place: str | Path) -> Proof | None:
+    """The proof in a folder or a file; None for a folder without one.
 
     Raises:
-        UserError: the file is damaged, or there is no such place.
+        UserError: the file is damaged or of another version, or there is no such place.
     """
     path = Path(place)
     if path.is_dir():
         path = path / CERTIFICATE_FILE
         if not path.exists():
             return None
+    value = read_json(path)
+    version = value.get("format_version") if isinstance(value, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"{path} is no certificate that this gistgate reads: its format version is {version}, not "
+            f"{FORMAT_VERSION}. Calibrate again."
+        )
     try:
-        certificate: Certificate = build(Certificate, read_json(path))
-        return certificate
-    except (TypeError, ValueError, AttributeError) as error:
+        points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
+        return dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no certificate: {error}. Restore it or calibrate again.") from error
 
 
+def nothing_certified(budget: float, certified: tuple[OperatingPoint, ...]) -> str:
+    """The sentence for a budget that no certified point keeps."""
+    known = ", ".join(f"{point.budget:g}" for point in certified) or "none"
+    return (
+        f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
+        "Ask for a larger budget, verify strictly, or calibrate with more prompts."
+    )
+
+
+def scope_mismatch(certified: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
+    """One sentence about the entries in which two scopes differ; None where they agree. A missing entry is None."""
+    differing = differing_keys(certified, found)
+    if not differing:
+        return None
+    parts = ", ".join(
+        "{} ({} certified, {} here)".format(key, *shown(certified.get(key), found.get(key))) for key in differing
+    )
+    return (
+        f"The certificate does not hold here, because of another {parts}: calibrate this combination, or decode "
+        "without the certificate."
+    )
+
+
+def differing_keys(certified: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """The sorted keys whose values differ; a fingerprint that one side lacks cannot differ."""
+    return [
+        key
+        for key in sorted(certified.keys() | found.keys())
+        if not agree(certified.get(key), found.get(key))
+        and not (key == "fingerprint" and None in (certified.get(key), found.get(key)))
+    ]
+
+
 def agree(certified: Any, found: Any) -> bool:
-    """Whether two entries are the same; a fingerprint that one side lacks cannot differ."""
+    """Whether two entries are the same, nested dictionaries key by key."""
     if isinstance(certified, dict) and isinstance(found, dict):
         return not differing_keys(certified, found)
     return bool(certified == found)
 
 
-def differing_keys(certified: dict[str, Any], found: dict[str, Any]) -> list[str]:
-    """The keys whose values differ, sorted."""
-    return [
-        key
-        for key in sorted(certified.keys() | found.keys())
-        if certified.get(key) != found.get(key)
-        and not (key == "fingerprint" and None in (certified.get(key), found.get(key)))
-    ]
-
-
 def shown(certified: Any, found: Any) -> tuple[str, str]:
-    """Two entries in a sentence, of dictionaries what differs; long hashes are cut."""
+    """Two entries in a sentence, of dictionaries only what differs."""
     if isinstance(certified, dict) and isinstance(found, dict):
         keys = differing_keys(certified, found)
         first, second = (", ".join(f"{key} {short(one.get(key))}" for key in keys) for one in (certified, found))
@@ -165,23 +215,6 @@ def shown(certified: Any, found: Any) -> tuple[str, str]:
 
 
 def short(value: Any) -> str:
-    """An entry that fits into a sentence."""
+    """An entry that fits into a sentence; long hashes are cut."""
     text = "none" if value is None or value == [] else str(value)
     return text if len(text) <= 24 else f"{text[:10]}..."
-
-
-def model_hash(identity: ModelIdentity) -> dict[str, Any]:
-    """What has to agree of a model; its name and revision are for people, because folders move."""
-    return {key: getattr(identity, key) for key in (*BINDING, "dtype")}
-
-
-def gate_hash(gate: Any) -> str:
-    """Hash of what a gate computes: weights, features, head and map, but neither its card nor its operating points."""
-    digest = hashlib.sha256()
-    described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
-    text = json.dumps(described, sort_keys=True, default=repr).encode()
-    digest.update(hashlib.sha256(text).hexdigest()[:16].encode())
-    for key, tensor in sorted(gate.state_dict().items()):
-        digest.update(key.encode() + str(tensor.dtype).encode() + str(tuple(tensor.shape)).encode())
-        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()[:16]

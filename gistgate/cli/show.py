@@ -1,30 +1,61 @@
-"""What the command line shows: colours for a trace, lines for a gate, a table of times."""
+"""What the command line shows: counters, colours for a trace, lines for a gate, a table of times."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 
-import typer
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
 
-from gistgate.certificates.certificate import Certificate
+from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.gates.config import GateConfig
 from gistgate.observing.race import Clock
 from gistgate.observing.trace import TracedToken
+from gistgate.request.rows import Generation
+from gistgate.request.statistics import Statistics
 
 COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
-def coloured(tokens: Sequence[TracedToken]) -> str:
+def say(shown: RenderableType) -> None:
+    """Print to standard output, in colours where it is a terminal; long lines stay whole."""
+    Console(highlight=False).print(shown, soft_wrap=True)
+
+
+def counted(answer: Generation) -> str:
+    """One line about an answer."""
+    done = answer.statistics
+    return (
+        f"{done.tokens} tokens in {done.forwards} target forwards (tau {done.mean_accepted_length:.2f}), "
+        f"{done.loose} loose, ended by {answer.finish}"
+    )
+
+
+def guarded(counted: Statistics, guards: Sequence[str]) -> str:
+    """One line about what the guards of a request did."""
+    extra, said = counted.extra, []
+    for name in dict.fromkeys(guards):
+        alarms = sum(extra.get(f"{name}_{kind}", 0.0) for kind in ("alarms", "target", "far", "loose"))
+        said.append(f"{name} {alarms:.0f} alarms, {extra.get(f'{name}_rounds', 0.0):.0f} rounds stricter")
+    open_loop = ["the answer ends in a loop"] if extra.get("loop_open") else []
+    return "guards: " + "; ".join(said + open_loop)
+
+
+def coloured(tokens: Sequence[TracedToken]) -> Text:
     """The answer with a colour per reason, a legend, and the gate's opinion of every loose token."""
-    legend = "  ".join(typer.style(reason, fg=colour) for reason, colour in COLOURS.items())
-    text = "".join(typer.style(token.text, fg=COLOURS[token.reason]) for token in tokens)
-    loose = [
-        f"  {token.text!r}: target {token.probability:.3f}" + ("" if token.kept is None else f", gate {token.kept:.3f}")
-        for token in tokens
-        if token.reason == "loose"
-    ]
-    return "\n".join([legend, "", text, *(["", "loose tokens:", *loose] if loose else [])])
+    shown = Text("  ").join(Text(reason, colour) for reason, colour in COLOURS.items())
+    shown.append("\n\n")
+    for token in tokens:
+        shown.append(token.text, COLOURS[token.reason])
+    loose = [token for token in tokens if token.reason == "loose"]
+    if loose:
+        shown.append("\n\nloose tokens:")
+    for token in loose:
+        gate = "" if token.kept is None else f", gate {token.kept:.3f}"
+        shown.append(f"\n  {token.text!r}: target {token.probability:.3f}{gate}")
+    return shown
 
 
 def as_lines(tokens: Sequence[TracedToken]) -> str:
@@ -32,8 +63,8 @@ def as_lines(tokens: Sequence[TracedToken]) -> str:
     return "\n".join(json.dumps(token.as_dict(), ensure_ascii=False) for token in tokens)
 
 
-def described(config: GateConfig) -> str:
-    """A gate in words: partners, features, certified settings."""
+def described(config: GateConfig, proof: Proof | None) -> str:
+    """A gate in words: partners, features, and what is certified of it."""
     draft = config.draft.name if config.draft else "any drafter"
     lines = [
         f"head        {config.head['type']}, probabilities by {config.map['type']}",
@@ -42,42 +73,44 @@ def described(config: GateConfig) -> str:
         f"tokenizer   {config.tokenizer.name}, {config.tokenizer.num_tokens} tokens",
         "features    " + ", ".join(f"{name} ({size})" for name, size in config.features.items()),
     ]
-    if not config.operating_points:
+    if proof is None:
         return "\n".join([*lines, "settings    none was calibrated; give one yourself, such as --set risk=0.05"])
-    for point in config.operating_points:
-        verdict = f"risk {point.knob:g}, K {point.block}" if point.certified else "nothing certified"
-        lines.append(
-            f"budget {100 * point.budget:g} %  {verdict}: loses at most {100 * point.bound:.2f} points with "
-            f"{100 * point.confidence:g} % confidence, from {point.n} prompts"
-        )
-    return "\n".join(lines)
+    return "\n".join([*lines, proved(proof)])
 
 
-def proved(certificate: Certificate) -> str:
-    """A certificate in words."""
-    settings = ", ".join(f"{name} {value}" for name, value in certificate.settings.items()) or "no settings"
-    unit = "points" if certificate.score == "task" else f"% of the score '{certificate.score}'"
+def proved(proof: Proof) -> str:
+    """What a proof says, in words."""
+    made = f", made {proof.made}" if proof.made else ""
     return "\n".join([
-        f"certificate {certificate.rule} ({settings}), K {certificate.block}, drafter {certificate.drafter}, "
-        f"made {certificate.made}",
-        f"            loses at most {100 * certificate.bound:.2f} {unit} (budget {100 * certificate.budget:g}) with "
-        f"{100 * certificate.confidence:g} % confidence, from {certificate.n} prompts of which "
-        f"{certificate.discordant} differ",
-        f"            bound: {certificate.bound_kind}; harmed answers: {100 * certificate.harm:.2f} %, at most "
-        f"{100 * certificate.harm_bound:.2f} %",
-        f"            holds for {certificate.source or 'prompts like those of the calibration'}",
+        f"certificate rule {proof.rule}, K {proof.block}, drafter {proof.drafter}{made}",
+        *(point_line(proof, point) for point in proof.points),
+        f"            holds for {proof.source or 'prompts like those of the calibration'}",
     ])  # fmt: skip
 
 
-def timed(clocks: Sequence[Clock]) -> str:
-    """Seconds, speed against the first, tau and looseness, one line each."""
-    lines = [f"{'':12}{'seconds':>10}{'speed':>8}{'tau':>8}{'loose/100':>11}{'tokens':>8}"]
+def point_line(proof: Proof, point: OperatingPoint) -> str:
+    """What is certified for one budget."""
+    unit = "points" if proof.score == "task" else f"% of the score '{proof.score}'"
+    if not point.certified:
+        return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
+    settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"
+    return (
+        f"budget {100 * point.budget:g} %  {settings}: loses at most {100 * point.bound:.2f} {unit} with "
+        f"{100 * point.confidence:g} % confidence, from {point.n} prompts of which {point.losses + point.gains} "
+        f"differ; bound: {point.bound_kind}; harmed answers: {100 * point.harm:.2f} %, at most "
+        f"{100 * point.harm_bound:.2f} %"
+    )
+
+
+def timed(clocks: Sequence[Clock]) -> Group:
+    """Seconds, speed against the first way of decoding, tau and looseness, one line each."""
+    table = Table("", box=None, pad_edge=False)
+    for column in ("seconds", "speed", "tau", "loose/100", "tokens"):
+        table.add_column(column, justify="right")
     for clock in clocks:
         done, ratio = clock.statistics, clocks[0].seconds / clock.seconds
-        lines.append(
-            f"{clock.name:12}{clock.seconds:10.2f}{ratio:8.2f}{done.mean_accepted_length:8.2f}"
-            f"{done.loose_per_100:11.1f}{done.tokens:8d}"
-        )
-    if clocks[0].loops:
-        lines.append(f"answers that end in a loop: {clocks[0].loops} prompts; these count only where all are such")
-    return "\n".join(lines)
+        figures = (clock.seconds, ratio, done.mean_accepted_length)
+        table.add_row(clock.name, *(f"{x:.2f}" for x in figures), f"{done.loose_per_100:.1f}", str(done.tokens))
+    loops = clocks[0].loops
+    note = f"{loops} prompts were answered with a loop; they are left out unless every prompt was." if loops else ""
+    return Group(table, note) if note else Group(table)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.errors import UserError
@@ -13,8 +13,8 @@ from gistgate.optional.trees.masks import attention_kinds
 from gistgate.optional.trees.walks import walk_of
 
 
-def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any, vocabulary: int | None) -> int:
-    """Refuse parts that cannot work together; return the number of ids that count."""
+def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any) -> None:
+    """Refuse parts that cannot work together."""
     if block < 0:
         raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
     if "gate" in rule.needs and gate is None:
@@ -37,8 +37,29 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
                 f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. "
                 "Use a model with attention alone."
             )
-    shared: int = min(model.config.get_text_config().vocab_size for model in models_of(target, drafter))
-    return min(vocabulary, shared) if vocabulary else shared
+
+
+def count_ids(
+    target: PreTrainedModel, drafter: Any, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int | None
+) -> int:
+    """The number of token ids that count: those that both models know, and no more than `vocabulary`.
+
+    Output layers are often padded beyond the tokenizer, and by different amounts in target and draft. What is padding
+    is known where `vocabulary` or the tokenizer is given; no token of theirs may be lost to a smaller draft model.
+
+    Raises:
+        UserError: the draft model has no embedding for a token that the target may write.
+    """
+    sizes = [model.config.get_text_config().vocab_size for model in models_of(target, drafter)]
+    known = min(sizes)
+    if known < sizes[0] and (vocabulary or tokenizer is not None):
+        needed = min(sizes[0], vocabulary or len(tokenizer))  # type: ignore[arg-type]
+        if known < needed:
+            raise UserError(
+                f"The draft model knows {known} token ids and the target's tokenizer has {needed}. Use a draft model "
+                "with the target's tokenizer, or a drafter without a model such as 'lookup'."
+            )
+    return min(vocabulary, known) if vocabulary else known
 
 
 def check_trees(target: PreTrainedModel, drafter: Any, rule: Any) -> None:

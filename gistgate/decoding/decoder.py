@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
-from gistgate.decoding.checks import check_parts, check_prompts, check_temperature
+from gistgate.decoding.checks import check_parts, check_prompts, check_temperature, count_ids
 from gistgate.decoding.engines.choice import Engine
 from gistgate.decoding.parts import GateLike, Observer, Parts
 from gistgate.decoding.session import Session
@@ -53,7 +53,7 @@ class Decoder:
             gate: gives the rule probabilities, when the rule needs them.
             tokenizer: finds stop strings; needed only when some are given.
             protocol_ids: tokens such as chat or think markers that are never accepted loosely; eos ids always are.
-            vocabulary: ids that count, when the models' output layers are padded; default: what both have.
+            vocabulary: token ids that count, where output layers are padded; default: those that both models have.
             observer: sees every block with its acceptance.
             think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
             engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
@@ -67,7 +67,8 @@ class Decoder:
         """
         self.target, self.drafter, self.rule, self.tokenizer = target, drafter, rule, tokenizer
         self.engine, self.speculate_up_to = Engine(engine), speculate_up_to
-        vocabulary = check_parts(target, drafter, rule, block, gate, vocabulary)
+        check_parts(target, drafter, rule, block, gate)
+        vocabulary = count_ids(target, drafter, tokenizer, vocabulary)
         think_ids = find_markers(tokenizer, think_markers) if "thinking" in rule.needs else None
         self.parts = Parts(
             target,

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistgate.drafters.cascade import CascadeDrafter
-from gistgate.drafters.lookup import PromptLookup
-from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.recycle import TokenRecycling
-from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.optional.trees.lookup import LookupTree
+from gistgate.registry import Registry
 
-DRAFTERS: dict[str, Any] = {
-    "model": ModelDrafter,
-    "tree": TreeDrafter,
-    "lookup": PromptLookup,
-    "lookup-tree": LookupTree,
-    "suffix": SuffixDrafter,
-    "recycle": TokenRecycling,
-    "cascade": CascadeDrafter,
-}
-"""The drafters that need nothing but a request, or the draft model; `CorpusDrafter` wants its corpus, `ChoiceDrafter`
-what there is to choose from."""
+DRAFTERS: Registry[Any] = Registry(
+    "drafter",
+    {
+        "model": "gistgate.drafters.model:ModelDrafter",
+        "tree": "gistgate.optional.trees.drafter:TreeDrafter",
+        "lookup": "gistgate.drafters.lookup:PromptLookup",
+        "lookup-tree": "gistgate.optional.trees.lookup:LookupTree",
+        "suffix": "gistgate.drafters.suffix:SuffixDrafter",
+        "recycle": "gistgate.drafters.recycle:TokenRecycling",
+        "cascade": "gistgate.drafters.cascade:CascadeDrafter",
+    },
+)
+"""Id -> class of the drafter, for those that are made of nothing or of the draft model alone. `CorpusDrafter` and
+`SenDrafter` are made of what they search, `ChoiceDrafter` of the drafters to choose from."""

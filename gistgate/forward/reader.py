@@ -15,6 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.forward.cache import RowCache, join_rows, new_cache, take_row
+from gistgate.forward.logits import last_logits
 from gistgate.optional.trees.masks import layout, masks
 
 
@@ -69,17 +70,11 @@ class Reader:
             positions, mask = self._tree(num, parents)
         if self._context:  # a draft may run over the end of a row that has less room than its neighbours
             positions = positions.clamp_max(self._context - 1)
-        out = self.model(
-            input_ids=ids,
-            position_ids=positions,
-            attention_mask=mask,
-            past_key_values=self.cache,
-            use_cache=True,
-            logits_to_keep=keep,
+        logits = last_logits(
+            self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
         )
         added = [num] * batch if valid is None else valid.sum(-1).tolist()
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
-        logits: Tensor = out.logits[:, -keep:].float()
         return logits
 
     def _tree(self, num: int, parents: Tensor) -> tuple[Tensor, Tensor | dict[str, Tensor]]:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gistgate.registry import Registry
+
 
 class Platt(nn.Module):
     """sigmoid(a * logit + b), with a >= 0 (Platt 1999)."""
@@ -46,7 +48,7 @@ class Isotonic(nn.Module):
         return y0 + share * (y1 - y0)
 
 
-MAPS: dict[str, type[nn.Module]] = {"platt": Platt, "isotonic": Isotonic}
+MAPS: Registry[type[nn.Module]] = Registry("probability map", {"platt": Platt, "isotonic": Isotonic})
 """Probability maps by id."""
 
 

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gistgate.errors import UserError
+from gistgate.files import dataclass_from
 from gistgate.identity import ModelIdentity, TokenizerIdentity
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the folder's layout that this code reads and writes."""
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    """A setting of the gate's knob and what calibration found for it."""
-
-    budget: float
-    """Accuracy that may be lost against strict verification, as a share (0.03 is 3 points)."""
-    confidence: float
-    """Probability with which the bound holds."""
-    knob: float
-    """Value of the rule's knob; for `autojudge` the largest tolerated P(harm)."""
-    n: int
-    """Calibration prompts."""
-    bound: float
-    """One-sided upper bound on the loss."""
-    block: int
-    """K, drafted tokens per round."""
-    certified: bool
-    """True when the bound keeps the budget."""
-    mean_accepted_length: float | None = None
-    """tau on the calibration prompts, the target's own token included."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +34,6 @@ class GateConfig:
     """How the training labels came about."""
     prompting: dict[str, Any] = field(default_factory=dict)
     """Few-shot examples, chat template and system text the gate was trained under."""
-    operating_points: tuple[OperatingPoint, ...] = ()
-    """Calibrated settings, strict to loose."""
-    certificate: dict[str, Any] = field(default_factory=dict)
-    """What the operating points hold for: rule, drafter, fixed settings, and hashes of everything else."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Parameters, library versions and hashes of the data."""
     format_version: int = FORMAT_VERSION
@@ -69,7 +43,6 @@ class GateConfig:
         """What config.json holds. `features` becomes a list, because JSON objects have no order."""
         value = asdict(self)
         value["features"] = [{"id": name, "size": size} for name, size in self.features.items()]
-        value["operating_points"] = list(value["operating_points"])
         return value
 
     @classmethod
@@ -83,21 +56,21 @@ class GateConfig:
         if version != FORMAT_VERSION:
             raise UserError(
                 f"{where} has format version {version}, this gistgate reads {FORMAT_VERSION}. "
-                "Install the version that wrote it, or train the gate again."
+                "Install the version that wrote it, or train and calibrate the gate again: what is certified stands in "
+                "certificate.json."
             )
         try:
             draft = value.get("draft")
-            config: GateConfig = build(
+            config: GateConfig = dataclass_from(
                 cls,
                 {
                     **value,
                     "features": {item["id"]: int(item["size"]) for item in value["features"]},
                     "head": with_type(value["head"]),
                     "map": with_type(value["map"]),
-                    "target": build(ModelIdentity, value["target"]),
-                    "draft": None if draft is None else build(ModelIdentity, draft),
-                    "tokenizer": build(TokenizerIdentity, value["tokenizer"]),
-                    "operating_points": tuple(build(OperatingPoint, item) for item in value["operating_points"]),
+                    "target": dataclass_from(ModelIdentity, value["target"]),
+                    "draft": None if draft is None else dataclass_from(ModelIdentity, draft),
+                    "tokenizer": dataclass_from(TokenizerIdentity, value["tokenizer"]),
                 },
             )
             return config
@@ -106,16 +79,6 @@ class GateConfig:
             raise UserError(
                 f"{where} is no gate configuration: {reason}. Restore it or train the gate again."
             ) from error
-
-
-def build(kind: type[Any], value: Mapping[str, Any]) -> Any:
-    """A dataclass from a mapping; TypeError or ValueError says what does not fit."""
-    known = [item.name for item in fields(kind)]
-    for key in value:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise ValueError(f"unknown key '{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
-    return kind(**value)
 
 
 def with_type(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from gistgate.block import Block, entropy_of
 from gistgate.errors import UserError
-from gistgate.gates.lookup import look_up
+from gistgate.registry import Registry
 
 FLOOR = -20.0
 """Smallest ln p that a head sees: below it a probability carries no more meaning, and -inf would end in NaN."""
@@ -111,13 +111,16 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
     return torch.stack([columns[name] for name in DRAFT], dim=-1)
 
 
-FEATURES: dict[str, Callable[[Block, str], Tensor]] = {
-    "h_tok": state_after,
-    "h_pred": state_before,
-    "scalars": scalars,
-    "lookahead": lookahead,
-    "draft": draft_confidence,
-}
+FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
+    "feature",
+    {
+        "h_tok": state_after,
+        "h_pred": state_before,
+        "scalars": scalars,
+        "lookahead": lookahead,
+        "draft": draft_confidence,
+    },
+)
 """Feature families. An id is `family` or `family:layer`, for example "scalars" or "h_tok:layer:2"."""
 
 NEEDS_LAYER = frozenset({"h_tok", "h_pred"})
@@ -131,7 +134,7 @@ def split_id(feature_id: str) -> tuple[str, str]:
         UserError: the family is unknown, or a layer is missing or superfluous.
     """
     family, _, layer = feature_id.partition(":")
-    look_up(FEATURES, family, "feature")
+    _ = FEATURES[family]
     if family in NEEDS_LAYER and not layer:
         raise UserError(
             f"The feature '{feature_id}' names no hidden layer. Write '{family}:post' or '{family}:layer:2'."

@@ -12,23 +12,18 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.block import Block
-from gistgate.certificates.certificate import Certificate, read_certificate
+from gistgate.certificates.certificate import TASK, OperatingPoint, Proof, read_proof
 from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
-from gistgate.gates.lookup import look_up
 from gistgate.identity import check_model, check_tokenizer
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
 CARD_FILE = "README.md"
-RULE, KNOB = "autojudge", "risk"
-"""Whose settings the operating points are."""
-CONFIDENCE = 0.95
-"""Least confidence of a certificate beside a gate that has no points of its own."""
 
 
 class Gate(nn.Module):
@@ -37,8 +32,8 @@ class Gate(nn.Module):
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
-        self.certificate: Certificate | None = None
-        """What lies beside the gate as certificate.json, where it holds for the models that were loaded."""
+        self.proof: Proof | None = None
+        """What certificate.json beside the gate proves; None without the file, and where it is another gate's."""
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
         self.layers = layers_needed(self.features)
@@ -46,9 +41,9 @@ class Gate(nn.Module):
         self.wants_q = needs_q(self.features)
         """Whether it reads draft probabilities."""
         sizes = {name: value for name, value in config.head.items() if name != "type"}
-        head = look_up(HEADS, config.head["type"], "gate head")
+        head = HEADS[config.head["type"]]
         self.head = build_head(head, {"input_size": self.input_size, **sizes})
-        self.map = build_map(look_up(MAPS, config.map["type"], "probability map"), int(config.map.get("num_knots", 0)))
+        self.map = build_map(MAPS[config.map["type"]], int(config.map.get("num_knots", 0)))
         self.eval().requires_grad_(False)
 
     def forward(self, block: Block) -> Tensor:
@@ -76,32 +71,40 @@ class Gate(nn.Module):
         return probability
 
     def operating_point(
-        self, budget: float, drafter: str | None = None, confidence: float | None = None
+        self,
+        budget: float | None = None,
+        drafter: str | None = None,
+        rule: str | None = None,
+        confidence: float | None = None,
     ) -> OperatingPoint:
         """The loosest certified setting that keeps `budget` (0.03 is 3 points of accuracy).
 
-        A certificate beside the gate counts where it is about the same metric, rule and `drafter` (an id; default: the
-        one that the gate was calibrated with). `confidence` is the least that is enough; default: that of the gate's
-        own points.
+        Args:
+            budget: largest loss, as a share; default: the headline budget of the proof.
+            drafter, rule: ids that the proof has to be about; default: those that were calibrated.
+            confidence: the least that is enough; default: that of the proof.
 
         Raises:
-            UserError: nothing was certified for so small a budget.
+            UserError: nothing is certified for so small a budget, or the proof is about something else.
         """
-        certified = [point for point in self.config.operating_points if point.certified]
-        own = [point.confidence for point in certified]
-        least = min(own, default=CONFIDENCE) if confidence is None else confidence
-        drafter = drafter or self.config.certificate.get("drafter", "model")
-        if self.certificate is not None and self.certificate.is_about(RULE, KNOB, drafter):
-            certified.append(self.certificate.operating_point())
-        certified = [point for point in certified if point.confidence >= least]
-        within = [point for point in certified if point.budget <= budget + 1e-9]
-        if not within:
-            known = ", ".join(f"{point.budget:g}" for point in certified) or "none"
+        proof = self.proof
+        if proof is None:
             raise UserError(
-                f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
-                "Ask for a larger budget, verify strictly, or calibrate with more prompts."
+                "The gate has no setting certified, because no certificate.json lies beside it. Calibrate the gate."
             )
-        return max(within, key=lambda point: (point.budget, point.mean_accepted_length or 0.0))
+        about = {"score": (TASK, proof.score), "drafter": (drafter, proof.drafter), "rule": (rule, proof.rule)}
+        for name, (wanted, certified) in about.items():
+            if wanted not in (None, certified):
+                raise UserError(
+                    f"The gate has no setting certified for the {name} '{wanted}': its certificate is about "
+                    f"'{certified}'. Calibrate the gate for '{wanted}'."
+                )
+        if confidence is not None and proof.confidence < confidence:
+            raise UserError(
+                f"The gate has no setting certified with confidence {confidence:g}, only with {proof.confidence:g}. "
+                "Calibrate it again."
+            )
+        return proof.operating_point(budget)
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
         """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
@@ -121,7 +124,7 @@ class Gate(nn.Module):
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
-        A certificate beside the gate that was made for other weights or models is not taken over; a warning says why.
+        A proof beside the gate that was made for other weights or models is not taken over; a warning says why.
 
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
@@ -131,10 +134,10 @@ class Gate(nn.Module):
         gate = cls(config)
         gate._fill(load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
         gate.check(target, draft, tokenizer)
-        certificate = read_certificate(folder)
-        broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
+        proof = read_proof(folder)
+        broken = None if proof is None else proof.mismatch(gate, target, draft, tokenizer)
         if broken is None:
-            gate.certificate = certificate
+            gate.proof = proof
         else:
             warnings.warn(broken, stacklevel=2)
         return gate

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gistgate.errors import UserError
+from gistgate.registry import Registry
 
 
 class Head(Protocol):
@@ -46,8 +47,8 @@ class Mlp(nn.Module):
         return logits
 
 
-HEADS: dict[str, type[nn.Module]] = {"linear": Linear, "mlp": Mlp}
-"""Head types by id. A new head is one class and one line here."""
+HEADS: Registry[type[nn.Module]] = Registry("gate head", {"linear": Linear, "mlp": Mlp})
+"""Id -> class of the head. A new head is one class and one line here."""
 
 
 def fold_standardisation(first: nn.Linear, mean_F: Tensor, scale_F: Tensor) -> None:

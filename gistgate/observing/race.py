@@ -10,23 +10,22 @@ from typing import Any
 import torch
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.optional.guards.loop import LoopGuard
 from gistgate.request.rows import Generation
 from gistgate.request.statistics import Statistics
 from gistgate.rules.exact import Exact
 
-AUTO = "auto"
-"""Instead of a number of rows: measure up to which batch speculation pays."""
 BATCHES = (1, 4, 16, 32)
-"""Batches that are tried, in rows."""
+"""Batch sizes that are tried, in rows."""
 MEASURED = 64
-"""Tokens of an answer that are enough to measure with."""
+"""Longest answer of a measurement, in tokens."""
 
 
 @dataclass
 class Clock:
-    """What one kind of decoding took."""
+    """Time and counters of one way of decoding."""
 
     name: str
     decoder: Decoder
@@ -34,10 +33,10 @@ class Clock:
     """Summed over the prompts, prefill included."""
     statistics: Statistics = field(default_factory=Statistics)
     loops: int = 0
-    """Prompts that plain, strict or chosen decoding answered with a loop: left out of the sums, unless all are such."""
+    """Prompts that any of the three ways answered with a loop; they are left out unless every prompt loops."""
 
     def run(self, ids: Sequence[int], **request: Any) -> tuple[float, Generation]:
-        """Decode one prompt between two ticks: seconds and answer."""
+        """Decode one prompt; return seconds and answer."""
         synchronise(self.decoder.target.device)
         started = perf_counter()
         answer = self.decoder.generate([ids], **request)[0]
@@ -45,7 +44,7 @@ class Clock:
         return perf_counter() - started, answer
 
     def add(self, seconds: float, answer: Generation) -> None:
-        """Count what was decoded."""
+        """Add one answer to the sums."""
         self.seconds += seconds
         self.statistics += answer.statistics
 
@@ -53,21 +52,16 @@ class Clock:
 def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> list[Clock]:
     """Plain, strict and `decoder` on every prompt, in an order that rotates; the first prompt warms up.
 
-    Loops are easy to draft, so a prompt that anybody answers with one counts for nobody, unless all are such.
+    Loops are easy to draft. If any way of decoding loops on a prompt, the prompt is dropped for all of them; if every
+    prompt loops, all are kept.
 
     Raises:
         UserError: there is no prompt.
     """
     if not prompts:
         raise UserError("There is no prompt to time. Put at least one line of text into the file.")
-    shared: dict[str, Any] = {
-        "tokenizer": decoder.tokenizer, "vocabulary": decoder.vocabulary, "engine": decoder.engine.name
-    }  # fmt: skip
-    clocks = [
-        Clock("plain", Decoder(decoder.target, None, Exact(), **shared)),
-        Clock("strict", Decoder(decoder.target, decoder.drafter, Exact(), decoder.block, **shared)),
-        Clock(decoder.rule.id, decoder),
-    ]
+    clocks = [Clock("plain", strict_of(decoder, None)), Clock("strict", strict_of(decoder, decoder.drafter))]
+    clocks.append(Clock(decoder.rule.id, decoder))
     for clock in clocks:
         clock.decoder.generate([prompts[0]], **request)
     rounds = []
@@ -83,24 +77,34 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     return clocks
 
 
+def strict_of(decoder: Decoder, drafter: Drafter | None) -> Decoder:
+    """Strict decoding on the same target and engine; without a drafter it is plain decoding."""
+    return Decoder(
+        decoder.target,
+        drafter,
+        Exact(),
+        decoder.block,
+        tokenizer=decoder.tokenizer,
+        vocabulary=decoder.vocabulary,
+        engine=decoder.engine.name,
+    )
+
+
 def pays_up_to(
     decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = BATCHES, **request: Any
 ) -> int:
     """Largest batch of `sizes` up to which speculation is faster than plain decoding; 0: it never is.
 
     For `Decoder(speculate_up_to=...)`, measured once before serving: chosen while serving, texts of loose rules would
-    depend on how busy the machine is. Prompts repeat where a batch wants more; the best of two runs counts.
+    depend on how busy the machine is. Prompts repeat where there are too few for a batch; the better of two runs
+    counts.
 
     Raises:
         UserError: there is no prompt.
     """
     if not prompts:
         raise UserError("There is no prompt to time. Pass at least one.")
-    plain = Decoder(
-        decoder.target, None, Exact(), tokenizer=decoder.tokenizer, vocabulary=decoder.vocabulary,
-        engine=decoder.engine.name,
-    )  # fmt: skip
-    most = 0
+    plain, most = strict_of(decoder, None), 0
     for size in sorted(sizes):
         batch = [prompts[place % len(prompts)] for place in range(size)]
         clocks = [rate(one, batch, request) for one in (plain, decoder)]
@@ -132,6 +136,6 @@ def rate(decoder: Decoder, batch: Sequence[Sequence[int]], request: dict[str, An
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait for the device, where it runs by itself."""
+    """Wait until a GPU has finished."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,42 +1,15 @@
-"""Guards by name, and shadow mode: strict ids, and what the rule of a decoder would have made of them."""
+"""Shadow mode: decode strictly, and count what the rule of a decoder would have accepted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from gistgate.optional.guards import DomainGuard, Guard, LoopGuard
 from gistgate.request.statistics import Statistics
 from gistgate.rules.base import Rule
 from gistgate.rules.shadow import Shadow, Watcher
-
-
-def make_guard(name: str, gate: str | None = None) -> Guard:
-    """A guard by its id; `gate` is the folder that "domain" is read from.
-
-    Raises:
-        UserError: there is no such guard, or nothing to read it from.
-    """
-    if name == LoopGuard.id:
-        return LoopGuard()
-    if name != DomainGuard.id:
-        raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
-    if gate is None:
-        raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
-    return DomainGuard.load(gate)
-
-
-def guarded(counted: Statistics, guards: Sequence[str]) -> str:
-    """One line about what the guards of a request did."""
-    extra, said = counted.extra, []
-    for name in dict.fromkeys(guards):
-        alarms = sum(extra.get(f"{name}_{kind}", 0.0) for kind in ("alarms", "target", "far", "loose"))
-        said.append(f"{name} {alarms:.0f} alarms, {extra.get(f'{name}_rounds', 0.0):.0f} rounds stricter")
-    open_loop = ["the answer ends in a loop"] if extra.get("loop_open") else []
-    return "guards: " + "; ".join(said + open_loop)
 
 
 def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:

@@ -2,60 +2,43 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import fields
 from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.rules.autojudge import AutoJudge
+from gistgate.registry import Registry, UnknownIdError, nearest
 from gistgate.rules.base import Rule
-from gistgate.rules.block_verification import BlockVerification
-from gistgate.rules.csd import Csd
-from gistgate.rules.ensemble import Ensemble
-from gistgate.rules.exact import Exact
-from gistgate.rules.fly import Fly
-from gistgate.rules.fsd import FSD
-from gistgate.rules.judge import Judge
-from gistgate.rules.kl_judge import KLJudge
-from gistgate.rules.lenience import Lenience
-from gistgate.rules.mars import Mars, MarsMargin
-from gistgate.rules.random import Random
-from gistgate.rules.reflective import Reflective
-from gistgate.rules.regret_budget import RegretBudget
-from gistgate.rules.sense import Sense
-from gistgate.rules.sgl_threshold import SglThreshold
-from gistgate.rules.thresholds import Prob, ProbRatio, TopK
-from gistgate.rules.traversal import Traversal
-from gistgate.rules.trt_relaxed import TrtRelaxed
-from gistgate.rules.typical import Typical
-from gistgate.rules.wisv import Wisv
 
-RULES: dict[str, Any] = {
-    "exact": Exact,
-    "block": BlockVerification,
-    "traversal": Traversal,
-    "prob": Prob,
-    "prob-ratio": ProbRatio,
-    "top-k": TopK,
-    "random": Random,
-    "fly": Fly,
-    "sense": Sense,
-    "csd": Csd,
-    "reflective": Reflective,
-    "kl-judge": KLJudge,
-    "typical": Typical,
-    "ensemble": Ensemble,
-    "sgl-threshold": SglThreshold,
-    "trt-relaxed": TrtRelaxed,
-    "mars": Mars,
-    "mars-margin": MarsMargin,
-    "fsd": FSD,
-    "lenience": Lenience,
-    "regret-budget": RegretBudget,
-    "judge": Judge,
-    "autojudge": AutoJudge,
-    "wisv": Wisv,
-}
+RULES: Registry[Any] = Registry(
+    "rule",
+    {
+        "exact": "gistgate.rules.exact:Exact",
+        "block": "gistgate.rules.block_verification:BlockVerification",
+        "traversal": "gistgate.rules.traversal:Traversal",
+        "prob": "gistgate.rules.thresholds:Prob",
+        "prob-ratio": "gistgate.rules.thresholds:ProbRatio",
+        "top-k": "gistgate.rules.thresholds:TopK",
+        "random": "gistgate.rules.random:Random",
+        "fly": "gistgate.rules.fly:Fly",
+        "sense": "gistgate.rules.sense:Sense",
+        "csd": "gistgate.rules.csd:Csd",
+        "reflective": "gistgate.rules.reflective:Reflective",
+        "kl-judge": "gistgate.rules.kl_judge:KLJudge",
+        "typical": "gistgate.rules.typical:Typical",
+        "ensemble": "gistgate.rules.ensemble:Ensemble",
+        "sgl-threshold": "gistgate.rules.sgl_threshold:SglThreshold",
+        "trt-relaxed": "gistgate.rules.trt_relaxed:TrtRelaxed",
+        "mars": "gistgate.rules.mars:Mars",
+        "mars-margin": "gistgate.rules.mars:MarsMargin",
+        "fsd": "gistgate.rules.fsd:FSD",
+        "lenience": "gistgate.rules.lenience:Lenience",
+        "regret-budget": "gistgate.rules.regret_budget:RegretBudget",
+        "judge": "gistgate.rules.judge:Judge",
+        "autojudge": "gistgate.rules.autojudge:AutoJudge",
+        "wisv": "gistgate.rules.wisv:Wisv",
+    },
+)
+"""Id -> class of the rule."""
 
 PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
     "fly-paper": ("fly", {"entropy": "normalised"}),
@@ -74,16 +57,11 @@ def make_rule(rule_id: str, **settings: Any) -> Rule:
         rule_id, preset = PRESETS[rule_id]
         settings = {**preset, **settings}
     if rule_id not in RULES:
-        raise UserError(f"There is no rule '{rule_id}'. {nearest(rule_id, [*RULES, *PRESETS])}")
-    known = [field.name for field in fields(RULES[rule_id])]
+        raise UnknownIdError(f"There is no rule '{rule_id}'. {nearest(rule_id, [*RULES, *PRESETS])}")
+    kind = RULES[rule_id]
+    known = [field.name for field in fields(kind)]
     for name in settings:
         if name not in known:
             raise UserError(f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, known)}")
-    rule: Rule = RULES[rule_id](**settings)
+    rule: Rule = kind(**settings)
     return rule
-
-
-def nearest(name: str, known: list[str]) -> str:
-    """A sentence that helps after a mistyped name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(sorted(known)) or 'none'}."

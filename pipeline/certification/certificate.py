@@ -5,6 +5,7 @@ Prompts of the split `development` choose the settings, those of `calibration` c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -15,7 +16,7 @@ import numpy as np
 from gistgate.certificates.bernstein import PLUG_IN
 from gistgate.certificates.betting import BETTING
 from gistgate.certificates.bounds import EXACT, Bound
-from gistgate.certificates.certificate import Certificate
+from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.fixed_sequence import needed_beyond, needed_n
 from gistgate.certificates.planning import fewest, needed_prompts, plug_in_certifies
 from gistgate.certificates.search import Aims, Choice, Setting, choose_settings
@@ -23,7 +24,7 @@ from gistgate.certificates.sequence import Stop, Tested, passed, try_settings, w
 from gistgate.errors import UserError
 from pipeline.certification.trial import Trial
 from pipeline.common.resume import fingerprint
-from pipeline.common.scope import binding
+from pipeline.common.scope import decoding_scope
 from pipeline.params import PromptingParams
 
 PLANNED = (0.01, 0.02, 0.05, 0.1)
@@ -164,38 +165,45 @@ def choose(trial: Trial, request: Request) -> Choice:
     return choose_settings(method.grid, method.variants, evaluate, request.aims)
 
 
-def certificate(trial: Trial, finding: Finding, budget: float, bound_to: dict[str, Any], source: str) -> Certificate:
-    """The certificate of a budget.
-
-    Raises:
-        UserError: nothing was certified; the sentence says what would help.
-    """
-    index = finding.certified(budget)
-    if index is None:
-        raise UserError(finding.refusal(budget) or "")
-    request, one = finding.request, finding.tested[index]
-    bound = one.bounds[request.budgets.index(budget)]
-    return Certificate(
-        budget=budget,
-        confidence=request.confidence,
-        rule=trial.method.rule,
-        drafter=trial.method.drafter,
+def proof(trial: Trial, finding: Finding, budgets: Sequence[float], scope: dict[str, Any], source: str) -> Proof:
+    """The proof of a sequence for these of its budgets."""
+    request, method = finding.request, trial.method
+    return Proof(
+        rule=method.rule,
+        drafter=method.drafter,
         block=trial.block,
-        settings=trial.settings(finding.choice.settings[index]),
-        knob=trial.method.knob,
+        knob=method.knob,
+        score=trial.ground.scorer.id,
+        confidence=request.confidence,
+        headline_budget=max(budgets),
+        scope=scope,
+        points=tuple(point(trial, finding, budget) for budget in budgets),
+        sequence=tuple(described(trial, finding, max(budgets))),
+        source=source,
+        made=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def point(trial: Trial, finding: Finding, budget: float) -> OperatingPoint:
+    """What was found for a budget: the loosest certified setting, or the strictest one that was refused."""
+    kept = finding.certified(budget)
+    one = finding.tested[kept or 0]
+    bound = one.bounds[finding.request.budgets.index(budget)]
+    return OperatingPoint(
+        budget=budget,
+        confidence=finding.request.confidence,
+        settings=trial.settings(finding.choice.settings[kept or 0]),
         n=bound.n,
+        losses=bound.losses,
+        gains=bound.gains,
         loss=bound.mean,
         bound=bound.value,
         bound_kind=bound.kind,
         harm=float(np.maximum(one.decoded.differences, 0).mean()),
         harm_bound=bound.harm,
-        discordant=bound.discordant,
-        score=trial.ground.scorer.id,
+        certified=kept is not None,
         mean_accepted_length=one.decoded.counted.mean_accepted_length,
-        binding=bound_to,
-        sequence=described(trial, finding, budget),
-        source=source,
-        made=datetime.now(UTC).date().isoformat(),
+        refusal=finding.refusal(budget),
     )
 
 
@@ -213,11 +221,11 @@ def described(trial: Trial, finding: Finding, budget: float) -> list[dict[str, A
     return rows
 
 
-def binding_of_trial(trial: Trial, task: str, prompting: PromptingParams) -> dict[str, Any]:
+def scope_of_trial(trial: Trial, task: str, prompting: PromptingParams) -> dict[str, Any]:
     """Everything a certificate of this trial depends on."""
     ground = trial.ground
     return {
-        **binding(ground.pair, trial.method, trial.block, trial.gate, ground.batch_size),
+        **decoding_scope(ground.pair, trial.method, trial.block, trial.gate, ground.batch_size),
         "task": task,
         "prompts": fingerprint([prompt["ids"] for prompt in ground.prompts["calibration"]]),
         "prompting": asdict(prompting),

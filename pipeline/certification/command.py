@@ -7,23 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gistgate.build import decoder as builder
-from gistgate.build.models import load_target, parse_settings
+from gistgate.build.choose import BLOCK, GATED, STRICT
+from gistgate.build.models import load_draft, load_target, parse_settings
 from gistgate.certificates.scores import LogProbability, PairwiseJudge, Scorer, TaskScore
 from gistgate.certificates.sequence import check_stop
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import load_task
-from gistgate.rules import PRESETS, RULES, nearest
+from gistgate.registry import nearest
+from gistgate.rules import PRESETS, RULES
 from pipeline.certification.certificate import (
     Request,
-    binding_of_trial,
-    certificate,
     check_possible,
     default_n,
     find,
     plan_sentence,
+    proof,
+    scope_of_trial,
 )
 from pipeline.certification.prompts import unused_prompts, used_prompts
 from pipeline.certification.trial import Ground, Trial
@@ -92,8 +93,10 @@ def certify(options: Options) -> str:
     )
     request = Request((options.budget,), options.confidence, n, options.stop)
     finding = find(trial, request)
-    bound_to = binding_of_trial(trial, task_hash(maker.task, params), params.prompting)
-    kept = certificate(trial, finding, options.budget, bound_to, source_of(options))
+    if (refusal := finding.refusal(options.budget)) is not None:
+        raise UserError(refusal)
+    scope = scope_of_trial(trial, task_hash(maker.task, params), params.prompting)
+    kept = proof(trial, finding, [options.budget], scope, source_of(options))
     path = kept.save(folder_of(options))
     return f"{proved(kept)}\nwritten to {path}"
 
@@ -112,7 +115,7 @@ def load_parts(options: Options) -> tuple[Gate | None, Pair]:
     target_name = options.target or (config.target.name if config else "")
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
     target = load_target(target_name, config.target.dtype if config else "auto")
-    draft = builder.load_draft(draft_name, "main", target.model) if draft_name else target.model
+    draft = load_draft(draft_name, target.model, target.tokenizer) if draft_name else target.model
     for model in (target.model, draft):
         model.requires_grad_(False)
     target.tokenizer.padding_side = "left"
@@ -166,7 +169,7 @@ def method_of(options: Options, pair: Pair) -> MethodParams:
     Raises:
         UserError: no such rule, or it has no knob.
     """
-    name = options.rule or builder.default_rule(options.gate)
+    name = options.rule or (GATED if options.gate else STRICT)
     rule_id = PRESETS[name][0] if name in PRESETS else name
     if rule_id not in RULES:
         raise UserError(f"There is no rule '{name}'. {nearest(name, [*RULES, *PRESETS])}")
@@ -184,11 +187,10 @@ def method_of(options: Options, pair: Pair) -> MethodParams:
 
 
 def block_of(options: Options, gate: Gate | None) -> int:
-    """K: as asked for, else that of the gate's operating points, else the usual one."""
+    """K: as asked for, else that of the gate's proof, else the usual one."""
     if options.block is not None:
         return options.block
-    points = gate.config.operating_points if gate is not None else ()
-    return points[0].block if points else builder.BLOCK
+    return gate.proof.block if gate is not None and gate.proof is not None else BLOCK
 
 
 def source_of(options: Options) -> str:

@@ -14,14 +14,14 @@ from gistgate.certificates.tango import Array
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_json_lines
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.task import load_task
 from gistgate.request.statistics import Statistics, total
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
 from pipeline.common.gates import load_gate
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import gate_hash, task_hash
+from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import files_behind

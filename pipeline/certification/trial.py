@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from gistgate.certificates.certificate import gate_hash
 from gistgate.certificates.scores import Ids, Prompt, Scorer
 from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.decoding.decoder import Decoder
 from gistgate.files import read_json_lines, write_json_lines
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.request.statistics import Statistics, total
 from pipeline.certification.outcomes import SOURCES, files_of
 from pipeline.common.decoders import make_decoder, request_of

@@ -11,8 +11,9 @@ from tqdm import tqdm
 
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import DRAFTERS, ModelDrafter
+from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate

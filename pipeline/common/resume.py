@@ -6,9 +6,7 @@ the modules that produce them. Whatever changes, the old pieces are simply not f
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,28 +15,12 @@ from typing import Any
 from torch import Tensor
 
 from gistgate.errors import UserError
-from gistgate.files import load_tensors, save_tensors, write_atomic
+from gistgate.files import fingerprint, load_tensors, save_tensors, write_atomic
+
+__all__ = ["SCRATCH", "Shards", "fingerprint", "num_shards", "read_shards", "sources"]
 
 SCRATCH = Path(".scratch")
 """Where pieces wait; not in Git."""
-
-
-def fingerprint(*parts: Any) -> str:
-    """A short hash of settings (anything JSON can say), files and folders (as Path), in that order."""
-    digest = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Path):
-            for path in sorted(p for p in (part.rglob("*") if part.is_dir() else [part]) if is_source(p)):
-                digest.update(path.relative_to(part).as_posix().encode() + b"\0")
-                digest.update(path.read_bytes())
-        else:
-            digest.update(json.dumps(part, sort_keys=True, default=repr).encode())
-    return digest.hexdigest()[:16]
-
-
-def is_source(path: Path) -> bool:
-    """A file that somebody wrote, not one that Python compiled from it."""
-    return path.is_file() and path.suffix != ".pyc"
 
 
 def sources(*modules: str) -> list[Path]:

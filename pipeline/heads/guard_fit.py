@@ -18,6 +18,7 @@ from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
 from gistgate.gates.gate import Gate
+from gistgate.identity import gate_hash
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards.domain import CONFIG_FILE, DomainGuard, fit, on_the_text
 from gistgate.request.rows import Row
@@ -25,7 +26,6 @@ from gistgate.request.statistics import Statistics, total
 from gistgate.rules import RULES
 from pipeline.common.decoders import make_decoder, run_split
 from pipeline.common.operating_point import Operating, calibration_file
-from pipeline.common.scope import gate_hash
 from pipeline.pairs.pair import Pair
 from pipeline.params import Params
 

@@ -16,7 +16,7 @@ from gistgate.files import write_json
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.gates.heads import HEADS
-from gistgate.gates.lookup import look_up
+from gistgate.registry import Registry
 from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.maps import fit_map, num_knots
 from pipeline.heads.measuring import measure_head
@@ -29,7 +29,9 @@ from pipeline.params import Params, TrainParams
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that concern every head."""
 NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
-OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
+OWN: Registry[tuple[str, ...]] = Registry(
+    "gate head", {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
+)
 """Heads that can be trained, and the settings that concern each alone; a change of others leaves it as it is."""
 
 
@@ -100,7 +102,7 @@ def logits_of(net: nn.Module, x_NF: Tensor) -> Tensor:
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     """The settings of params.train that this head depends on."""
     values = asdict(params)
-    return {name: values[name] for name in (*COMMON, *look_up(OWN, head, "gate head"))}
+    return {name: values[name] for name in (*COMMON, *OWN[head])}
 
 
 def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str]) -> Job:

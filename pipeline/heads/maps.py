@@ -8,13 +8,12 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 from gistgate.gates.calibration import MAPS, Isotonic, Platt
-from gistgate.gates.lookup import look_up
 from pipeline.heads.soft import as_classes
 
 
 def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:
     """The probability map `kind` ("platt" or "isotonic") for these logits and labels."""
-    look_up(MAPS, kind, "probability map")
+    _ = MAPS[kind]
     fit = {"platt": fit_platt, "isotonic": fit_isotonic}[kind]
     return fit(logits_N.double().numpy(), kept_N.double().numpy())
 

@@ -23,7 +23,6 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
 from tqdm import tqdm
 
 from gistgate.gates.heads import HEADS, build_head, fold_standardisation
-from gistgate.gates.lookup import look_up
 from pipeline.heads.rows import Rows
 from pipeline.params import TrainParams
 
@@ -134,7 +133,7 @@ def fit_net(
     Checkpoints live in `scratch`; a training that finds one there continues from it.
     """
     pl.seed_everything(seed, verbose=False)
-    net = build_head(look_up(HEADS, kind, "gate head"), head_sizes(kind, train.x.shape[1], params))
+    net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
     start_at(float(train.kept.mean()), net)
     standardise = Standardisation.of(train.x)
     best = ModelCheckpoint(

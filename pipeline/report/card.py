@@ -7,6 +7,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from gistgate.certificates.certificate import Proof
 from gistgate.files import read_json
 from gistgate.gates.config import GateConfig
 from pipeline.report.results import STRICT
@@ -20,11 +21,12 @@ def evaluations(method: str) -> dict[str, dict[str, Any]]:
     return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
 
 
-def card(config: GateConfig, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
+def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
     """The text of README.md.
 
     Args:
-        config: the gate's, operating points included.
+        config: the gate's.
+        proof: what is certified of the gate.
         report: the calibration of the method.
         evaluated: what `evaluations` returned.
     """
@@ -38,6 +40,7 @@ def card(config: GateConfig, report: dict[str, Any], evaluated: dict[str, dict[s
     )
     return templates.get_template("card.md.j2").render(
         gate=config,
+        proof=proof,
         report=report,
         evaluated=evaluated,
         splits={"development": report["development"], "calibration": report["settings"]},

@@ -23,6 +23,8 @@ from typing import Any
 from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
 
 # isort: split
+import numpy as np
+
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.fixed_sequence import Verdict, fixed_sequence
 from gistgate.certificates.search import Aims, Choice, Setting, choose_settings
@@ -30,7 +32,7 @@ from gistgate.files import write_json
 from pipeline.certification.outcomes import Arm, Bench, Run
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, calibration_file
 from pipeline.common.pool import side_by_side
-from pipeline.common.scope import binding_of
+from pipeline.common.scope import scope_of
 from pipeline.params import MethodParams, Params, read_params
 
 GROUPS = {"free": (False, False), "learned": (False, True), "table-free": (True, False), "table-learned": (True, True)}
@@ -94,7 +96,8 @@ def calibrate(arm: Arm) -> dict[str, Any]:
         "settings": [describe(method, run, confidence) for run in tested],
         "development": [describe(method, arm.run("development", setting), confidence) for setting in choice.measured],
         "budgets": {f"{verdict.budget:g}": decide(method, verdict, tested) for verdict in verdicts},
-        "binding": binding_of(params, arm.name, arm.bench.pair, arm.bench.task, arm.gate),
+        "scope": scope_of(params, arm.name, arm.bench.pair, arm.bench.task, arm.gate),
+        "source": f"training documents of the task '{arm.bench.task.name}'; certificates hold for prompts like these",
     }
 
 
@@ -151,6 +154,7 @@ def describe(method: MethodParams, run: Run, confidence: float) -> dict[str, Any
         "loss": bound.mean,
         "bound": bound.value,
         "bound_kind": bound.kind,
+        "harm": float(np.maximum(run.differences, 0).mean()),
         "harm_bound": bound.harm,
         "accuracy": float(run.loose.mean()),
         "strict_accuracy": float(run.strict.mean()),

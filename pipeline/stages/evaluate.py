@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json, write_json_lines
@@ -29,7 +30,7 @@ from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import binding_of, check_binding
+from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.params import Params, read_params
@@ -149,10 +150,10 @@ class Bench:
         """
         if point.knob is None:
             return
-        certificate = read_json(calibration_file(self.params, point.method))
-        changed = check_binding(certificate, binding_of(self.params, point.method, self.pair, self.task, gate))
-        if changed:
-            raise UserError(f"The certificate of '{point.method}' does not hold here: {changed[0]} Calibrate again.")
+        certified = read_json(calibration_file(self.params, point.method))["scope"]
+        broken = scope_mismatch(certified, scope_of(self.params, point.method, self.pair, self.task, gate))
+        if broken:
+            raise UserError(f"Method '{point.method}': {broken}")
 
     def summary(self, point: Operating, judged: Judged) -> dict[str, Any]:
         """What the report reads."""

@@ -20,7 +20,7 @@ from benchmarks.intervals import over_prompts
 from benchmarks.limit import figures_of, limit
 from benchmarks.parts import DraftStep, Forward, read_per_step, seconds_of
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from pipeline.speed.clock import Contender

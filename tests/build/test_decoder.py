@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,27 @@ import torch
 
 from gistgate.build.decoder import build_decoder
 from gistgate.build.drafters import KNOWN
-from gistgate.certificates.certificate import Certificate, gate_hash, model_hash
-from gistgate.certificates.holds import check_request, files_hash
+from gistgate.build.wishes import Wishes
+from gistgate.certificates.certificate import Proof
+from gistgate.certificates.holds import check_request
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.files import fingerprint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.optional.guards import LoopGuard
 from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.optional.retrieval.sen_tree import SenTree
-from pipeline.common.resume import fingerprint
 from pipeline.params import PromptingParams
 from tests.architectures import pair
+from tests.certificates import proofs
 from tests.optional.retrieval.test_sen import store_of
 from tests.tiny import byte_tokenizer, tiny_pair
 
 TOKENIZER = byte_tokenizer()
 TARGET, DRAFT = pair("llama")
-POINT = OperatingPoint(0.03, 0.95, 0.7, 500, 0.021, 4, True)
 
 
 @pytest.fixture(scope="module")
@@ -41,30 +42,28 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     DRAFT.save_pretrained(folder / "draft")
     config = GateConfig(
         {"type": "linear"}, {"h_tok:post": 32}, identify_model(TARGET), identify_model(DRAFT),
-        identify_tokenizer(TOKENIZER), operating_points=(POINT,),
+        identify_tokenizer(TOKENIZER),
     )  # fmt: skip
-    Gate(config).save(folder / "gate")
+    gate = Gate(config)
+    gate.save(folder / "gate")
+    proofs.proof_for(gate, proofs.point(0.03, settings={"risk": 0.7})).save(folder / "gate")
     proof().save(folder / "proof")
     return folder
 
 
-def proof(**changes: Any) -> Certificate:
-    """A certificate of `prob` with the draft model, bound to everything that can be compared."""
-    binding = {
-        "target": model_hash(identify_model(TARGET)), "draft": model_hash(identify_model(DRAFT)),
+def proof(settings: dict[str, Any] | None = None, **changes: Any) -> Proof:
+    """A proof of `prob` with the draft model, whose scope names everything that can be compared."""
+    scope = {
+        "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
         "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),
-        "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("binding", {}),
+        "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
     }  # fmt: skip
-    made = Certificate(
-        budget=0.01, confidence=0.95, rule="prob", drafter="model", block=5, settings={"r": 0.4}, knob="r",
-        n=2000, loss=0.002, bound=0.0075, bound_kind="exact", harm=0.004, harm_bound=0.011, discordant=13, score="task",
-        mean_accepted_length=6.5, binding=binding,
-    )  # fmt: skip
-    return replace(made, **changes)
+    found = proofs.point(0.01, settings=settings or {"r": 0.4})
+    return proofs.proof(found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes})
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(TARGET, TOKENIZER, **{"draft": str(place / "draft"), **parts})
+    return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
 
 
 def certified(place: Path, **parts: Any) -> Decoder:
@@ -87,7 +86,7 @@ def test_a_certificate_says_everything(place: Path) -> None:
         ({"settings": {"r": 0.1}}, "says r 0.4"),
         ({"settings": {"other": 1}}, "says other none"),
         ({"segments": "somewhere"}, "says segments none"),
-        ({"budget": 0.005}, "says budget 0.01"),
+        ({"budget": 0.005}, "no setting certified for a budget of 0.005"),
         ({"guards": ["loop"]}, r"another guards \(none certified, \['loop'\] here\)"),
         ({"gate": "gate"}, r"another gate \(none certified"),
         ({"draft": None}, "needs a draft model"),
@@ -102,17 +101,17 @@ def test_what_a_certificate_does_not_say_is_refused(place: Path, asked: dict[str
 
 def test_a_folder_without_a_certificate_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match="holds no certificate.json"):
-        build(place, certificate=str(place / "gate"))
+        build(place, certificate=str(place / "draft"))
 
 
 def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path) -> None:
     assert certified(place, engine="compiled").engine.name == "compiled"
     target = tiny_pair()[0].to(torch.bfloat16)
-    proof(binding={"target": model_hash(identify_model(target)), "draft": None}).save(tmp_path)
+    proof(scope={"target": model_scope(identify_model(target)), "draft": None}).save(tmp_path)
     parts: dict[str, Any] = {"draft": str(place / "draft"), "certificate": str(tmp_path)}
-    assert build_decoder(target, TOKENIZER, **parts).engine.name == "eager"
+    assert build_decoder(target, TOKENIZER, Wishes(**parts)).engine.name == "eager"
     with pytest.raises(UserError, match=r"another engine \(eager certified, compiled here\)"):
-        build_decoder(target, TOKENIZER, **parts, engine="compiled")
+        build_decoder(target, TOKENIZER, Wishes(**parts, engine="compiled"))
 
 
 @pytest.mark.parametrize(
@@ -143,7 +142,7 @@ def test_a_gate_at_another_block_or_drafter_says_that_nothing_is_certified(place
     assert (decoder.block, decoder.rule.risk, said) == (4, 0.7, [])  # type: ignore[attr-defined]
     decoder, said = gated(place, block=6)
     assert decoder.block == 6
-    assert said == ["The budget of 3 % is not certified: block is 6, but 4 was certified."]
+    assert said == ["No certificate covers this: block is 6, but 4 was certified."]
     assert "drafter is lookup, but model was certified" in gated(place, drafter="lookup")[1][0]
 
 
@@ -172,7 +171,7 @@ def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
         ({"drafter": "corpus"}, "corpus=<file>"),
         ({"drafter": "corpus", "corpus": "/nowhere.txt"}, "missing"),
         ({"drafter": "senn"}, "Did you mean 'sen'"),
-        ({"drafter": "model", "draft": None}, "draft=<name or folder>"),
+        ({"drafter": "model", "draft": None}, "needs a draft model"),
         ({"guards": ["lop"]}, "no guard 'lop'"),
         ({"engine": "quick"}, "no engine 'quick'"),
         ({"speculate_up_to": "often"}, "or 'auto'"),
@@ -187,9 +186,8 @@ def test_what_is_missing_is_one_sentence(place: Path, parts: dict[str, Any], sen
 def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> None:
     for name, text in (("store", "Tom has"), ("other", "Anna gave")):
         store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
-    data = fingerprint(tmp_path / "store")  # what calibration writes down
-    assert files_hash(tmp_path / "store") == data
-    proof(drafter="sen", binding={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
+    data = fingerprint(tmp_path / "store")
+    proof(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
     assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
     with pytest.raises(UserError, match="another drafter_data"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
@@ -202,15 +200,15 @@ def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
 
 
 def test_the_command_line_names_every_drafter() -> None:
-    from gistgate.cli.main import Drafter
+    from gistgate.cli.options import Drafter
 
     said = Drafter.__metadata__[0].help.split(";")[0].replace(" or ", ", ").split(", ")
-    assert said == KNOWN
+    assert said == list(KNOWN)
 
 
 def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> None:
     gate = Gate.load(place / "gate")
-    proof(rule="autojudge", knob="risk", settings={"risk": 0.9}, binding={"gate": gate_hash(gate)}).save(tmp_path)
+    proof(rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}).save(tmp_path)
     decoder = build(place, gate=str(place / "gate"), certificate=str(tmp_path))
     assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="gate"):

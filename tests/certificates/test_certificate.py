@@ -1,17 +1,17 @@
-"""A certificate is taken over where everything it names agrees, and nowhere else."""
+"""A proof is taken over where everything it names agrees, and nowhere else."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 
-from gistgate.certificates.certificate import CERTIFICATE_FILE, Certificate, gate_hash, read_certificate
+from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof, scope_mismatch
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.identity import ModelIdentity, TokenizerIdentity, gate_hash
+from tests.certificates.proofs import point, proof
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
 
@@ -24,80 +24,104 @@ def gate_with(slope: float = 1.0) -> Gate:
     return gate
 
 
-def certificate_of(gate: Gate, **changes) -> Certificate:
-    """A certificate for that gate."""
-    made = Certificate(
-        budget=0.01, confidence=0.95, rule="autojudge", drafter="model", block=8, settings={"risk": 0.2}, knob="risk",
-        n=2000, loss=0.002, bound=0.0075, bound_kind="exact", harm=0.004, harm_bound=0.011, discordant=13, score="task",
-        mean_accepted_length=6.5, binding={"gate": gate_hash(gate), "block": 8},
-    )  # fmt: skip
-    return replace(made, **changes)
+def proof_of(gate: Gate, *points, **changes) -> Proof:
+    """A proof for that gate."""
+    return proof(*points, scope={"gate": gate_hash(gate), "block": 8}, block=8, **changes)
 
 
 def test_it_is_loaded_with_its_gate_and_gives_an_operating_point(tmp_path):
     gate = gate_with()
     gate.save(tmp_path)
-    certificate_of(gate).save(tmp_path)
+    proof_of(gate).save(tmp_path)
     loaded = Gate.load(tmp_path)
-    assert loaded.certificate == certificate_of(gate)
-    point = loaded.operating_point(0.01)
-    assert (point.knob, point.block, point.bound) == (0.2, 8, 0.0075)
+    assert loaded.proof == proof_of(gate)
+    found = loaded.operating_point(0.01)
+    assert (found.settings, loaded.proof.block, found.bound) == ({"risk": 0.2}, 8, 0.0075)
     with pytest.raises(UserError, match=r"certified: 0\.01"):
         loaded.operating_point(0.005)
 
 
+def test_it_is_the_only_place_where_a_gates_proof_stands(tmp_path):
+    gate = gate_with()
+    gate.save(tmp_path)
+    proof_of(gate).save(tmp_path)
+    (tmp_path / CERTIFICATE_FILE).unlink()
+    loaded = Gate.load(tmp_path)
+    assert loaded.proof is None
+    with pytest.raises(UserError, match=r"no setting certified.*no certificate.json"):
+        loaded.operating_point(0.01)
+
+
 def test_other_weights_make_it_worthless(tmp_path):
     gate_with(2.0).save(tmp_path)
-    certificate_of(gate_with(1.0)).save(tmp_path)
+    proof_of(gate_with(1.0)).save(tmp_path)
     with pytest.warns(UserWarning, match="does not hold here, because of another gate"):
         loaded = Gate.load(tmp_path)
-    assert loaded.certificate is None
+    assert loaded.proof is None
     with pytest.raises(UserError, match="no setting certified"):
         loaded.operating_point(0.01)
 
 
-def test_a_certificate_of_another_rule_is_no_point_of_the_gate(tmp_path):
-    gate = gate_with()
-    gate.save(tmp_path)
-    certificate_of(gate, rule="fly", settings={"theta": 0.5}, knob="theta").save(tmp_path)
-    with pytest.raises(UserError, match="no setting certified"):
-        Gate.load(tmp_path).operating_point(0.5)
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [{"score": "logprob"}, {"drafter": "lookup"}, {"confidence": 0.5}, {"settings": {"risk": 0.2, "other": 1}}],
+    "changes, wanted",
+    [
+        ({"score": "logprob"}, {}),
+        ({"rule": "fly"}, {"rule": "autojudge"}),
+        ({"drafter": "lookup"}, {"drafter": "model"}),
+        ({"confidence": 0.5}, {"confidence": 0.95}),
+    ],
 )
-def test_a_certificate_of_something_else_is_no_point_of_the_gate(changes):
+def test_a_proof_of_something_else_is_no_point_of_the_gate(changes, wanted):
     gate = gate_with()
-    gate.certificate = certificate_of(gate, **changes)
+    gate.proof = proof_of(gate, **changes)
     with pytest.raises(UserError, match="no setting certified"):
-        gate.operating_point(0.01)
+        gate.operating_point(0.01, **wanted)
+    gate.proof = proof_of(gate)
+    assert gate.operating_point(0.01, **wanted).settings == {"risk": 0.2}
 
 
-def test_another_drafter_or_less_confidence_counts_where_it_is_asked_for():
-    gate = gate_with()
-    gate.certificate = certificate_of(gate, drafter="lookup", confidence=0.9)
-    assert gate.operating_point(0.01, "lookup", confidence=0.9).knob == 0.2
-    with pytest.raises(UserError, match="no setting certified"):
-        gate.operating_point(0.01, "model", confidence=0.9)
+def test_the_largest_budget_that_is_kept_decides_and_the_headline_is_the_default():
+    points = [point(0.02, settings={"risk": 0.1}), point(0.03, settings={"risk": 0.2})]
+    made = proof(*points, point(0.05, certified=False))
+    assert made.operating_point(0.025) is made.points[0]
+    assert made.operating_point() is made.operating_point(0.03) is made.operating_point(0.05) is made.points[1]
+    with pytest.raises(UserError, match=r"budget of 0.01 \(certified: 0.02, 0.03\)"):
+        made.operating_point(0.01)
 
 
 def test_whatever_is_used_otherwise_is_named():
     gate = gate_with()
-    certificate = certificate_of(gate)
-    assert certificate.mismatch(gate, block=8) is None
-    assert "another block (8 certified, 16 here)" in (certificate.mismatch(gate, block=16) or "")
+    made = proof_of(gate)
+    assert made.mismatch(gate, block=8) is None
+    assert "another block (8 certified, 16 here)" in (made.mismatch(gate, block=16) or "")
 
 
-def test_a_damaged_file_is_one_sentence(tmp_path):
-    assert read_certificate(tmp_path) is None
-    (tmp_path / CERTIFICATE_FILE).write_text(json.dumps({"budget": 0.01}))
-    with pytest.raises(UserError, match="is no certificate"):
-        read_certificate(tmp_path)
+def test_two_scopes_are_compared_entry_by_entry():
+    certified = {"block": 8, "target": {"dtype": "float32", "fingerprint": "abc"}, "gate": None}
+    assert scope_mismatch(certified, dict(certified)) is None
+    assert scope_mismatch(certified, {"block": 8, "target": {"dtype": "float32", "fingerprint": None}}) is None
+    sentence = scope_mismatch(certified, {"block": 12, "target": {**certified["target"], "dtype": "bfloat16"}})
+    assert "another block (8 certified, 12 here), target (dtype float32 certified, dtype bfloat16 here):" in sentence
+    assert "another gate (none certified, f00d here)" in scope_mismatch(certified, {**certified, "gate": "f00d"})
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ({"budget": 0.01}, "format version is None.*Calibrate again"),
+        ({"format_version": 2}, "is no certificate: 'points'"),
+        ({"format_version": 2, "points": [{"bugdet": 1}], "sequence": []}, "Did you mean|did you mean 'budget'"),
+    ],
+)
+def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
+    assert read_proof(tmp_path) is None
+    (tmp_path / CERTIFICATE_FILE).write_text(json.dumps(content))
+    with pytest.raises(UserError, match=sentence):
+        read_proof(tmp_path)
 
 
 def test_it_says_what_it_proves():
-    text = proved(certificate_of(gate_with()))
-    assert "loses at most 0.75 points (budget 1) with 95 % confidence" in text
+    text = proved(proof_of(gate_with(), point(0.01), point(0.001, certified=False)))
+    assert "budget 1 %  risk 0.2: loses at most 0.75 points with 95 % confidence" in text
     assert "from 2000 prompts of which 13 differ" in text
+    assert "budget 0.1 %  nothing certified: Too few prompts." in text

@@ -1,15 +1,17 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from gistgate.certificates.certificate import Certificate
 from gistgate.cli import main as cli
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.observing import race as timing
+from tests.certificates.proofs import point, proof, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 
@@ -19,15 +21,13 @@ def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
     tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
     save_pair(folder, target, draft, tokenizer)
-    points = (
-        OperatingPoint(0.03, 0.95, 1.0, 500, 0.021, 4, True),
-        OperatingPoint(0.01, 0.95, 0.0, 500, 0.05, 4, False),
-    )
     config = GateConfig(
         {"type": "linear"}, {"h_tok:post": 32}, identify_model(target), identify_model(draft),
-        identify_tokenizer(tokenizer), operating_points=points,
+        identify_tokenizer(tokenizer),
     )  # fmt: skip
-    Gate(config).save(folder / "gate")
+    gate = Gate(config)
+    gate.save(folder / "gate")
+    proof_for(gate, point(0.01, certified=False), point(0.03, settings={"risk": 1.0})).save(folder / "gate")
     return folder
 
 
@@ -71,10 +71,18 @@ def test_the_coloured_trace_lists_loose_tokens(run, pair):
     assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
 
 
+def test_python_runs_the_package_and_every_help_has_an_example():
+    """`python -m gistgate` is the command; `eval` hands --help to lm-eval, which has its own."""
+    done = subprocess.run([sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True)
+    assert done.returncode == 0 and "generate" in done.stdout
+    for command in cli.app.registered_commands:
+        assert command.epilog.startswith("Example: gistgate ")
+
+
 def test_inspect_names_partners_and_settings(run, pair):
     status, out, _ = run("inspect", pair / "gate")
     assert status == 0
-    assert "h_tok:post (32)" in out and "budget 3 %  risk 1, K 4" in out and "budget 1 %  nothing certified" in out
+    assert "h_tok:post (32)" in out and "budget 3 %  risk 1.0: loses" in out and "budget 1 %  nothing certified" in out
 
 
 def test_bench_times_three_ways(run, pair, tmp_path):
@@ -124,10 +132,8 @@ def test_guards_by_name(run, pair):
 
 
 def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pair, tmp_path):
-    Certificate(
-        0.01, 0.95, "prob", "model", 5, {"r": 0.4}, "r", 2000, 0.0, 0.0075, "exact", 0.0, 0.01, 13, "task", 6.5,
-        {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}},
-    ).save(tmp_path)  # fmt: skip
+    scope = {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}}
+    proof(point(settings={"r": 0.4}), rule="prob", knob="r", scope=scope).save(tmp_path)
     arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
     assert "another temperature (0.0 certified, 0.7 here)" in run("generate", *arguments, "--temperature", 0.7)[2]
     for command in ("generate", "trace"):

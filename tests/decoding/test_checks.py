@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.exact import Exact
 from tests.architectures import CONTEXT, pair, prompts
 from tests.decoding.watching import Watch
+from tests.tiny import byte_tokenizer
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,16 @@ def test_stop_strings_without_a_tokenizer():
 def test_a_hidden_state_that_does_not_exist(layer: str):
     with pytest.raises(UserError, match=rf"no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to 'layer:1'"):
         decoder(observer=Watch([layer])).generate(prompts(5), max_new_tokens=4)
+
+
+def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
+    """Only padding beyond the tokenizer may be ignored; the target's own tokens are never cut off."""
+    target, short = pair("llama")[0], ModelDrafter(pair("llama", 200)[1])
+    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 210.*'lookup'"):
+        Decoder(target, short, make_rule("exact"), vocabulary=210)
+    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 259"):
+        Decoder(target, short, make_rule("exact"), tokenizer=byte_tokenizer())
+    assert Decoder(target, short, make_rule("exact"), vocabulary=190).vocabulary == 190
 
 
 def test_a_shared_vocabulary_counts_the_smaller():

@@ -9,7 +9,8 @@ import torch
 
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import RULES, make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
 from tests.decoding.watching import HalfGate, Markers

@@ -10,7 +10,8 @@ import torch
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.request.rows import Generation
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts

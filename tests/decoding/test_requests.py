@@ -7,7 +7,8 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.request.markers import between_markers
 from gistgate.request.rows import Row

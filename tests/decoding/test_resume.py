@@ -8,7 +8,8 @@ import pytest
 
 from gistgate.block import Reason, Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import pair
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.observing import race as timing
 from gistgate.rules import make_rule

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
-from gistgate.drafters import DRAFTERS, PromptLookup
+from gistgate.drafters import DRAFTERS
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.errors import UserError
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from tests.architectures import SIZES, greedy, pair, prompts
 
 GREEDY: dict[str, Any] = {"vocabulary": 259, "sampling": Sampling(), "uniforms": None, "want_q": False}

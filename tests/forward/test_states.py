@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.forward.states import tap
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts

@@ -10,16 +10,10 @@ from safetensors.torch import load_file, save_file
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import fingerprint, identify_model, identify_tokenizer, portable_name
+from gistgate.identity import identify_model, identify_tokenizer, portable_name, weights_fingerprint
 from tests.tiny import byte_tokenizer, tiny_pair
-
-POINTS = (
-    OperatingPoint(budget=0.02, confidence=0.95, knob=0.03, n=1000, bound=0.019, block=8, certified=True),
-    OperatingPoint(budget=0.03, confidence=0.95, knob=0.05, n=1000, bound=0.027, block=8, certified=True),
-    OperatingPoint(budget=0.05, confidence=0.95, knob=0.2, n=1000, bound=0.061, block=8, certified=False),
-)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,6 @@ def gate(pair, tokenizer):
         draft=identify_model(pair[1], "tiny/draft"),
         tokenizer=identify_tokenizer(tokenizer, "tiny/target"),
         map={"type": "isotonic", "num_knots": 3},
-        operating_points=POINTS,
     )
     gate = Gate(config)
     gate.map.knots.copy_(torch.tensor([-1.0, 0.0, 1.0]))
@@ -100,14 +93,6 @@ def test_states_of_another_width_are_refused(gate, block):
         gate(replace(block, hidden={"post": block.hidden["post"][..., :16]}))
 
 
-def test_operating_points(gate):
-    assert gate.operating_point(0.03).knob == 0.05
-    assert gate.operating_point(0.025).knob == 0.03
-    assert gate.operating_point(0.05).knob == 0.05, "an uncertified point is never handed out"
-    with pytest.raises(UserError, match=r"no setting certified for a budget of 0.01 \(certified: 0.02, 0.03\)"):
-        gate.operating_point(0.01)
-
-
 # Wrong partners.
 
 
@@ -152,7 +137,7 @@ def test_another_tokenizer_is_refused(gate, tokenizer, tmp_path):
 def test_another_dtype_is_the_same_model_with_a_warning(gate, pair, tmp_path):
     gate.save(tmp_path)
     half = copy.deepcopy(pair[0]).bfloat16()
-    assert fingerprint(half) == fingerprint(pair[0])
+    assert weights_fingerprint(half) == weights_fingerprint(pair[0])
     with pytest.warns(UserWarning, match="runs in bfloat16"):
         Gate.load(tmp_path, half)
 
@@ -175,7 +160,8 @@ def rewrite(path, change):
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (lambda c: c.update(format_version=9), "format version 9, this gistgate reads 1"),
+        (lambda c: c.update(format_version=9), "format version 9, this gistgate reads 2"),
+        (lambda c: c.update(format_version=1), "train and calibrate the gate again"),
         (lambda c: c.update(hed={}), "unknown key 'hed' .did you mean 'head'"),
         (lambda c: c.pop("target"), "'target' is missing"),
         (lambda c: c["target"].pop("hidden_size"), "hidden_size"),

@@ -9,10 +9,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.transformers.flatten import write_code
+from tests.certificates.proofs import point, proof_for
 from tests.integrations.exported import PROMPTS, RISKS
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -24,10 +25,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target, draft = tiny_pair(noise=0.3)
     tokenizer = byte_tokenizer()
     save_pair(folder, target, draft, tokenizer)
-    points = tuple(
-        OperatingPoint(budget, 0.95, risk, n=1000, bound=budget - 0.001, block=4, certified=True)
-        for budget, risk in RISKS.items()
-    )
     torch.manual_seed(0)
     config = GateConfig(
         head={"type": "mlp", "hidden_size": 8},
@@ -35,13 +32,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         target=identify_model(target, "target"),
         draft=identify_model(draft, "draft"),
         tokenizer=identify_tokenizer(tokenizer, "target"),
-        operating_points=points,
-        certificate={"rule": "autojudge", "drafter": "model", "block": 4, "fixed": {}, "headline_budget": 0.03},
     )
     gate = Gate(config)
     gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
     gate.map.b.fill_(7.5)
     gate.save(folder / "gate", card="# A gate\n")
+    proof_for(gate, *(point(budget, settings={"risk": risk}) for budget, risk in RISKS.items())).save(folder / "gate")
     write_code(folder / "gate")
     return folder
 

@@ -14,7 +14,8 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from tests.integrations.exported import EOS, PAD, PROMPTS, RISKS

@@ -80,14 +80,14 @@ def test_it_serves_generates_other_habits(pair: Any, inputs: Any, recwarn: pytes
 def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, gate: Gate, inputs: Any) -> None:
     first: list[Any] = []
     generate(*pair, place / "gate", max_new_tokens=8, report=first, **inputs)
-    config = place / "gate" / "config.json"
-    text = config.read_text()
+    certificate = place / "gate" / "certificate.json"
+    text = certificate.read_text()
     try:
-        config.write_text(text.replace('"knob": 0.2', '"knob": -1.0'))
-        os.utime(config, ns=(1, 1))
+        certificate.write_text(text.replace('"risk": 0.2', '"risk": -1.0'))
+        os.utime(certificate, ns=(1, 1))
         second: list[Any] = []
         generate(*pair, place / "gate", max_new_tokens=8, report=second, **inputs)
     finally:
-        config.write_text(text)
+        certificate.write_text(text)
     assert sum(answer.statistics.loose for answer in first) > 0
     assert sum(answer.statistics.loose for answer in second) == 0

@@ -20,7 +20,6 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerFast
 
 from gistgate.block import Sampling
-from gistgate.certificates.certificate import Certificate
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
@@ -30,6 +29,7 @@ from gistgate.observing import race as timing
 from gistgate.optional.guards import LoopGuard
 from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
+from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 
@@ -213,9 +213,7 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(
 ) -> None:
     bound = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
     bound["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    Certificate(
-        0.01, 0.95, "prob", "model", 5, {"r": 0.4}, "r", 2000, 0.0, 0.0075, "exact", 0.0, 0.01, 13, "task", 6.5, bound
-    ).save(tmp_path)
+    proof(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=bound).save(tmp_path)
     lm = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path), batch_size=4)
     assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
     lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"

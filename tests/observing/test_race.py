@@ -6,7 +6,7 @@ import pytest
 
 from gistgate.cli.show import timed
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.observing import race as timing
 from gistgate.optional.guards import LoopGuard
 from gistgate.rules import make_rule

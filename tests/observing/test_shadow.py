@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from gistgate.block import Sampling
+from gistgate.build.guards import make_guard
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, TreeDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.observing.shadow import make_guard, shadow, summary, would_be
+from gistgate.observing.shadow import shadow, summary, would_be
 from gistgate.optional.guards import LoopGuard
+from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from gistgate.rules.base import settle

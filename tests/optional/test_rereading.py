@@ -9,7 +9,8 @@ import torch
 
 from gistgate.block import Block
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter, PromptLookup
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, SIZES, pair, prompts

@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.decoding.engines.program import UnsupportedError
+from gistgate.forward.logits import last_logits
 
 ATTENTION = "gistgate_slots"
 """Name under which transformers finds `attend`."""
@@ -131,13 +132,5 @@ def forward(
     dtype = memory[0].dtype
     mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(~visible[:, None], torch.finfo(dtype).min)
     places = positions.clamp_min(0) if context is None else positions.clamp(0, context - 1)
-    out = model(
-        input_ids=ids,
-        position_ids=places,
-        attention_mask=mask,
-        past_key_values=Cache(layers=layers),
-        use_cache=True,
-        logits_to_keep=keep,
-    )
-    logits: Tensor = out.logits[:, -keep:].float()
-    return logits
+    cache = Cache(layers=layers)
+    return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)

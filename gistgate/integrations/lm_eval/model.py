@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -17,19 +17,18 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.build.decoder import build_decoder, default_rule, take_settings
-from gistgate.certificates.holds import check_request, load_proof
+from gistgate.build.decoder import build_decoder, named_proof, wishes_from
+from gistgate.build.wishes import AUTO
+from gistgate.certificates.holds import check_request
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.served import Served
-from gistgate.observing.race import AUTO, settle_batches
+from gistgate.observing.race import settle_batches
 from gistgate.request.rows import Generation
 from gistgate.request.stopping import eos_ids
 
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 """Generation arguments of tasks that change nothing here."""
-PARTS = ("draft_revision", "drafter", "datastore", "corpus", "block", "budget", "engine")
-"""Arguments of `build_decoder` that nothing here looks at."""
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
 
 
@@ -44,13 +43,7 @@ class GatedLM(HFLM):
         self,
         pretrained: str | PreTrainedModel,
         decoder: Decoder | None = None,
-        draft: str | None = None,
-        rule: str | None = None,
-        gate: str | None = None,
-        segments: str | None = None,
-        certificate: str | None = None,
         guards: str = "",
-        speculate_up_to: int | str | None = None,
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
@@ -58,41 +51,27 @@ class GatedLM(HFLM):
 
         Args:
             pretrained: the target: a name, a folder or a loaded model.
-            decoder: a decoder around that loaded model; then the names below are not needed.
-            draft, rule, gate, segments, certificate: see `build_decoder`. Requests that a certificate does not cover
-                (sampled, or with another chat template or system text) are refused.
+            decoder: a decoder around that loaded model; then no other part is needed.
             guards: ids of guards, joined by "+".
-            speculate_up_to: see `build_decoder`; "auto" is measured on the first batch.
             seed: of sampled answers; greedy ones have no use for it.
-            kwargs: draft_revision, drafter, datastore, corpus, block, budget and engine as `build_decoder` has them,
-                settings of the rule (theta=0.9), and everything that lm-eval's `hf` model takes.
+            kwargs: the other fields of `gistgate.build.wishes.Wishes` (draft, gate, rule, block, ...), settings of the
+                rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
+                does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
+                that has nothing certified. With speculate_up_to=auto the first batch is measured.
 
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        self.proof = load_proof(certificate) if certificate else None
-        known = self.proof.rule if self.proof else ("segment" if segments else default_rule(gate))
-        settings = take_settings(rule or known, kwargs)
-        parts = {name: kwargs.pop(name) for name in PARTS if name in kwargs}
+        named = {"guards": tuple(name for name in guards.split("+") if name)}
+        wishes = replace(wishes_from(kwargs), **named)
+        self.proof = named_proof(wishes)
         super().__init__(pretrained=pretrained, **kwargs)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        self.decoder = decoder or build_decoder(
-            self.model,
-            self.tokenizer,
-            draft=draft,
-            gate=gate,
-            rule=rule,
-            settings=settings,
-            segments=segments,
-            certificate=certificate,
-            guards=[name for name in guards.split("+") if name],
-            speculate_up_to=speculate_up_to,
-            **parts,
-        )
+        self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
-        self.seed, self.is_to_measure = seed, speculate_up_to == AUTO
+        self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
         self.prompting: dict[str, Any] = {}
         """Chat template and system text of the task, as far as the harness asked for them."""
         self.served = Served()

@@ -13,10 +13,6 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.parts import GateLike
-from gistgate.drafters.base import Drafter
-from gistgate.errors import UserError
-from gistgate.integrations.transformers.choice import Choice
 from gistgate.integrations.transformers.prepared import check_supported, pad_id, read_ends, read_sampling
 from gistgate.request.rows import Generation
 
@@ -25,15 +21,14 @@ from gistgate.request.rows import Generation
 class GatedDecoding:
     """For `model.generate(custom_generate=...)`: all parts are on the object, so none gets lost on the way."""
 
-    choice: Choice
-    drafter: Drafter
-    gate: GateLike | None
-    tokenizer: Any
-    """Finds stop strings; None when none was given."""
+    decoder: Decoder
+    """Decodes; its tokenizer finds stop strings, where one was given."""
     strings: tuple[str, ...]
     """Texts that end an answer."""
     report: list[Generation] | None
     """Receives what was counted; None when nobody asks."""
+    is_gated: bool
+    """Whether a gate was given, whose certificate holds for greedy decoding only."""
 
     def __call__(
         self,
@@ -48,13 +43,11 @@ class GatedDecoding:
         check_supported(model, generation_config, prepared)
         sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
         ends = read_ends(stopping_criteria)
-        strings, tokenizer = (*self.strings, *ends.strings), self.tokenizer or ends.tokenizer
-        if strings and tokenizer is None:
-            raise UserError("Stop strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
+        strings = (*self.strings, *ends.strings)
+        if self.decoder.tokenizer is None:
+            self.decoder.tokenizer = ends.tokenizer
         self.warn(sampling)
-        choice = self.choice
-        decoder = Decoder(model, self.drafter, choice.rule, choice.block, gate=self.gate, tokenizer=tokenizer)
-        answers = decoder.generate(
+        answers = self.decoder.generate(
             prompts_of(input_ids, prepared.get("attention_mask")),
             max_new_tokens=ends.max_length - input_ids.shape[1],
             eos_ids=ends.eos_ids,
@@ -68,14 +61,13 @@ class GatedDecoding:
         return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
 
     def warn(self, sampling: Sampling) -> None:
-        """Say why no certificate covers this run, if none does."""
-        doubts = list(self.choice.doubts)
-        if self.gate is not None and self.choice.rule.id != "exact" and not sampling.greedy:
-            doubts.append(
-                f"tokens are sampled at temperature {sampling.temperature:g}, but greedy decoding was certified"
+        """Say that no certificate covers sampled tokens, where a gate decides about them."""
+        if self.is_gated and self.decoder.rule.knob is not None and not sampling.greedy:
+            warnings.warn(
+                f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
+                "decoding was certified.",
+                stacklevel=2,
             )
-        if doubts:
-            warnings.warn(f"No certificate covers this: {'; '.join(doubts)}.", stacklevel=2)
 
 
 def prompts_of(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:

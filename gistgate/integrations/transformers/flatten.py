@@ -1,114 +1,210 @@
-"""A package's modules as one flat folder, the only form of many files that transformers' dynamic modules can load.
+"""The part of the package that a gate needs, as a few flat files that transformers' dynamic modules can load.
 
-Starting from an entry module, the closure of its imports becomes one file per module: gistgate.rules.base becomes
-rules_base.py, and `from gistgate.rules.base import Rule` in it `from .rules_base import Rule`. Nothing else changes.
+The export starts from an entry module and follows imports at the top of modules. Each folder of the library becomes
+one file: gistgate/rules/base.py and gistgate/rules/exact.py are two sections of rules.py. An import inside a function
+of something that is not exported becomes an error that says to install the package.
 """
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
+from gistgate.build.choose import GATED, MODEL, STRICT
+from gistgate.certificates.certificate import read_proof
+from gistgate.drafters import DRAFTERS
 from gistgate.errors import UserError
 from gistgate.files import write_atomic
-from gistgate.integrations.transformers.sources import LIBRARY, Import, Package, Source
+from gistgate.integrations.transformers.sources import CARRIED, LIBRARY, Import, Package, Source, in_order
+from gistgate.rules import RULES
 
 ENTRY = "gistgate.integrations.transformers.generate"
-"""The module that becomes generate.py."""
-FOLDER, FILE = "custom_generate", "generate"
-"""Where transformers looks for a function `generate`."""
-HEADER = "# Generated from {module}. Do not edit: change that module and export again.\n"
+"""The module whose folder becomes generate.py."""
+FOLDER, FILE, BASE = "custom_generate", "generate", "base"
+"""Where transformers looks for a function `generate`; the last is the file of modules that lie in no folder."""
+HEADER = '"""Generated from {names}. Do not edit: change the library and export again."""\n\n'
+MISSING = (
+    "This folder carries what its gate was certified with, but not {module}. Run `pip install gistgate` and call "
+    f"{ENTRY}.generate(model, ...) in place of custom_generate."
+)
+REFERENCE = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)+):(\w+)"')
+"""How a registry names what it imports on first use."""
 SEEN_BY_TRANSFORMERS = re.compile(r"^\s*from\s+\.(\S+)\s+import", re.MULTILINE)
 """How transformers finds the files that a file needs; it reads comments and docstrings as well."""
 
 
-def write_code(folder: str | Path, entry: str = ENTRY) -> None:
-    """Write `custom_generate/` into a gate folder; one that is there already is replaced."""
+def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
+    """Write `custom_generate/` into a gate folder; one that is there already is replaced.
+
+    `extra` names the modules that are exported besides the loop; default: the rule and the drafter that the gate in
+    the folder was certified with.
+    """
+    wanted = certified_modules(folder) if extra is None else extra
 
     def fill(place: Path) -> None:
         place.mkdir()
-        for name, text in flatten(entry).items():
+        for name, text in flatten(extra=wanted).items():
             (place / name).write_text(text, encoding="utf-8")
 
     write_atomic(Path(folder) / FOLDER, fill)
 
 
-def flatten(entry: str = ENTRY, package: Package = LIBRARY) -> dict[str, str]:
-    """File name -> content, for `entry` and everything it imports.
+def certified_modules(folder: str | Path) -> list[str]:
+    """The modules of the certified rule and drafter, of strict verification, and of the usual ones without a proof."""
+    proof = read_proof(folder)
+    rules = {STRICT, proof.rule if proof else GATED}
+    drafter = proof.drafter if proof and proof.drafter in DRAFTERS else MODEL
+    return sorted({*(RULES[rule].__module__ for rule in rules), DRAFTERS[drafter].__module__})
+
+
+def flatten(entry: str = ENTRY, extra: Sequence[str] = (), package: Package = LIBRARY) -> dict[str, str]:
+    """File name -> content, for the modules that are named and everything that they need.
 
     Raises:
-        UserError: something cannot be flattened; module, line and remedy are named.
+        UserError: something cannot be exported; module, line and remedy are named.
     """
-    modules = closure(entry, package)
-    check_cycles(modules, entry)
-    names = flat_names(modules, entry)
-    return {f"{names[name]}.py": rewritten(source, names) for name, source in sorted(modules.items())}
+    modules = closure([entry, *extra], package)
+    files = {name: file_of(name, entry, package) for name in modules}
+    sections: dict[str, list[Source]] = {}
+    for name in in_order({name: source.needs for name, source in modules.items()}):
+        sections.setdefault(files[name], []).append(modules[name])
+    texts = {f"{file}.py": written(file, parts, files) for file, parts in sorted(sections.items())}
+    carried = {found for source in modules.values() for found in REFERENCE.findall(source.text) if found[0] in files}
+    texts = {file: text.replace(CARRIED, resolver(sorted(carried), files)) for file, text in texts.items()}
+    check_files(texts)
+    return texts
 
 
-def closure(entry: str, package: Package) -> dict[str, Source]:
-    """`entry` and every module of the package that it needs, directly or not."""
+def closure(roots: Sequence[str], package: Package) -> dict[str, Source]:
+    """Modules and all modules that they cannot be loaded without."""
     found: dict[str, Source] = {}
-    todo = [entry]
+    todo = list(roots)
     while todo:
         name = todo.pop()
         if name not in found:
             found[name] = package.read(name)
-            todo += [item.module for item in found[name].imports]
+            todo += found[name].needs
     return found
 
 
-def check_cycles(modules: dict[str, Source], entry: str) -> None:
-    """Refuse modules that import each other while they load: without their packages they load in another order."""
-    done: set[str] = set()
-
-    def visit(name: str, path: tuple[str, ...]) -> None:
-        if name in path:
-            circle = " -> ".join((*path[path.index(name) :], name))
-            raise UserError(f"{circle} cannot be exported: the imports form a cycle. Move one into a function.")
-        if name not in done:
-            for item in modules[name].imports:
-                if not item.lazy:
-                    visit(item.module, (*path, name))
-            done.add(name)
-
-    visit(entry, ())
+def file_of(module: str, entry: str, package: Package) -> str:
+    """The exported file of a module: that of its folder below the package, generate for the entry's folder."""
+    parts = module.split(".")[1:]
+    path = package.path(module)
+    folder = parts if path is not None and path.name == "__init__.py" else parts[:-1]
+    if folder == entry.split(".")[1:-1]:
+        return FILE
+    return "_".join(folder[:2] if folder[:1] == ["optional"] else folder[:1]) or BASE
 
 
-def flat_names(modules: dict[str, Source], entry: str) -> dict[str, str]:
-    """Dotted name -> flat name; the entry is called as transformers wants it."""
-    names = {name: FILE if name == entry else "_".join(name.split(".")[1:]) for name in modules}
-    owners: dict[str, str] = {}
-    for name, flat in names.items():
-        if flat in owners:
-            raise UserError(
-                f"{owners[flat]} and {name} cannot be exported together: both become {flat}.py. Rename one."
-            )
-        owners[flat] = name
-    return names
+def written(file: str, parts: Sequence[Source], files: dict[str, str]) -> str:
+    """One exported file: the imports of its modules, and the modules one below the other."""
+    check_names(parts)
+    top: dict[str, set[str]] = {}
+    sections = []
+    for source in parts:
+        text = section(source, file, files, top)
+        sections.append(f"# ---- {'/'.join(source.name.split('.'))}\n\n{text.strip()}\n")
+    names = ", ".join(source.name for source in parts)
+    text = HEADER.format(names=names) + head(top) + "\n\n" + "\n\n".join(sections)
+    return re.sub(r"\n{4,}", "\n\n\n", text)
 
 
-def rewritten(source: Source, names: dict[str, str]) -> str:
-    """The module with flat imports and a header."""
-    lines = source.text.splitlines(keepends=True)
+def check_names(parts: Sequence[Source]) -> None:
+    """Refuse two modules of one file that give one name two meanings."""
+    owners: dict[str, Source] = {}
+    for source in parts:
+        for name, definition in source.defined.items():
+            other = owners.setdefault(name, source)
+            if other.defined[name] != definition:
+                raise UserError(
+                    f"{other.name} and {source.name} cannot be exported together: both define {name}. Rename one."
+                )
+
+
+def section(source: Source, file: str, files: dict[str, str], top: dict[str, set[str]]) -> str:
+    """The text of a module without the imports at its top, which are added to `top`."""
+    lines: list[str | None] = list(source.text.splitlines(keepends=True))
+    for block in source.typing_blocks:
+        replace(lines, block, [])
     for item in source.imports:
-        lines[item.line - 1] = with_flat_import(source.name, lines[item.line - 1], item, names[item.module])
-    text = HEADER.format(module=source.name) + "".join(lines)
-    wanted = {names[item.module] for item in source.imports}
-    for unwanted in set(SEEN_BY_TRANSFORMERS.findall(text)) ^ wanted:
-        raise UserError(
-            f"{source.name} cannot be exported: transformers would misread its imports at '.{unwanted}'. "
-            "Put every import on a line of its own and keep examples of relative imports out of texts."
-        )
-    return text
+        if item.is_lazy:
+            if item.is_own:
+                replace(lines, item.node, late(item, file, files))
+            continue
+        replace(lines, item.node, [])
+        for alias in item.node.names:
+            if item.is_own and files[item.module] == file:
+                if alias.asname:
+                    lines[item.node.lineno - 1] = f"{alias.asname} = {alias.name}\n"
+                continue
+            where = f".{files[item.module]}" if item.is_own else item.module
+            top.setdefault(where, set()).add(ast.unparse(alias))
+    return "".join(line for line in lines if line is not None)
 
 
-def with_flat_import(module: str, line: str, item: Import, flat: str) -> str:
-    """One line with `from package.a.b import` replaced by `from .a_b import`."""
-    before = line.encode()[: item.column].decode()
-    old = f"from {item.module} import"
-    rest = line[len(before) :]
-    if not rest.startswith(old):
-        raise UserError(
-            f"{module}, line {item.line}, cannot be exported: the import is spread out. Write `{old} ...` on one line."
-        )
-    return f"{before}from .{flat} import{rest[len(old) :]}"
+def replace(lines: list[str | None], node: ast.stmt, new: list[str]) -> None:
+    """Put lines of text in place of a statement, with its indentation."""
+    end = node.end_lineno or node.lineno
+    lines[node.lineno - 1 : end] = [None] * (end - node.lineno + 1)
+    if new:
+        lines[node.lineno - 1] = "".join(f"{' ' * node.col_offset}{line}\n" for line in new)
+
+
+def late(item: Import, file: str, files: dict[str, str]) -> list[str]:
+    """What stands in place of an import inside a function."""
+    names = ", ".join(ast.unparse(alias) for alias in item.node.names)
+    if item.module not in files:
+        error = [] if file == BASE else [f"from .{BASE} import UserError"]
+        return [*error, *missing(item.module)]
+    return [] if files[item.module] == file else [f"from .{files[item.module]} import {names}"]
+
+
+def missing(module: str) -> list[str]:
+    """Lines that say that a module is not exported."""
+    return ["raise UserError(", f"    {MISSING.format(module=module)!r}", ")"]
+
+
+def resolver(carried: Sequence[tuple[str, str]], files: dict[str, str]) -> str:
+    """The lines that find what a registry refers to, in place of an import by name."""
+    lines = ['"""What "module:name" refers to, among what this folder carries."""']
+    for module, name in carried:
+        where = [] if files[module] == BASE else [f"    from .{files[module]} import {name}"]
+        lines += [f'if reference == "{module}:{name}":', *where, f"    return {name}"]
+    lines += ["raise UserError(", f"    {MISSING.format(module='{reference}')!r}.format(reference=reference)", ")"]
+    return "".join(f"    {line}\n" for line in lines)
+
+
+def head(top: dict[str, set[str]]) -> str:
+    """All imports of a file: `from __future__` first, own files last."""
+    lines = ["from __future__ import annotations"]
+    top.pop("__future__", None)
+    lines += [f"import {name}" for name in sorted(top.pop("", ()))]
+    lines += [f"from {where} import {', '.join(sorted(top[where]))}" for where in sorted(top, key=import_order)]
+    return "\n".join(lines) + "\n"
+
+
+def import_order(where: str) -> tuple[bool, str]:
+    """Libraries before own files, each by name."""
+    return where.startswith("."), where
+
+
+def check_files(texts: dict[str, str]) -> None:
+    """Refuse files that transformers would misread.
+
+    Raises:
+        UserError: a text looks like a relative import, or the files import each other in a circle.
+    """
+    needs: dict[str, list[str]] = {}
+    for file, text in texts.items():
+        tree = ast.parse(text)
+        imported = {node.module: node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level}
+        for unwanted in set(SEEN_BY_TRANSFORMERS.findall(text)) ^ set(imported):
+            raise UserError(
+                f"{file} cannot be exported: transformers would misread its imports at '.{unwanted}'. "
+                "Keep examples of relative imports out of texts."
+            )
+        needs[file] = [f"{node.module}.py" for node in tree.body if isinstance(node, ast.ImportFrom) and node.level]
+    in_order(needs)

@@ -11,11 +11,10 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from gistgate.build.decoder import build_decoder, wishes_from
 from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
-from gistgate.integrations.transformers.choice import choose, default_rule, take_settings
 from gistgate.integrations.transformers.decoding import GatedDecoding
-from gistgate.integrations.transformers.parts import load_draft, load_gate, make_drafter
+from gistgate.integrations.transformers.parts import loaded_parts
 
 REFUSED = {
     "assistant_model": "Pass the draft as draft_model=",
@@ -32,11 +31,7 @@ REFUSED = {
 def generate(
     model: PreTrainedModel,
     draft_model: PreTrainedModel | str | Path | None = None,
-    gate: Gate | str | Path | None = None,
-    budget: float | None = None,
-    rule: str | None = None,
-    block: int | None = None,
-    drafter: str | None = None,
+    gate: Any = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
     report: list[Any] | None = None,
@@ -48,30 +43,20 @@ def generate(
         model: the target.
         draft_model: the draft, loaded or as a folder or hub id; then it gets the target's dtype and device.
         gate: a loaded gate, or the folder or hub id of one; it is checked against target, draft and tokenizer.
-        budget: certified loss at which the gate runs, as a share (0.03 is 3 points); default: the gate's headline.
-        rule: rule id; default: the rule that the gate was certified with, "exact" without a gate.
-        block: K, drafted tokens per round; default: the certified one, 8 without a gate.
-        drafter: "model" (default) or "lookup", which copies from the text and needs no draft model.
         stop_strings: texts that end an answer; needs `tokenizer`.
         tokenizer: finds stop strings, and lets the gate check the vocabulary.
         report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
-        kwargs: settings of the rule (risk=0.05), and the arguments of `generate`.
+        kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
+            of `Wishes`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
 
     Raises:
         UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
-    arguments = supported(kwargs, stop_strings, tokenizer)
-    draft = load_draft(draft_model, model)
-    judge = load_gate(gate, model, draft, tokenizer)
-    rule, drafter = rule or default_rule(judge), drafter or "model"
-    decoding = GatedDecoding(
-        choose(judge, rule, budget, block, drafter, take_settings(rule, arguments)),
-        make_drafter(drafter, draft),
-        judge,
-        tokenizer,
-        strings_of(stop_strings),
-        report,
-    )
+    arguments = supported({**kwargs, "draft": draft_model, "gate": gate}, stop_strings, tokenizer)
+    wishes = loaded_parts(wishes_from(arguments), model, tokenizer)
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
+    decoder = build_decoder(model, tokenizer, wishes)
+    decoding = GatedDecoding(decoder, strings, report, is_gated=wishes.gate is not None)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.
@@ -82,7 +67,7 @@ def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, 
     """What was said, without the arguments that were left open.
 
     Raises:
-        UserError: one that this decoder does not support, or stop strings without a tokenizer.
+        UserError: an argument that this decoder does not support, or stop strings without a tokenizer.
     """
     # Callers may hand over None for everything that they leave open; transformers passes it on.
     arguments = {name: value for name, value in kwargs.items() if value is not None}
@@ -92,8 +77,3 @@ def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, 
     if stop_strings and tokenizer is None:
         raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
     return arguments
-
-
-def strings_of(stop_strings: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Stop strings in whichever form they come."""
-    return (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())

@@ -1,17 +1,19 @@
-"""Draft and gate, whether they come as objects or as names; names are loaded once per target."""
+"""Draft, gate and segment probes as objects or names; what is named is loaded once for each target."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from gistgate.drafters import DRAFTERS, ModelDrafter
-from gistgate.drafters.base import Drafter
+from gistgate.build.models import load_draft
+from gistgate.build.wishes import Wishes
+from gistgate.certificates.certificate import CERTIFICATE_FILE
 from gistgate.errors import UserError
 from gistgate.gates.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 
@@ -21,48 +23,44 @@ LOADED: WeakKeyDictionary[PreTrainedModel, dict[Any, Any]] = WeakKeyDictionary()
 """What was loaded for a target; `generate` is called once per batch, and loading takes longer than a batch."""
 
 
-def load_draft(draft: PreTrainedModel | str | Path | None, target: PreTrainedModel) -> PreTrainedModel | None:
-    """The draft model; one that is named is loaded in the target's dtype to its device.
+def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wishes:
+    """The wishes with models, gates and probes in place of their names.
 
     Raises:
-        UserError: it cannot be loaded.
+        UserError: a part cannot be found or read, or it was trained for others.
     """
-    if not isinstance(draft, str | Path):
-        return draft
-    name = str(draft)
+    draft = wishes.draft
+    if isinstance(draft, str | Path):
+        key = ("draft", str(draft), changed(draft), wishes.draft_revision, target.dtype, target.device)
+        name, revision = draft, wishes.draft_revision
+        draft = once(target, key, lambda: load_draft(name, target, tokenizer, revision))
+    partners = (id(draft), id(tokenizer))
+    gate = wishes.gate
+    if gate is not None:
+        key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
+        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer))
+    segments = wishes.segments
+    if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
+        from gistgate.build.segments import load_segments
 
-    def load() -> PreTrainedModel:
-        try:
-            model = AutoModelForCausalLM.from_pretrained(name, dtype=target.dtype)
-        except (OSError, ValueError) as error:
-            raise UserError(f"The draft '{name}' could not be loaded ({error}). Check draft_model=.") from error
-        return model.to(target.device).eval()
-
-    return once(target, ("draft", name, changed(name), target.dtype, target.device), load)
+        place = segments
+        key = ("segments", str(place), changed(place), *partners)
+        segments = once(target, key, lambda: load_segments(folder_of(place), target, draft, tokenizer))
+    return replace(wishes, draft=draft, gate=gate, segments=segments)
 
 
-def load_gate(
-    gate: Gate | str | Path | None, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
-) -> Gate | None:
+def checked_gate(
+    gate: Gate | str | Path, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
+) -> Gate:
     """The gate, checked against its partners.
 
     Raises:
-        UserError: it cannot be found or read, or it was trained for others.
+        UserError: the gate cannot be found or read, or it was trained for others.
     """
-    if gate is None:
-        return None
-    partners = (id(draft), id(tokenizer))
     if isinstance(gate, str | Path):
-        name = str(gate)
-        key = ("gate", name, changed(name), *partners)
-        return once(target, key, lambda: Gate.load(gate_folder(name), target, draft, tokenizer))
-    given = gate
-
-    def checked() -> Gate:
-        given.check(target, draft, tokenizer)
-        return given
-
-    return once(target, ("gate", id(gate), *partners), checked)
+        return Gate.load(folder_of(gate), target, draft, tokenizer)
+    gate.check(target, draft, tokenizer)
+    return gate
 
 
 def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T]) -> T:
@@ -74,37 +72,23 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T]) -
     return value
 
 
-def changed(name: str) -> int | None:
-    """When the configuration in a folder was written, in nanoseconds; None for what is no folder."""
-    config = Path(name) / CONFIG_FILE
-    return config.stat().st_mtime_ns if config.is_file() else None
+def changed(name: str | Path) -> tuple[int, ...]:
+    """When configuration and certificate in a folder were written, in nanoseconds; empty for what is no folder."""
+    files = [Path(name) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
+    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
 
 
-def gate_folder(name: str) -> Path:
-    """The gate's folder; a hub id is fetched.
+def folder_of(name: str | Path) -> Path:
+    """The folder of a gate or of probes; a hub id is fetched.
 
     Raises:
-        UserError: neither a folder nor on the hub.
+        UserError: the name is neither a folder nor on the hub.
     """
     if Path(name).is_dir():
         return Path(name)
     try:
-        found = [cached_file(name, file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
+        found = [cached_file(str(name), file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
+        cached_file(str(name), CERTIFICATE_FILE, _raise_exceptions_for_missing_entries=False)
     except (OSError, ValueError) as error:
-        raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check gate=.") from error
+        raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name.") from error
     return Path(str(found[0])).parent
-
-
-def make_drafter(drafter: str, draft: PreTrainedModel | None) -> Drafter:
-    """The drafter of that id.
-
-    Raises:
-        UserError: there is no such drafter, or it has no model.
-    """
-    if drafter not in DRAFTERS:
-        raise UserError(f"There is no drafter '{drafter}'. Known: {', '.join(DRAFTERS)}.")
-    with_model = issubclass(DRAFTERS[drafter], ModelDrafter)
-    if with_model and draft is None:
-        raise UserError("There is no draft. Pass draft_model=<model, folder or hub id>, or drafter='lookup'.")
-    made: Drafter = DRAFTERS[drafter](draft) if with_model else DRAFTERS[drafter]()
-    return made

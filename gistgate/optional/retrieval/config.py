@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.gates.config import build
+from gistgate.files import dataclass_from
 from gistgate.identity import ModelIdentity, TokenizerIdentity
 
 FORMAT_VERSION = 1
@@ -52,9 +52,9 @@ class DatastoreConfig:
                 "again, or install the version that wrote it."
             )
         try:
-            parts = {"target": build(ModelIdentity, value["target"])}
-            parts["tokenizer"] = build(TokenizerIdentity, value["tokenizer"])
-            config: DatastoreConfig = build(cls, {**value, **parts})
+            parts = {"target": dataclass_from(ModelIdentity, value["target"])}
+            parts["tokenizer"] = dataclass_from(TokenizerIdentity, value["tokenizer"])
+            config: DatastoreConfig = dataclass_from(cls, {**value, **parts})
         except (KeyError, TypeError, ValueError) as error:
             reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(f"{where} is no datastore configuration: {reason}. Build the datastore again.") from error

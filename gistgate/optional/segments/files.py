@@ -10,8 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import load_tensors, read_json, save_tensors, write_json
-from gistgate.gates.config import build
+from gistgate.files import dataclass_from, load_tensors, read_json, save_tensors, write_json
 from gistgate.identity import ModelIdentity, check_model, identify_model
 from gistgate.optional.segments.probes import Probe
 
@@ -94,7 +93,7 @@ def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, 
         for name, size in sizes.items():
             if type(size) is not int or size < 1:
                 raise ValueError(f"{name} is {size!r}, but it counts from 1")
-        return build(ModelIdentity, config[role]["model"]), sizes["hidden_size"], config[role]["pooling"]
+        return dataclass_from(ModelIdentity, config[role]["model"]), sizes["hidden_size"], config[role]["pooling"]
     except (KeyError, TypeError, ValueError) as error:
         reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error

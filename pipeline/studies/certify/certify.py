@@ -24,7 +24,7 @@ from pipeline.common.entry import item, run  # first: it sets the environment th
 # isort: split
 import torch
 
-from gistgate.certificates.certificate import Certificate
+from gistgate.certificates.certificate import Proof
 from gistgate.certificates.scores import TaskScore
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
@@ -32,11 +32,11 @@ from gistgate.integrations.lm_eval.task import load_task
 from pipeline.certification.certificate import (
     Finding,
     Request,
-    binding_of_trial,
-    certificate,
     check_possible,
     find,
     plan_sentence,
+    proof,
+    scope_of_trial,
 )
 from pipeline.certification.prompts import unused_prompts, used_prompts, world_documents
 from pipeline.certification.trial import Ground, Trial
@@ -68,14 +68,14 @@ def main() -> None:
         print(f"{name}, {float(budget):.0%}: {verdict}")
 
 
-def save_all(kept: dict[float, Certificate], folder: Path) -> None:
+def save_all(kept: dict[float, Proof], folder: Path) -> None:
     """A folder per certified budget; none where nothing was certified."""
     folder.mkdir(parents=True)
     for budget, one in kept.items():
         one.save(folder / f"{budget:g}")
 
 
-def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Certificate]]:
+def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proof]]:
     """What one method may do within each budget, with counts of every prompt, and the certificates of what is kept."""
     request = request_of(params)
     for budget in request.budgets:
@@ -83,9 +83,9 @@ def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Cert
         check_possible(budget, request.confidence, request.n)
     trial = trial_of(params, name)
     finding = find(trial, request)
-    bound_to = binding_of_trial(trial, task_hash(load_task(params), params), params.prompting)
+    scope = scope_of_trial(trial, task_hash(load_task(params), params), params.prompting)
     kept = {
-        budget: certificate(trial, finding, budget, bound_to, SOURCE)
+        budget: proof(trial, finding, [budget], scope, SOURCE)
         for budget in request.budgets
         if finding.certified(budget) is not None
     }
@@ -93,13 +93,14 @@ def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Cert
     return {"method": name, "learned": params.method(name).learned, "block": trial.block, "budgets": found}, kept
 
 
-def entry(finding: Finding, budget: float, kept: Certificate | None) -> dict[str, Any]:
+def entry(finding: Finding, budget: float, kept: Proof | None) -> dict[str, Any]:
     """One budget: its certificate, or why there is none."""
     at = finding.certified(budget)
     if kept is None or at is None:
         return {"refusal": finding.refusal(budget), "rounds": None}
     counted = finding.tested[at].decoded.statistics
-    return {**asdict(kept), "refusal": None, "rounds": [[one.tokens, one.forwards] for one in counted]}
+    point, rounds = asdict(kept.points[0]), [[one.tokens, one.forwards] for one in counted]
+    return {**point, "block": kept.block, "discordant": point["losses"] + point["gains"], "rounds": rounds}
 
 
 def request_of(params: Params) -> Request:

@@ -13,6 +13,7 @@ from typing import Any
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
+from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json
@@ -20,7 +21,7 @@ from gistgate.integrations.lm_eval.task import Task, load_task
 from gistgate.request.statistics import total
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
 from pipeline.common.operating_point import Operating, calibration_file, operating_point
-from pipeline.common.scope import binding_of, check_binding
+from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params
 from pipeline.report.paired_statistics import accuracy_difference
@@ -62,9 +63,9 @@ def certified_point(params: Params, name: str, pair: Pair, task: Task) -> Operat
     """
     point = operating_point(params, name, reports=REPORTS)
     if point.knob is not None:
-        certificate = read_json(calibration_file(params, name, REPORTS))
-        if changed := check_binding(certificate, binding_of(params, name, pair, task, None)):
-            raise UserError(f"The certificate of '{name}' does not hold here: {changed[0]} Calibrate again.")
+        certified = read_json(calibration_file(params, name, REPORTS))["scope"]
+        if broken := scope_mismatch(certified, scope_of(params, name, pair, task, None)):
+            raise UserError(f"Method '{name}': {broken}")
     return point
 
 

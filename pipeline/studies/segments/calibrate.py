@@ -24,6 +24,7 @@ from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.loss_curve import error_apart
 from gistgate.certificates.tango import Array
 from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
+from gistgate.identity import gate_hash
 from gistgate.integrations.lm_eval.task import load_task
 from gistgate.optional.segments.files import load_probes
 from gistgate.request.statistics import Statistics, total
@@ -33,7 +34,7 @@ from pipeline.common.gates import load_gate
 from pipeline.common.pool import side_by_side
 from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import gate_hash, task_hash
+from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.studies.segments.methods import METHODS, Method, Parts, methods_of

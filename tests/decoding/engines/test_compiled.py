@@ -11,7 +11,9 @@ import torch
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import choice, program, store
-from gistgate.drafters import ModelDrafter, PromptLookup, TokenRecycling
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.recycle import TokenRecycling
 from gistgate.errors import UserError
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model

@@ -11,7 +11,7 @@ import torch
 
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.optional.guards import DomainGuard
 from gistgate.optional.guards.base import narrowed, strictest

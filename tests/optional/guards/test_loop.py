@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.observing.shadow import guarded as guarded_in_words
 from gistgate.optional.guards import LoopGuard

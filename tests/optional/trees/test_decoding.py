@@ -9,8 +9,10 @@ import torch
 
 from gistgate.block import Acceptance, Block, Reason, Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import LookupTree, ModelDrafter, TreeDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.optional.trees.drafter import TreeDrafter
+from gistgate.optional.trees.lookup import LookupTree
 from gistgate.request.rows import Row
 from gistgate.rules import make_rule
 from gistgate.rules.base import settle

@@ -14,7 +14,7 @@ from gistgate.build.decoder import build_decoder
 from gistgate.certificates.bernstein import PLUG_IN
 from gistgate.certificates.betting import BETTING
 from gistgate.certificates.bounds import EXACT
-from gistgate.certificates.certificate import model_hash, read_certificate
+from gistgate.certificates.certificate import read_proof
 from gistgate.certificates.fixed_sequence import needed_beyond
 from gistgate.certificates.planning import spread_out
 from gistgate.certificates.scores import CLIP, LogProbability, PairwiseJudge
@@ -25,22 +25,22 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.lm_eval import task_files
 from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
 from pipeline.certification.certificate import (
     Finding,
     Request,
-    binding_of_trial,
     check_possible,
     default_n,
     plan_sentence,
+    scope_of_trial,
 )
 from pipeline.certification.command import Options, certify
 from pipeline.certification.trial import Decoded, Ground, Trial
 from pipeline.common.resume import fingerprint
-from pipeline.common.scope import binding_of
+from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair
 from pipeline.params import CertifyParams, MethodParams, Params, PromptingParams
 from pipeline.studies.certify import certify as stage
@@ -130,11 +130,12 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path
     )  # fmt: skip
     text = certify(options)
     assert "A budget of 20.00%" in capsys.readouterr().out
-    kept = read_certificate(Path(tmp_path / "proof"))
+    kept = read_proof(Path(tmp_path / "proof"))
     assert kept is not None
-    assert (kept.rule, kept.n, kept.score) == ("prob-ratio", 60, "task")
-    assert kept.bound <= 0.2
-    assert "certificate prob-ratio" in text
+    found = kept.operating_point(0.2)
+    assert (kept.rule, found.n, kept.score) == ("prob-ratio", 60, "task")
+    assert found.bound <= 0.2
+    assert "certificate rule prob-ratio" in text
     model = LlamaForCausalLM.from_pretrained(target)
     assert kept.mismatch(target=model) is None
     model.model.norm.weight.data += 1
@@ -154,14 +155,15 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
             development=20, batch_size=16, stop=stop, score=score,
         )
     )  # fmt: skip
-    kept = read_certificate(Path("gate"))
-    assert kept is not None and (kept.rule, kept.score, kept.bound_kind) == ("autojudge", score, kind)
-    assert kept.loss <= kept.bound <= 0.4 and len(kept.sequence) >= 1
+    kept = read_proof(Path("gate"))
+    assert kept is not None and (kept.rule, kept.score) == ("autojudge", score)
+    found = kept.operating_point()
+    assert found.bound_kind == kind and found.loss <= found.bound <= 0.4 and len(kept.sequence) >= 1
     capsys.readouterr()
     cli.inspect(Path("gate"))
     shown = capsys.readouterr().out
-    assert "certificate autojudge (risk" in shown and kind in shown
-    assert f"at most {100 * kept.bound:.2f} {'points' if score == 'task' else '%'}" in shown
+    assert "certificate rule autojudge" in shown and "risk " in shown and kind in shown
+    assert f"at most {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
 
 
 def finding(losses: int, n: int, stop: str = "planned") -> Finding:
@@ -225,23 +227,23 @@ def test_a_certificate_names_the_draft_of_every_drafter_that_has_one_and_what_ot
     task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5)
     for name, has_model in MODELS.items():
         trial = Trial(Ground(pair, {"calibration": []}, None, 8), params.method(name), 4)
-        made = binding_of_trial(trial, "task", params.prompting)
-        assert (made["draft"] == model_hash(identify_model(pair.draft))) is has_model
-        whole = binding_of(params, name, pair, task, None)
+        made = scope_of_trial(trial, "task", params.prompting)
+        assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
+        whole = scope_of(params, name, pair, task, None)
         assert (whole["draft"], whole["drafter_data"]) == (made["draft"], made.get("drafter_data"))
         assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
         if name != "sen":
             continue
         files_behind(name)[0].write_text("something else")
-        assert binding_of_trial(trial, "task", params.prompting)["drafter_data"] != made["drafter_data"]
+        assert scope_of_trial(trial, "task", params.prompting)["drafter_data"] != made["drafter_data"]
 
 
-def test_the_binding_of_the_model_drafter_is_what_it_was():
+def test_the_scope_of_the_model_drafter_is_what_it_was():
     """Certificates that were made before have these entries, and no other."""
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     trial = Trial(Ground(pair, {"calibration": [{"ids": [1]}]}, None, 8), MethodParams("fly"), 4)
-    assert binding_of_trial(trial, "task", PromptingParams()) == {
-        "target": model_hash(identify_model(pair.target)), "draft": model_hash(identify_model(pair.draft)),
+    assert scope_of_trial(trial, "task", PromptingParams()) == {
+        "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
         "tokenizer": identify_tokenizer(byte_tokenizer()).vocabulary, "gate": None, "task": "task",
         "prompts": fingerprint([[1]]), "prompting": asdict(PromptingParams()), "rule": "fly", "drafter": "model",
         "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",

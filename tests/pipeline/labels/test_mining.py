@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels.labelling import Labeller, unspoilt
 from pipeline.labels.mining import by_row, mine, stamped

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.params import BenchmarkParams, Params
 from pipeline.speed.clock import Contender, ours, theirs, written

@@ -12,9 +12,8 @@ from gistgate.files import write_json_lines
 from gistgate.identity import ModelIdentity, TokenizerIdentity
 from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes as arms
-from pipeline.common import scope as binding
+from pipeline.common import scope
 from pipeline.common.decoders import Outcome
-from pipeline.common.scope import check_binding
 from pipeline.params import SpeedParams, parse_params
 from pipeline.stages import calibrate
 
@@ -71,7 +70,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(arms, "load_task", lambda params: task)
     monkeypatch.setattr(arms, "make_decoder", make_decoder)
     monkeypatch.setattr(arms, "run_split", run_split)
-    for module in (arms, binding):
+    for module in (arms, scope):
         monkeypatch.setattr(module, "identify_model", lambda model: identity)
         monkeypatch.setattr(module, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
@@ -149,7 +148,7 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
     world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
     start(world, monkeypatch, "speed")
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
-    assert (before["block"], own["block"], own["binding"]["block"]) == (8, 3, 3)
+    assert (before["block"], own["block"], own["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
     assert [path.name for path in Path("reports/speed").rglob("*.json")] == ["prob.json"]
 
@@ -173,18 +172,3 @@ def test_a_reference_of_other_prompts_is_refused(world, monkeypatch):
     write_json_lines(Path("data/reference/calibration.jsonl"), [{"id": "other", "score": 1.0}])
     with pytest.raises(UserError, match="Run the stage `reference` again"):
         start(world, monkeypatch, "prob")
-
-
-def test_whatever_differs_makes_a_certificate_void(world, monkeypatch):
-    start(world, monkeypatch, "prob")
-    certificate = report("prob")
-    current = json.loads(json.dumps(certificate["binding"]))
-    assert check_binding(certificate, current) == []
-    current["source"] = "elsewhere"
-    assert check_binding(certificate, current) == []
-    current["block"], current["target"]["dtype"], current["gate"] = 12, "bfloat16", "f00d"
-    assert check_binding(certificate, current) == [
-        "block was 8 when certified and is 12.",
-        "gate was absent when certified and is f00d.",
-        "target.dtype was float32 when certified and is bfloat16.",
-    ]

@@ -16,7 +16,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.common.operating_point import operating_point
-from pipeline.common.scope import binding_of
+from pipeline.common.scope import scope_of
 from pipeline.params import parse_params
 from pipeline.stages import evaluate, prompts
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
@@ -43,7 +43,7 @@ def calibrated(name: str, knob: float | None, **fixed: Any) -> None:
     report: dict[str, Any] = {"budgets": {"0.03": budget}}
     if Path("data/prompts").exists():
         bench = evaluate.Bench(parse_params(PARAMS))
-        report["binding"] = binding_of(bench.params, name, bench.pair, bench.task, None)
+        report["scope"] = scope_of(bench.params, name, bench.pair, bench.task, None)
     write_json(Path(f"reports/calibration/free/{name}.json"), report)
 
 
@@ -149,7 +149,7 @@ def test_prompts_that_lm_eval_does_not_serve_are_noticed(project: Path, monkeypa
 def test_a_certificate_for_other_prompts_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = read_json_lines(Path("data/prompts/calibration.jsonl"))
     write_json_lines("data/prompts/calibration.jsonl", lines[1:])
-    with pytest.raises(UserError, match="certificate of 'fly' does not hold here: prompts was"):
+    with pytest.raises(UserError, match="Method 'fly': The certificate does not hold here, because of another prompts"):
         start(monkeypatch, "fly")
 
 

@@ -12,10 +12,9 @@ import torch
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.transformers.choice import choose
 from gistgate.optional.guards.domain import DomainGuard, fit
-from pipeline.common.scope import gate_hash
 from pipeline.stages import export
 from tests.tiny import byte_tokenizer, tiny_pair
 
@@ -33,6 +32,7 @@ methods:
 
 def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
     counts = {"n": 1000, "losses": losses, "gains": 4, "loss": (losses - 4) / 1000, "accuracy": 0.9}
+    counts |= {"bound": {0.1: 0.024, 0.2: 0.045}[knob], "bound_kind": "exact", "harm": 0.01, "harm_bound": 0.02}
     return {"knob": knob, "fixed": {}, **counts, "mean_accepted_length": tau, "loose_per_100": 7.5}
 
 
@@ -72,7 +72,13 @@ def report(gate: Gate) -> dict[str, Any]:
             "0.03": {**kept, "knob": 0.1, "bound": 0.024},
             "0.05": {**kept, "knob": 0.2, "bound": 0.045},
         },
-        "binding": {"gate": gate_hash(gate), "source": "training documents of the task 'sums'", "temperature": 0.0},
+        "scope": {
+            "gate": gate_hash(gate),
+            "temperature": 0.0,
+            "tokenizer": gate.config.tokenizer.vocabulary,
+        },  # fmt: skip
+        "source": "training documents of the task 'sums'",
+        "sequence": [{"knob": 0.1, "fixed": {}}, {"knob": 0.2, "fixed": {}}],
     }
 
 
@@ -103,13 +109,11 @@ def write(path: Path, value: Any) -> None:
 def test_the_folder_holds_what_calibration_found(place: Path) -> None:
     export.main()
     gate = Gate.load("models/export", *tiny_pair(), byte_tokenizer())
-    points = gate.config.operating_points
-    assert [(point.budget, point.knob, point.block, point.mean_accepted_length) for point in points] == [
-        (0.03, 0.1, 5, 5.25),
-        (0.05, 0.2, 5, 6.5),
-    ]
-    assert gate.config.certificate["binding"]["temperature"] == 0.0
-    assert gate.config.certificate["refused"] == {"0.02": "Too few."}
+    assert gate.proof is not None
+    points = [(point.budget, point.settings["risk"], point.mean_accepted_length) for point in gate.proof.certified]
+    assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
+    assert (gate.proof.block, gate.proof.scope["temperature"]) == (5, 0.0)
+    assert [(point.budget, point.refusal) for point in gate.proof.points if not point.certified] == [(0.02, "Too few.")]
     chosen = choose(gate, "autojudge", None, None, "model", {})
     assert (chosen.rule.risk, chosen.block, chosen.doubts) == (0.1, 5, ())  # type: ignore[attr-defined]
     assert (place / "models/export/custom_generate/generate.py").is_file()
@@ -147,7 +151,7 @@ def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, rep
     write(Path("reports/calibration/learned/judged.json"), report)
     export.main()
     gate = Gate.load("models/export")
-    assert gate.config.operating_points == ()
+    assert gate.proof is not None and gate.proof.certified == ()
     chosen = choose(gate, "autojudge", None, None, "model", {})
     assert (chosen.rule.id, chosen.block) == ("exact", 5)
     assert "no setting certified" in chosen.doubts[0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.files import save_tensors
 from gistgate.gates.features import extract, layers_needed

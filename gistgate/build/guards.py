@@ -1,0 +1,34 @@
+"""Guards by the names that a command line knows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
+from gistgate.optional.guards import DomainGuard, Guard, LoopGuard
+
+
+def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
+    """Guards by their ids; `gate` is the folder that "domain" is read from.
+
+    Raises:
+        UserError: there is no such guard, or no folder to read it from.
+    """
+    return [make_guard(name, gate) for name in names]
+
+
+def make_guard(name: str, gate: Any = None) -> Guard:
+    """One guard by its id.
+
+    Raises:
+        UserError: there is no such guard, or no folder to read it from.
+    """
+    if name == LoopGuard.id:
+        return LoopGuard()
+    if name != DomainGuard.id:
+        raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
+    if gate is None or isinstance(gate, Gate):
+        raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
+    return DomainGuard.load(gate)

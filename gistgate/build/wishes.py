@@ -1,0 +1,73 @@
+"""What a user may say about decoding, in one object that travels from a command line to the builder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from gistgate.errors import UserError
+
+AUTO = "auto"
+"""In place of a number of rows: measure up to which batch size speculation pays."""
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """The parts and options of a decoder; None and empty where the user says nothing."""
+
+    draft: Any = None
+    """The draft model: hub id, folder or loaded model."""
+    draft_revision: str = "main"
+    """Revision of the draft model on the hub."""
+    drafter: str | None = None
+    """Drafter id; "none" is plain decoding."""
+    datastore: str | None = None
+    """Folder of a datastore, for the drafters that read one."""
+    corpus: str | None = None
+    """Text file with one training text per line, for the drafter "corpus"."""
+    gate: Any = None
+    """A trained gate: folder or loaded gate."""
+    rule: str | None = None
+    """Rule id or preset."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """Settings of the rule by name."""
+    block: int | None = None
+    """K, drafted tokens per round; 0 is plain decoding."""
+    budget: float | None = None
+    """Loss against strict decoding that the certificate has to keep, as a share of prompts (0.03 is 3 points)."""
+    confidence: float | None = None
+    """Least confidence that the certificate has to have."""
+    certificate: str | None = None
+    """certificate.json or its folder. Decoding then runs as it says, and whatever contradicts it is refused."""
+    segments: Any = None
+    """Segment probes, a folder or loaded ones; then rule, settings and K are those of segments."""
+    guards: Sequence[str] = ()
+    """Ids of guards; "domain" is read from the gate's folder."""
+    engine: str = "eager"
+    """Engine id."""
+    speculate_up_to: int | str | None = None
+    """Rows above which a batch is decoded plainly; "auto" leaves it to the caller to measure them."""
+
+    @property
+    def most_rows(self) -> int | None:
+        """`speculate_up_to` as a number; None where nothing or "auto" is said.
+
+        Raises:
+            UserError: `speculate_up_to` is neither a number nor "auto".
+        """
+        asked = self.speculate_up_to
+        if asked is None or asked == AUTO:
+            return None
+        if not str(asked).isdecimal():
+            raise UserError(f"speculate_up_to is '{asked}'. Give a number of rows (0 never speculates) or '{AUTO}'.")
+        return int(asked)
+
+
+NAMES = tuple(item.name for item in fields(Wishes) if item.name != "settings")
+"""The names of all wishes but the settings, which stand among keyword arguments under their own names."""
+
+
+def take_wishes(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove the wishes from keyword arguments and return them; settings of the rule stay."""
+    return {name: arguments.pop(name) for name in NAMES if name in arguments}

@@ -1,0 +1,57 @@
+"""The command that certifies a rule."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gistgate.cli.options import BlockLength, Draft, Drafter, GateFolder, RuleName, Seed, Settings
+from gistgate.errors import UserError
+
+
+def calibrate(
+    task: Annotated[str, typer.Option(help="Task that judges: a file in data/tasks or any lm-eval task.")],
+    budget: Annotated[float, typer.Option(help="Loss that may be certified at most: 0.01 is one point.")] = 0.02,
+    confidence: Annotated[float, typer.Option(help="Probability with which the certificate holds.")] = 0.95,
+    gate: GateFolder = None,
+    rule: RuleName = None,
+    target: Annotated[str | None, typer.Option(help="Target model; default: the gate's.")] = None,
+    draft: Draft = None,
+    drafter: Drafter = None,
+    settings: Settings = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    block: BlockLength = None,
+    prompts: Annotated[int | None, typer.Option(help="Calibration prompts; default: twice the plan.", min=1)] = None,
+    development: Annotated[int, typer.Option(help="Prompts that choose the settings to test.", min=1)] = 300,
+    stop: Annotated[str, typer.Option(help="planned, lost (leave what loses), clear (either answer).")] = "lost",
+    score: Annotated[str, typer.Option(help="task, logprob or judge.")] = "task",
+    judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
+    task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
+    seed: Seed = 0,
+) -> None:
+    """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
+    options = {name: value for name, value in locals().items() if name != "settings"}
+    typer.echo(certify(**options, settings=tuple(settings)))
+
+
+def certify(**options: Any) -> str:
+    """Hand over to the calibration engine, which lies in the pipeline for now.
+
+    Raises:
+        UserError: the pipeline or something that it needs is not installed.
+    """
+    sys.path.append(str(Path(__file__).parents[2]))
+    try:
+        command = importlib.import_module("pipeline.certification.command")
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"This command needs the pipeline, and '{error.name}' is missing. Clone the repository and install it with "
+            "`pip install -e '.[pipeline]'`."
+        ) from error
+    said: str = command.certify(command.Options(**options))
+    return said

@@ -1,0 +1,145 @@
+"""The commands that decode: generate, trace and bench."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gistgate.build.wishes import AUTO, Wishes
+from gistgate.cli.options import Chat, Dtype, Length, Prompt, Seed, Stops, System, TargetName, with_wishes
+
+if TYPE_CHECKING:
+    from gistgate.build.models import Target
+    from gistgate.decoding.decoder import Decoder
+
+
+@with_wishes
+def generate(
+    target: TargetName,
+    prompt: Prompt,
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    max_new_tokens: Length = 256,
+    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False,
+    system: System = None,
+    temperature: Annotated[float, typer.Option(help="0 takes the most probable token.", min=0)] = 0.0,
+    seed: Seed = 0,
+    in_shadow: Annotated[
+        bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
+    ] = False,
+) -> None:
+    """Continue one prompt; counters go to standard error."""
+    from gistgate.block import Sampling
+    from gistgate.cli import show
+    from gistgate.observing.race import settle_batches
+    from gistgate.observing.shadow import shadow, summary
+
+    loaded = load(target, dtype, wishes, temperature, chat, system)
+    if in_shadow:
+        shadow(loaded.decoder)
+    ids = loaded.target.encode(read(prompt), chat, system)
+    request = {"sampling": Sampling(temperature), **loaded.request(max_new_tokens, stop)}
+    if wishes.speculate_up_to == AUTO:
+        settle_batches(loaded.decoder, [ids], **request)
+    answer = loaded.decoder.generate([ids], seeds=[seed], **request)[0]
+    typer.echo(loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
+    typer.echo(show.counted(answer), err=True)
+    if wishes.guards:
+        typer.echo(show.guarded(answer.statistics, wishes.guards), err=True)
+    if in_shadow:
+        typer.echo(summary(answer.statistics), err=True)
+
+
+@with_wishes
+def trace(
+    target: TargetName,
+    prompt: Prompt,
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    max_new_tokens: Length = 256,
+    stop: Stops = [],  # noqa: B006
+    chat: Chat = False,
+    system: System = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
+) -> None:
+    """Continue one prompt and show why every token is there."""
+    from gistgate.cli import show
+    from gistgate.observing.trace import trace as traced
+
+    loaded = load(target, dtype, wishes, chat=chat, system=system)
+    ids = loaded.target.encode(read(prompt), chat, system)
+    answer, tokens = traced(loaded.decoder, ids, loaded.target.tokenizer, **loaded.request(max_new_tokens, stop))
+    if as_json:
+        typer.echo(show.as_lines(tokens))
+    else:
+        show.say(show.coloured(tokens))
+    typer.echo(show.counted(answer), err=True)
+
+
+@with_wishes
+def bench(
+    target: TargetName,
+    prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    max_new_tokens: Length = 128,
+) -> None:
+    """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
+    from gistgate.cli import show
+    from gistgate.files import read_text
+    from gistgate.observing.race import side_by_side
+
+    loaded = load(target, dtype, wishes)
+    ids = [loaded.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
+    show.say(show.timed(side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))))
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A target with the decoder around it."""
+
+    target: Target
+    decoder: Decoder
+
+    def request(self, max_new_tokens: int, stops: list[str]) -> dict[str, Any]:
+        """Arguments of `Decoder.generate` that all prompts share."""
+        return {"max_new_tokens": max_new_tokens, "stops": list(stops), "eos_ids": self.target.eos_ids}
+
+
+def load(
+    target: str,
+    dtype: str,
+    wishes: Wishes,
+    temperature: float = 0.0,
+    chat: bool = False,
+    system: str | None = None,
+) -> Loaded:
+    """The target and its decoder; wrong names and requests are refused before anything is loaded.
+
+    Raises:
+        UserError: parts do not fit together, or a named certificate does not cover such requests.
+    """
+    from gistgate.build.decoder import build_decoder, named_proof
+    from gistgate.build.models import load_target
+    from gistgate.certificates.holds import check_request
+    from gistgate.decoding.engines.choice import Engine
+
+    Engine(wishes.engine)
+    proof = named_proof(wishes)
+    if proof is not None:
+        check_request(proof, temperature=temperature, chat=chat, system=system)
+    loaded = load_target(target, dtype)
+    return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))
+
+
+def read(prompt: str) -> str:
+    """The prompt, from standard input if it is a dash."""
+    return sys.stdin.read() if prompt == "-" else prompt

@@ -1,0 +1,17 @@
+"""The command that describes a gate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")]) -> None:
+    """Say what a gate is: its partners, features and certified settings."""
+    from gistgate.cli import show
+    from gistgate.gates.gate import Gate
+
+    loaded = Gate.load(gate)
+    typer.echo(show.described(loaded.config, loaded.proof))

@@ -1,0 +1,91 @@
+"""The options that several commands share, each declared once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from typing import Annotated, Any
+
+import typer
+
+from gistgate.build.wishes import Wishes
+
+TargetName = Annotated[str, typer.Argument(help="Target model: hub id or folder.", metavar="TARGET")]
+Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")]
+Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
+Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)]
+Stops = Annotated[list[str], typer.Option("--stop", help="Text that ends the answer; repeatable.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
+System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
+Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]
+
+PANEL = "Decoder"
+"""Heading of the options in a command's help."""
+
+
+def option(help: str, *names: str, **limits: Any) -> Any:
+    """An option of the decoder."""
+    return typer.Option(*names, help=help, rich_help_panel=PANEL, **limits)
+
+
+Draft = Annotated[str | None, option("Draft model: hub id or folder.")]
+Drafter = Annotated[
+    str | None,
+    option(
+        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, sen-tree-lexical, "
+        "corpus or none; default: the certified one, else model with a draft."
+    ),
+]
+GateFolder = Annotated[str | None, option("Folder of a trained gate.", "--gate")]
+RuleName = Annotated[str | None, option("Acceptance rule; default: the certified one, else exact.", "--rule")]
+Settings = Annotated[list[str], option("Setting of the rule, such as theta=0.9; repeatable.", "--set")]
+BlockLength = Annotated[int | None, option("K, drafted tokens per target forward.", "--block", min=0)]
+
+WISHES: dict[str, Any] = {
+    "draft": Draft,
+    "draft_revision": Annotated[str, option("Revision of the draft model on the hub.")],
+    "drafter": Drafter,
+    "datastore": Annotated[str | None, option("Folder of a datastore, for the drafters that begin with sen.")],
+    "corpus": Annotated[str | None, option("File with one training text per line, for the drafter corpus.")],
+    "gate": GateFolder,
+    "rule": RuleName,
+    "settings": Settings,
+    "block": BlockLength,
+    "budget": Annotated[float | None, option("Certified loss, as a share; default: the headline's.", min=0, max=1)],
+    "confidence": Annotated[float | None, option("Least confidence of the certificate.", min=0, max=1)],
+    "certificate": Annotated[str | None, option("certificate.json or its folder: decode as it says.")],
+    "segments": Annotated[str | None, option("Folder of segment probes: judge whole segments.")],
+    "guards": Annotated[list[str], option("loop, or domain (of the gate); repeatable.", "--guard")],
+    "engine": Annotated[str, option("eager, or compiled: seconds to build, then faster.")],
+    "speculate_up_to": Annotated[str | None, option("Rows above which decoding is plain (0: always), or auto.")],
+}
+"""The fields of `Wishes` as options."""
+
+
+def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the fields of `Wishes` to the options of a command; the command receives them as its argument `wishes`."""
+    defaults = Wishes()
+    own = [item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "wishes"]
+    added = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default_of(defaults, name))
+        for name, kind in WISHES.items()
+    ]
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        from gistgate.build.models import parse_settings
+
+        named = {name: given.pop(name) for name in WISHES}
+        named["settings"] = parse_settings(named["settings"])
+        command(**given, wishes=Wishes(**named))
+
+    keyword = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
+    with_options.__signature__ = inspect.Signature([*keyword, *added])  # type: ignore[attr-defined]
+    with_options.__annotations__ = {}  # Typer reads the signature, whose annotations are evaluated
+    return with_options
+
+
+def default_of(defaults: Wishes, name: str) -> Any:
+    """A wish that nobody expressed, as Typer wants it: an option that can be repeated begins as an empty list."""
+    return [] if name in ("settings", "guards") else getattr(defaults, name)

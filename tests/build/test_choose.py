@@ -1,0 +1,96 @@
+"""What runs is what the table in docs/choosing.md says, row by row."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gistgate.build.choose import Choice, choose
+from gistgate.build.models import parse_settings
+from gistgate.build.segments import choose_segments
+from gistgate.build.wishes import NAMES, Wishes
+from gistgate.certificates.certificate import Proof
+from gistgate.errors import UserError
+from gistgate.optional.segments.files import Probes
+from gistgate.optional.segments.probes import Probe
+from tests.certificates.proofs import point, proof
+
+PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
+GATE = proof(point(0.03, settings={"risk": 0.2}), point(0.05, settings={"risk": 0.3}))
+NAMED = proof(point(0.01, settings={"r": 0.4}), rule="prob", knob="r", block=5, headline_budget=0.01)
+KNOWN: dict[str, tuple[Proof | None, bool]] = {
+    "nothing": (None, False),
+    "certified gate": (GATE, True),
+    "gate without certificate": (None, True),
+    "gate certified in log-probability": (proof(score="logprob"), True),
+    "named certificate": (NAMED, False),
+}
+"""What is known -> the proof, and whether a gate is loaded."""
+SEGMENTS: dict[str, dict[str, Any]] = {
+    "certified segments": {"rule": "segment", "settings": {"threshold": 0.5}},
+    "segments without certificate": {},
+}
+
+
+def rows() -> list[Any]:
+    """The rows of the table as lists of cells."""
+    lines = re.findall(r"^\| (?!known)(.*) \|$", PAGE.read_text(), flags=re.M)
+    return [pytest.param([cell.strip() for cell in line.split("|")], id=line.split("|")[0] + line.split("|")[1])
+            for line in lines]  # fmt: skip
+
+
+def chosen(known: str, named: str) -> Choice:
+    """What runs for one row."""
+    said = {} if named == "nothing" else parse_settings(named.split(", "))
+    wishes = {name: said.pop(name) for name in NAMES if name in said}
+    if known in SEGMENTS:
+        return choose_segments(Probes(Probe(4, 2), Probe(4, 2), "step", 8, SEGMENTS[known]), None, said)
+    if known == "named certificate":
+        wishes["certificate"] = "somewhere"
+    proved, has_gate = KNOWN[known]
+    return choose(Wishes(settings=said, **wishes), proved, has_gate=has_gate, has_draft=True)
+
+
+@pytest.mark.parametrize("row", rows())
+def test_every_row_of_the_page_is_what_runs(row: list[str]) -> None:
+    known, named, rule, settings, block, drafter, doubt, in_lm_eval = row
+    if rule == "refused":
+        assert in_lm_eval == "refused"
+        with pytest.raises(UserError, match=re.escape(doubt)):
+            chosen(known, named)
+        return
+    choice = chosen(known, named)
+    wanted = parse_settings([settings] if settings else [])
+    assert (choice.rule, str(choice.block), choice.drafter) == (rule, block, drafter)
+    assert {name: choice.settings[name] for name in wanted} == wanted
+    assert known in SEGMENTS or choice.settings == wanted
+    assert [doubt in said for said in choice.doubts] == ([True] if doubt else [])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        choice.voice("warn")
+    assert bool(caught) == bool(doubt)
+    if in_lm_eval == "refused":
+        with pytest.raises(UserError, match=re.escape(doubt)):
+            choice.voice("refuse")
+    else:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            choice.voice("refuse")
+
+
+def test_the_page_has_a_row_for_everything_that_can_be_known() -> None:
+    assert {row.values[0][0] for row in rows()} == {*KNOWN, *SEGMENTS}
+
+
+def test_without_a_draft_model_nothing_drafts_until_a_certificate_names_a_drafter() -> None:
+    assert choose(Wishes()).drafter == "none"
+    assert choose(Wishes(), GATE, has_gate=True).drafter == "model"
+
+
+def test_a_preset_brings_its_own_settings() -> None:
+    choice = choose(Wishes(rule="fly-amd", settings={"theta": 0.5}), has_draft=True)
+    assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})

@@ -1,0 +1,35 @@
+"""Proofs as calibration would write them, for tests that need one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.gates.gate import Gate
+from gistgate.identity import gate_hash
+
+POINT = OperatingPoint(
+    budget=0.01, confidence=0.95, settings={"risk": 0.2}, n=2000, losses=8, gains=5, loss=0.0015, bound=0.0075,
+    bound_kind="exact", harm=0.004, harm_bound=0.011, certified=True, mean_accepted_length=6.5,
+)  # fmt: skip
+
+
+def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> OperatingPoint:
+    """An operating point; settings of the rule are given by `settings`."""
+    refusal = None if certified else "Too few prompts."
+    return replace(POINT, budget=budget, certified=certified, **{"refusal": refusal, **changes})
+
+
+def proof_for(gate: Gate, *points: OperatingPoint) -> Proof:
+    """A proof that holds for a gate and its tokenizer."""
+    return proof(*points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary})
+
+
+def proof(*points: OperatingPoint, **changes: Any) -> Proof:
+    """A proof of `autojudge` with the draft model at K = 4."""
+    made = Proof(
+        rule="autojudge", drafter="model", block=4, knob="risk", score="task", confidence=0.95, headline_budget=0.03,
+        scope={}, points=points or (POINT,),
+    )  # fmt: skip
+    return replace(made, **changes)

@@ -1,0 +1,32 @@
+"""The last rows of a forward reach the output layer in one piece, whatever the architecture."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gistgate.forward.logits import last_logits
+from gistgate.forward.reader import Reader
+from tests.architectures import SIZES, pair, prompts
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_output_layer_reads_contiguous_rows(kind: str):
+    """A slice of the states has gaps between the rows of a batch, and such an input has the weight copied."""
+    model = pair(kind)[0]
+    seen = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda _module, args, _out: seen.append(args[0]))
+    try:
+        Reader(model, 3).read(torch.tensor(prompts(9, 9, 9)), None, keep=4)
+    finally:
+        handle.remove()
+    assert [tuple(rows.shape) for rows in seen] == [(3, 4, 32)] and seen[0].is_contiguous()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", SIZES)
+def test_they_are_the_rows_of_a_plain_forward_and_no_hook_stays(kind: str):
+    model, ids = pair(kind)[0], torch.tensor(prompts(9, 9))
+    before = len(model.get_output_embeddings()._forward_pre_hooks)
+    assert torch.allclose(last_logits(model, 4, input_ids=ids), model(ids).logits[:, -4:], atol=1e-5)
+    assert len(model.get_output_embeddings()._forward_pre_hooks) == before
