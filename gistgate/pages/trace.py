@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from gistgate.build.wishes import Wishes
+from gistgate.files import write_text
 from gistgate.pages.alignment import Difference, differences, segments
+from gistgate.pages.claims import certificate_table, provenance_table
 from gistgate.pages.rendering import TEMPLATES, render
-from gistgate.pages.runs import Run, numbers
+from gistgate.pages.runs import Run, numbers, record, strict_run
 from gistgate.pages.tokens import MEANINGS, shown, visible
 
 
@@ -47,6 +51,29 @@ def trace_page(
         meanings=MEANINGS,
         tables={name: flat(values) for name, values in named(certificate, provenance).items() if values},
     )
+
+
+def write_trace(
+    path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], wishes: Wishes, request: Mapping[str, Any]
+) -> None:
+    """Decode one prompt as the user wishes and strictly, and write the page of both.
+
+    Args:
+        path: the file to write.
+        loaded: `target` and `decoder`, as the command line loads them.
+        prompt: the text that the user typed.
+        ids: the same as token ids.
+        wishes: what the user says about decoding.
+        request: other arguments of `Decoder.generate`.
+
+    Raises:
+        UserError: the request is refused, or the file cannot be written.
+    """
+    decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
+    run = record(decoder, ids, tokenizer, **request)
+    strict = strict_run(decoder, ids, tokenizer, **request)
+    tables = {"certificate": certificate_table(wishes, decoder), "provenance": provenance_table(decoder)}
+    write_text(path, trace_page(prompt, run, strict, **tables))
 
 
 def texts(run: Run) -> list[str]:
