@@ -83,7 +83,7 @@ def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any)
         UserError: the request is refused by `Decoder.generate`.
     """
     feed = Feed(tokenizer)
-    worker = Thread(target=feed.run, args=(decoder, ids, request), daemon=True)
+    worker = Thread(target=feed.run, args=(decoder, ids, request), daemon=True, name="decoding")
     worker.start()
     try:
         while (item := feed.items.get()) is not None:
