@@ -16,15 +16,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import bootstrap
 
+from gistgate.errors import UserError
 from gistgate.files import write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
+from pipeline.tasks.loading import load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
+from pipeline.labels.collecting import strict_collector
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import machine
-from pipeline.stages.collect import strict_collector
 
 OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""
@@ -32,6 +36,8 @@ OURS, PLAIN = 96, 4
 
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+    if rounds < 2:
+        raise UserError("An interval over rounds needs at least two. Pass a larger number, or none for three rounds.")
     params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
     collect = strict_collector(params, pair, task, prompts)
@@ -40,7 +46,7 @@ def main() -> None:
         problems = [(turn * OURS + offset) % len(prompts) for offset in range(OURS)]
         started = perf_counter()
         table, _ = collect(problems)
-        ours = int((table["outcome"] >= 0).sum()) / (perf_counter() - started)
+        ours = int((table["greedy_kept"] >= 0).sum()) / (perf_counter() - started)
         started = perf_counter()
         labels = [label for problem in problems[:PLAIN] for label in one_by_one(pair, task, prompts[problem])]
         plain = len(labels) / (perf_counter() - started)
@@ -51,7 +57,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def one_by_one(pair: Pair, task: Task, prompt: dict[str, Any]) -> list[tuple[int, bool]]:
-    """(position, harmful) of every mismatch of one problem, by the plain procedure."""
+    """(position, kept) of every mismatch of one problem, by the plain procedure."""
     ids, left = prompt["ids"], 0
     current = reference = generated(pair, ids, prompt["max_new_tokens"])
     expected, labels = task.text(pair.tokenizer, reference), []
@@ -60,7 +66,7 @@ def one_by_one(pair: Pair, task: Task, prompt: dict[str, Any]) -> list[tuple[int
         changed = [*current[:position], token]
         changed += generated(pair, [*ids, *changed], prompt["max_new_tokens"] - len(changed))
         kept = bool(task.same_meaning(prompt["doc"], task.text(pair.tokenizer, changed), expected))
-        labels.append((position, not kept))
+        labels.append((position, kept))
         current, left = (changed if kept else current), position + 1
     return labels
 
@@ -93,13 +99,12 @@ def generated(pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Means, and the ratio with a bootstrap interval over rounds."""
+    """Means, and the ratio with its 90 % bootstrap interval over rounds."""
     ratios = np.array([row["ratio"] for row in rows])
-    draws = np.random.default_rng(0).choice(ratios, (10_000, len(ratios))).mean(-1)
-    low, high = np.quantile(draws, [0.05, 0.95])
+    found = bootstrap((ratios,), np.mean, confidence_level=0.9, method="percentile", rng=0).confidence_interval
     return {
         "labels_per_second": {side: float(np.mean([row[side] for row in rows])) for side in ("ours", "plain")},
-        "ratio": {"mean": float(ratios.mean()), "low": float(low), "high": float(high)},
+        "ratio": {"mean": float(ratios.mean()), "low": float(found.low), "high": float(found.high)},
         "rounds": len(rows),
     }
 
@@ -109,4 +114,4 @@ def device() -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -7,10 +7,11 @@ token. `p` is always the target, `q` always the draft.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,6 +72,47 @@ class Sampling:
 
 
 @dataclass(frozen=True)
+class Draft:
+    """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
+
+    ids: Tensor
+    """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
+    valid: Tensor
+    """A prefix of True for each row [B, K]; all False where nothing was found."""
+    q: Tensor | None = None
+    """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
+    each proposal counts as certain."""
+    forwards: int = 0
+    """Forwards of a draft model that this took."""
+    parents: Tensor | None = None
+    """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
+    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
+    a draft without probabilities differ."""
+    notes: Sequence[str] = ()
+    """For each row why less was proposed than could have been, or ""; requests count them by these names."""
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device) -> Draft:
+        """A draft of no token."""
+        ids = torch.zeros(batch, 0, dtype=torch.long, device=device)
+        return cls(ids, ids.bool())
+
+    def to(self, device: torch.device) -> Draft:
+        """This draft on a device."""
+
+        def moved(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.to(device)
+
+        return replace(
+            self, ids=self.ids.to(device), valid=self.valid.to(device), q=moved(self.q), parents=moved(self.parents)
+        )
+
+    def only(self, stays: Tensor) -> Draft:
+        """This draft without the tokens where `stays [B, K]` is False."""
+        return replace(self, valid=self.valid & stays)
+
+
+@dataclass(frozen=True)
 class Block:
     """K drafted tokens for each of B rows, and what one target forward says about them."""
 
@@ -99,12 +141,16 @@ class Block:
     cost: Tensor | None = None
     """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
 
-    def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
-        """This block with `gate_probs` filled by `gate`; statistics that are already known are carried over."""
-        judged = replace(self, gate_probs=gate(self))
+    def having(self, **fields: Any) -> Block:
+        """Return this block with more fields filled; the statistics below depend on none of them and stay known."""
+        filled = replace(self, **fields)
         known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}
-        judged.__dict__.update(known)
-        return judged
+        filled.__dict__.update(known)
+        return filled
+
+    def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
+        """Return this block with `gate_probs` filled by `gate`."""
+        return self.having(gate_probs=gate(self))
 
     @cached_property
     def logprobs(self) -> Tensor:

@@ -82,7 +82,7 @@ def read_text(path: str | Path) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing. Run the stage that writes it (`dvc repro`) or check the path.") from error
+        raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read as text ({error}). Restore it or write it again.") from error
 
@@ -134,7 +134,7 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     except FileNotFoundError as error:
-        raise UserError(f"{path} is missing. Run the stage that writes it (`dvc repro`) or check the path.") from error
+        raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete it and write it again.") from error
 

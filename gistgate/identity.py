@@ -1,4 +1,7 @@
-"""Who a gate was trained for. A hidden state means nothing to another model, however alike their shapes are."""
+"""The models and the tokenizer that a gate was trained for.
+
+A hidden state means nothing to another model, even to one of the same shape.
+"""
 
 from __future__ import annotations
 

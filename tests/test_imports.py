@@ -1,5 +1,6 @@
 """The library stands on its base dependencies alone, and its public names exist."""
 
+import ast
 import importlib
 import subprocess
 import sys
@@ -50,8 +51,8 @@ for blocked in ("sklearn", "datasets", "mlflow", "lm_eval", "pytorch_lightning",
     raise SystemExit(f"{blocked} was not blocked: this check checks nothing")
 
 WITH_SCIPY = ["gistgate.certificates." + name for name in (
-    "bernstein", "betting", "bounds", "fixed_sequence", "loss_curve", "planning", "scores", "search", "sequence",
-    "tango")]
+    "bernstein", "betting", "bounds", "calibration", "differences", "fixed_sequence", "loss_curve", "outcomes",
+    "planning", "scope", "scores", "search", "tango")]
 "Certification needs the extra `calibrate`; reading a certificate does not."
 
 import gistgate
@@ -76,3 +77,19 @@ def test_importing_the_package_loads_nothing():
 def test_public_names_exist():
     for name, module in gistgate.EXPORTS.items():
         assert getattr(gistgate, name) is getattr(importlib.import_module(module), name)
+
+
+def test_the_library_never_imports_the_pipeline():
+    found = [
+        (path.relative_to(ROOT).as_posix(), name)
+        for path in (ROOT / "gistgate").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in ([node.module or ""] if isinstance(node, ast.ImportFrom) else names_of(node))
+        if name.split(".")[0] in ("pipeline", "tests", "benchmarks")
+    ]
+    assert not found
+
+
+def names_of(node: ast.AST) -> list[str]:
+    """Modules of an `import` statement."""
+    return [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

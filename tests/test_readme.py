@@ -1,4 +1,4 @@
-"""The README and docs/rules.md show what docs/results holds, and nothing before it was published."""
+"""The README and docs/rules.md show what docs/results holds; links, commands and targets that the pages name exist."""
 
 import re
 import shlex
@@ -32,9 +32,22 @@ def test_every_make_target_it_names_exists():
     assert {"repro", "test"} <= named <= targets
 
 
-def test_every_linked_file_exists():
-    links = re.findall(r"\]\((?!http|#)([^)#]+)", README)
-    assert links and not [link for link in links if not (ROOT / link).exists()]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_linked_file_exists(page: Path):
+    links = re.findall(r"\]\((?!http|#)([^)#\s]+)", page.read_text())
+    assert not [link for link in links if not (page.parent / link).exists()]
+
+
+def test_the_index_names_every_page():
+    pages = {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    named = set(re.findall(r"^\| \[.*?\]\(([\w-]+\.md)\)", (ROOT / "docs" / "index.md").read_text(), flags=re.M))
+    assert pages <= named
 
 
 def commands():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from transformers import PreTrainedModel
@@ -96,20 +97,23 @@ def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None,
     return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer)
 
 
-def wishes_from(arguments: dict[str, Any]) -> Wishes:
+def wishes_from(arguments: dict[str, Any], load: Callable[[Wishes], Wishes] | None = None) -> Wishes:
     """Remove wishes and settings of the rule from keyword arguments, such as `rule="fly", theta=0.9`, and return them.
+
+    `load` may put loaded parts in place of names before the certificate beside a gate is looked at.
 
     Raises:
         UserError: there is no such rule, or a certificate cannot be read.
     """
-    peeked = Wishes(**take_wishes(dict(arguments)))
-    if peeked.segments:
+    wishes = Wishes(**take_wishes(dict(arguments)))
+    wishes = wishes if load is None else load(wishes)
+    if wishes.segments:
         from gistgate.build.segments import take_segment_settings
 
         settings = take_segment_settings(arguments)
     else:
-        settings = take_settings(rule_of(peeked), arguments)  # first: a rule may have a setting called `budget`
-    return Wishes(settings=settings, **take_wishes(arguments))
+        settings = take_settings(rule_of(wishes), arguments)  # first: a rule may have a setting called `budget`
+    return Wishes(settings=settings, **{name: getattr(wishes, name) for name in take_wishes(arguments)})
 
 
 def rule_of(wishes: Wishes) -> str:

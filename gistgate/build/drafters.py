@@ -30,7 +30,8 @@ class Sources:
     """What a drafter may be made of."""
 
     target: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: PreTrainedTokenizerBase | None = None
+    """Reads the corpus."""
     draft: PreTrainedModel | None = None
     datastore: str | Path | None = None
     """Folder of a datastore of this target."""
@@ -97,7 +98,7 @@ def read_corpus(sources: Sources) -> SuffixArray:
     from gistgate.files import read_text
     from gistgate.optional.retrieval.suffix_array import SuffixArray
 
-    if sources.corpus is None:
+    if sources.corpus is None or sources.tokenizer is None:
         raise UserError(
             "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
         )

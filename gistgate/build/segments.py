@@ -20,7 +20,7 @@ from gistgate.optional.segments.rule import SegmentRule
 
 DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
 """What runs where neither certificate nor user says otherwise."""
-STRICT = {"threshold": 2.0}
+REFUSE_ALL = {"threshold": 2.0}
 """The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
 
 
@@ -63,7 +63,7 @@ def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) 
     doubts, strict_instead = differing(wanted, known), False
     if not certified:
         doubts, strict_instead = ("no setting of these probes is certified",), not (settings or rule)
-        wanted |= STRICT if strict_instead else {}
+        wanted |= REFUSE_ALL if strict_instead else {}
     for name, names in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
         if wanted[name] not in names:
             raise UserError(f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}.")

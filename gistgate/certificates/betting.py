@@ -1,10 +1,10 @@
 """Betting on a small loss: an upper bound on mean(d) that holds at every number of prompts at once.
 
-Whoever believes that mean(d) is below m bets on it, prompt by prompt: at a stake s in (0, 1) wealth is multiplied by
-1 + s (m - d) / (1 - m). It is never negative and, while the mean is m or more, does not grow on average; so it ever
-reaches 1 / alpha with probability alpha at most, however often one looks (Ville's inequality). Wealth is spread evenly
-over a grid of stakes, because the best one depends on what nobody knows yet (arXiv 2010.09686, the grid form of hedged
-capital). Since no stake depends on the data, the wealth does not depend on the order of the prompts.
+A bet on mean(d) < m is placed prompt by prompt: at a stake s in (0, 1) its wealth is multiplied by
+1 + s (m - d) / (1 - m). The wealth is never negative and does not grow on average while the mean is m or more, so it
+ever reaches 1 / alpha with probability alpha at most, however often it is checked (Ville's inequality). The wealth is
+spread evenly over a grid of stakes, because the best stake depends on the unknown loss (arXiv 2010.09686, the grid form
+of hedged capital). No stake depends on the data, so the wealth does not depend on the order of the prompts.
 
 Axis letters: N prompts, S stakes.
 """
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from gistgate.certificates.bounds import checked
+from gistgate.certificates.differences import checked
 from gistgate.certificates.tango import RESOLUTION, Array
 from gistgate.errors import UserError
 
@@ -28,7 +28,7 @@ STAKES_S = np.geomspace(0.01, 0.98, 12)
 """Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses."""
 
 Answer = Literal["within", "beyond"]
-"""What the prompts seen so far say about a budget."""
+"""Whether the prompts seen so far show a loss within a budget or beyond it."""
 
 
 def growth(d: ArrayLike, loss: float) -> Array:
@@ -76,27 +76,22 @@ def betting_bound(differences: ArrayLike, alpha: float) -> float:
 
 
 def answer_at(differences: ArrayLike, budget: float, confidence: float) -> tuple[Answer | None, int]:
-    """What a watch over `differences [N]` would answer, and after how many prompts; None and N where it stays open."""
-    d, enough = checked(differences), -math.log(1 - confidence)
-    for_N, against_N = (wealth(bet(d, budget).cumsum(0)) >= enough for bet in (growth, counter_growth))
-    clear_N = for_N | against_N
-    if not clear_N.any():
-        return None, len(d)
-    first = int(clear_N.argmax())
-    return ("within" if for_N[first] else "beyond"), first + 1
+    """What a wager along `differences [N]` would answer, and after how many prompts; None and N where it stays open."""
+    wager = Wager(budget, confidence)
+    return wager.see_all(differences), wager.n
 
 
-class Watch:
-    """One budget under watch while prompts come in: says when the answer is clear, so that one may stop.
+class Wager:
+    """Two opposite bets on one budget while prompts come in; once either is won, decoding may stop.
 
-    "within" is a certificate: wrong with probability 1 - confidence at most. "beyond" is as sure, and saves the rest of
-    the prompts where the budget is lost. An answer once given stays.
+    The answer "within" is a certificate: it is wrong with probability 1 - confidence at most. The answer "beyond" is as
+    sure, and saves the remaining prompts of a setting that loses the budget. An answer once given stays.
     """
 
     def __init__(self, budget: float, confidence: float) -> None:
         if not (0 < budget < 1 and 0 < confidence < 1):
             raise UserError(
-                f"A budget of {budget:g} at confidence {confidence:g} cannot be watched; both lie in (0, 1)."
+                f"A budget of {budget:g} at confidence {confidence:g} cannot be wagered on; both lie in (0, 1)."
             )
         self.budget, self.enough = budget, -math.log(1 - confidence)
         self.answer: Answer | None = None
@@ -105,11 +100,11 @@ class Watch:
         self.for_S, self.against_S = np.zeros(len(STAKES_S)), np.zeros(len(STAKES_S))
 
     def see(self, difference: float) -> Answer | None:
-        """Take in d = strict - loose score of the next prompt; the answer, or None while it is open."""
+        """Take in d of the next prompt; returns the answer, or None while it is open."""
         return self.see_all([difference])
 
     def see_all(self, differences: ArrayLike) -> Answer | None:
-        """The same for the next `differences [N]`, in their order."""
+        """Take in the next `differences [N]` in their order; returns the answer, or None while it is open."""
         d = checked(differences)
         if self.answer is not None:
             return self.answer

@@ -1,8 +1,9 @@
-"""Upper confidence bounds on what looseness costs, from paired scores of strict and loose decoding.
+"""The upper confidence bound on what looseness costs, from paired scores of strict and loose decoding.
 
-The difference of one prompt is d = strict score - loose score, in [-1, 1]. What a budget limits is mean(d), the net
-loss. Right-or-wrong scores get the exact bound of `gistgate.certificates.tango`; other scores in [0, 1] an empirical Bernstein
-bound, which needs more prompts. Harm, the mean of max(d, 0), stands beside it with a Hoeffding-Bentkus bound.
+The difference of one prompt is d = strict score - loose score, in [-1, 1]. A budget limits mean(d), the net loss.
+Scores that are right or wrong get the exact bound of `gistgate.certificates.tango`, other scores in [0, 1] the plug-in
+empirical Bernstein bound, which needs more prompts. This module alone decides between the two. Harm, the mean of
+max(d, 0), stands beside the loss with a Hoeffding-Bentkus bound.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import binom
 
-from gistgate.certificates.tango import Array, exact_bound, p_value
-from gistgate.errors import UserError
+from gistgate.certificates.bernstein import PLUG_IN, bernstein_sequence
+from gistgate.certificates.differences import checked, right_or_wrong
+from gistgate.certificates.tango import exact_bound, p_value
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
-BERNSTEIN = "empirical Bernstein (Maurer-Pontil)"
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,13 @@ class Bound:
         return self.value <= budget
 
 
-def upper_bound(differences: ArrayLike, confidence: float) -> Bound:
-    """The upper bound on mean(d) for `differences [N]`: exact where all are -1, 0 or 1, else empirical Bernstein.
+def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
+    """The upper bound on mean(d) for `differences [N]`.
+
+    Args:
+        differences: d of every prompt, in the order of the prompts.
+        confidence: probability with which the bound holds.
+        ternary: whether the score can only differ by -1, 0 or 1; a difference that shows otherwise overrules it.
 
     Raises:
         UserError: no prompt, or a difference that is not a number in [-1, 1].
@@ -65,38 +71,11 @@ def upper_bound(differences: ArrayLike, confidence: float) -> Bound:
     d = checked(differences)
     n, alpha = len(d), 1 - confidence
     losses, gains = int((d > 0).sum()), int((d < 0).sum())
-    exact = right_or_wrong(d)
-    mean, spread = float(d.mean()), float((d * d).mean())
-    value = exact_bound(losses, gains, n, alpha) if exact else bernstein_bound(mean, spread - mean**2, n, alpha)
+    exact = ternary and right_or_wrong(d)
+    value = exact_bound(losses, gains, n, alpha) if exact else float(bernstein_sequence(d, alpha, planned=n)[-1])
     harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
-    return Bound(value, EXACT if exact else BERNSTEIN, confidence, n, mean, losses, gains, spread, harm)
-
-
-def checked(differences: ArrayLike) -> Array:
-    """The differences as an array [N]; UserError unless all are numbers in [-1, 1] and there is one at least."""
-    d = np.asarray(differences, float).ravel()
-    if not len(d):
-        raise UserError("A bound needs at least one prompt, and there is none. Raise the size of the split.")
-    if not (np.isfinite(d) & (np.abs(d) <= 1)).all():
-        raise UserError(
-            f"A difference of scores is {d[~(np.abs(d) <= 1)][0]}, outside [-1, 1]. Bounds need scores in [0, 1]: "
-            "name a metric of the task that has them by `task_metric` in params.yaml."
-        )
-    return d
-
-
-def right_or_wrong(d: Array) -> bool:
-    """Whether all differences are -1, 0 or 1."""
-    return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
-
-
-def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float:
-    """Empirical Bernstein upper bound on the mean of values in [-1, 1] (arXiv 0907.3740, theorem 4, range 2)."""
-    if n < 2:
-        return 1.0
-    log = math.log(2 / alpha)
-    sample_variance = max(variance, 0.0) * n / (n - 1)
-    return min(1.0, mean + math.sqrt(2 * sample_variance * log / n) + 2 * 7 * log / (3 * (n - 1)))
+    kind = EXACT if exact else PLUG_IN
+    return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
 
 
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
@@ -119,11 +98,3 @@ def relative_entropy(a: float, b: float) -> float:
     heads = a * math.log(a / b) if a > 0 else 0.0
     tails = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0
     return heads + tails
-
-
-def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
-    """Losses and gains among n pairs at these rates, rounded against the loose rule."""
-    discordance = max(discordance, abs(loss))
-    losses = min(n, math.ceil(n * (discordance + loss) / 2 - 1e-9))
-    gains = max(0, math.floor(n * (discordance - loss) / 2 + 1e-9))
-    return losses, min(gains, n - losses)

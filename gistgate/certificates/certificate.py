@@ -159,10 +159,16 @@ def read_proof(place: str | Path) -> Proof | None:
             f"{FORMAT_VERSION}. Calibrate again."
         )
     try:
-        points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
-        return dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+        return proof_from(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path} is no certificate: {error}. Restore it or calibrate again.") from error
+
+
+def proof_from(value: Mapping[str, Any]) -> Proof:
+    """A proof from its JSON object; KeyError, TypeError or ValueError says what does not fit."""
+    points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
+    proof: Proof = dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+    return proof
 
 
 def nothing_certified(budget: float, certified: tuple[OperatingPoint, ...]) -> str:

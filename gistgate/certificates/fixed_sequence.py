@@ -1,80 +1,93 @@
-"""Which setting of a rule may be used within a quality budget: fixed-sequence testing, and what a refusal says.
+"""Fixed-sequence testing: which setting of a rule may be used within each quality budget.
 
-The settings are fixed beforehand, ordered from strict to loose, and tested in that order; testing stops at the first
-that cannot be certified, and the last one that passed is kept. The level then holds for the rule without correction.
-Whoever picks the best of several certified rules or budgets afterwards multiplies the error.
+The settings are fixed beforehand and tested from strict to loose; testing stops at the first that fails the largest
+budget. For each budget the last setting of the unbroken run of successes is kept. The confidence then holds for the
+rule without a correction for the number of settings. Choosing the best of several certified rules or budgets afterwards
+multiplies the error.
+
+Three ways to stop. `planned` decodes all planned prompts and tests once. `lost` does the same, but leaves a setting as
+soon as a wager shows that it loses the largest budget; stopping only to refuse adds no false certificate. `clear` stops
+on either answer of the wager; the error is shared, half for the wager and half for the test behind the last prompt.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
 
-from numpy.typing import ArrayLike
-from scipy.stats import norm
+import numpy as np
 
-from gistgate.certificates.bounds import EXACT, Bound, bernstein_bound, expected_table, upper_bound
-from gistgate.certificates.tango import p_value
+from gistgate.certificates.betting import BETTING, Answer, Wager, betting_bound
+from gistgate.certificates.bounds import EXACT, Bound, upper_bound
+from gistgate.certificates.outcomes import NOTHING, Decoded
+from gistgate.certificates.planning import fewest, needed_n, plug_in_certifies, wager_confidence
+from gistgate.errors import UserError
 
-ENUMERABLE = 200_000
-"""Largest number of prompts for which `needed_n` enumerates; above, the normal approximation is as good."""
+Stop = Literal["planned", "lost", "clear"]
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """Outcome of a fixed sequence at one budget."""
+class Tested:
+    """One setting of the sequence."""
 
-    budget: float
-    """Largest mean loss that was to be certified."""
-    passed: int | None
-    """Index of the loosest certified setting; None when not even the first was."""
+    decoded: Decoded
+    """All that was decoded of the setting."""
     bounds: tuple[Bound, ...]
-    """Bounds of the settings that were tested; the last may be the one that failed."""
-    needed_n: int | None
-    """After a refusal, the prompts that would certify the first setting; None where no number would."""
+    """The bound that decided each budget, in the order of the budgets."""
+    within: tuple[bool, ...]
+    """Whether the bound keeps each budget."""
+    wagered: tuple[Answer | None, ...]
+    """The answer of the wager on each budget; None where it stayed open or does not count."""
 
-    @property
-    def certified(self) -> bool:
-        """Whether any setting was certified."""
-        return self.passed is not None
 
-    @property
-    def bound(self) -> Bound | None:
-        """The bound of the setting that was kept, or of the one that was refused; None without a setting."""
-        if not self.bounds:
+@dataclass(frozen=True)
+class Verdicts:
+    """What a fixed sequence showed for each budget."""
+
+    budgets: tuple[float, ...]
+    """Largest mean losses, each a claim of its own."""
+    tested: tuple[Tested, ...]
+    """Settings from strict to loose; the last may be the one that failed."""
+
+    def passed(self, budget: float) -> int | None:
+        """Index of the loosest setting that keeps a budget while all before it do; None where the first fails."""
+        at, kept = self.budgets.index(budget), 0
+        while kept < len(self.tested) and self.tested[kept].within[at]:
+            kept += 1
+        return kept - 1 if kept else None
+
+    def shown(self, budget: float) -> Tested:
+        """The setting that is kept for a budget, or the strictest one, which was refused."""
+        return self.tested[self.passed(budget) or 0]
+
+    def bound(self, budget: float) -> Bound:
+        """The bound of that setting."""
+        return self.shown(budget).bounds[self.budgets.index(budget)]
+
+    def needed(self, budget: float) -> int | None:
+        """Prompts that would certify a refused budget at the strictest setting; None where no number would."""
+        first, bound = self.tested[0], self.tested[0].bounds[self.budgets.index(budget)]
+        if self.passed(budget) is not None or bound.mean >= budget:
             return None
-        return self.bounds[self.passed if self.passed is not None else 0]
+        if bound.kind == EXACT:
+            return needed_beyond(bound, budget)
+        seen = first.decoded.differences
+        return fewest(lambda n: plug_in_certifies(np.resize(seen, n), budget, bound.confidence), above=bound.n)
 
-    @property
-    def refusal(self) -> str | None:
-        """Why nothing was certified and what would help, in a sentence or two; None after a success."""
-        if self.certified or self.bound is None:
+    def refusal(self, budget: float) -> str | None:
+        """Why a budget has no certificate and what would help; None where it has one."""
+        if self.passed(budget) is not None:
             return None
-        b = self.bound
-        cause = (
-            f"A budget of {self.budget:.2%} cannot be certified: {b.n} prompts with a loss of {b.mean:.2%} and "
-            f"{b.discordant / b.n:.2%} discordant pairs bound it by {b.value:.2%}."
+        at, bound = self.budgets.index(budget), self.bound(budget)
+        seen = (
+            f"{bound.n} prompts with a loss of {bound.mean:.2%} and {bound.discordant / bound.n:.2%} differing answers"
         )
-        if self.needed_n is None:
-            return f"{cause} More prompts would not help; use a stricter setting or a larger budget."
-        return f"{cause} About {self.needed_n} prompts would do, or a stricter setting."
-
-
-def fixed_sequence(outcomes_by_setting: Iterable[ArrayLike], budget: float, confidence: float) -> Verdict:
-    """Test settings from strict to loose, each by its differences d = strict - loose `[N]`, and stop at a failure.
-
-    The iterable is read lazily: a setting behind the first failure is never asked for.
-    """
-    bounds: list[Bound] = []
-    for differences in outcomes_by_setting:
-        bounds.append(upper_bound(differences, confidence))
-        if not bounds[-1].within(budget):
-            break
-    failed = bool(bounds) and not bounds[-1].within(budget)
-    passed = len(bounds) - 1 - failed
-    needed = needed_beyond(bounds[0], budget) if bounds and passed < 0 else None
-    return Verdict(budget, passed if passed >= 0 else None, tuple(bounds), needed)
+        if self.tested[0].wagered[at] == "beyond":
+            return f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no doubt."
+        need = self.needed(budget)
+        remedy = f"about {need} prompts would do" if need else "more prompts would not help; take a larger budget"
+        return f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%}; {remedy}."
 
 
 def needed_beyond(bound: Bound, budget: float) -> int | None:
@@ -82,32 +95,78 @@ def needed_beyond(bound: Bound, budget: float) -> int | None:
     return needed_n(budget, bound.confidence, bound.spread, bound.mean, bound.kind == EXACT, more_than=bound.n)
 
 
-def needed_n(
-    budget: float, confidence: float, discordance: float, loss: float = 0.0, exact: bool = True, more_than: int = 0
-) -> int | None:
-    """Prompts that would certify `budget` if they showed this discordance (mean of d squared) and this mean loss.
+def check_stop(stop: str) -> None:
+    """Raise UserError unless that is a way to stop."""
+    if stop not in get_args(Stop):
+        raise UserError(f"There is no way to stop called '{stop}'. Use one of: {', '.join(get_args(Stop))}.")
 
-    Counts are whole, so a few prompts fewer may pass by luck of rounding. None where the loss uses up the budget.
+
+def fixed_sequence(
+    settings: Iterable[Iterable[Decoded]],
+    budgets: Sequence[float],
+    confidence: float,
+    stop: Stop = "planned",
+    ternary: bool = True,
+) -> Verdicts:
+    """Test settings from strict to loose; the first that fails the largest budget is the last.
+
+    Args:
+        settings: the chunks of each setting. Both iterables are read lazily: a setting behind the first failure and a
+            chunk behind a clear answer are never asked for.
+        budgets: largest mean losses to certify.
+        confidence: probability with which each certificate holds.
+        stop: when to leave a setting early.
+        ternary: whether the score can only differ by -1, 0 or 1, so that the exact bound may be used.
+
+    Raises:
+        UserError: an unknown way to stop.
     """
-    if loss >= budget:
-        return None
-    z = float(norm.isf(1 - confidence))
-    guess = math.ceil(z**2 * max(discordance - loss**2, 0.0) / (budget - loss) ** 2)
-    if exact and guess > ENUMERABLE:
-        return guess
-    low, high = more_than, max(more_than + 1, guess, 2)
-    while not would_certify(high, budget, confidence, discordance, loss, exact):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        passes = would_certify(middle, budget, confidence, discordance, loss, exact)
-        low, high = (low, middle) if passes else (middle, high)
-    return high
+    check_stop(stop)
+    tested: list[Tested] = []
+    for chunks in settings:
+        tested.append(try_setting(chunks, budgets, confidence, stop, ternary))
+        if not tested[-1].within[int(np.argmax(budgets))]:
+            break
+    return Verdicts(tuple(budgets), tuple(tested))
 
 
-def would_certify(n: int, budget: float, confidence: float, discordance: float, loss: float, exact: bool) -> bool:
-    """Whether n prompts with these rates keep the budget."""
-    if exact:
-        losses, gains = expected_table(loss, discordance, n)
-        return p_value(losses, gains, n, budget) <= 1 - confidence
-    return bernstein_bound(loss, discordance - loss**2, n, 1 - confidence) <= budget
+def try_setting(
+    chunks: Iterable[Decoded], budgets: Sequence[float], confidence: float, stop: Stop, ternary: bool = True
+) -> Tested:
+    """Take in chunks until no budget is open any more, then test what the wagers left open."""
+    sure = wager_confidence(stop, confidence)
+    wagers = [Wager(budget, sure) for budget in budgets]
+    done = NOTHING
+    for chunk in chunks:
+        done = done + chunk
+        if stop == "planned":
+            continue
+        for wager in wagers:
+            wager.see_all(chunk.differences)
+        if is_over(wagers, budgets, stop):
+            break
+    answers = tuple(counted(wager.answer, stop) for wager in wagers)
+    plain = upper_bound(done.differences, sure, ternary)
+    bounds = tuple(betting(plain, done, sure) if answer == "within" else plain for answer in answers)
+    within = tuple(
+        answer == "within" or (answer is None and bound.within(budget))
+        for answer, bound, budget in zip(answers, bounds, budgets, strict=True)
+    )
+    return Tested(done, bounds, within, answers)
+
+
+def counted(answer: Answer | None, stop: Stop) -> Answer | None:
+    """The answer of a wager where it may decide: under `lost` it refuses and never certifies."""
+    return answer if stop == "clear" or answer == "beyond" else None
+
+
+def is_over(wagers: Sequence[Wager], budgets: Sequence[float], stop: Stop) -> bool:
+    """Whether more prompts can change nothing."""
+    if wagers[int(np.argmax(budgets))].answer == "beyond":
+        return True
+    return stop == "clear" and all(wager.answer is not None for wager in wagers)
+
+
+def betting(plain: Bound, done: Decoded, confidence: float) -> Bound:
+    """The bound of the wager itself on the same prompts."""
+    return replace(plain, value=betting_bound(done.differences, 1 - confidence), kind=BETTING)

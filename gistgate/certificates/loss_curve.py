@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from sklearn.isotonic import IsotonicRegression
 
-from gistgate.certificates.bounds import right_or_wrong
-from gistgate.certificates.fixed_sequence import would_certify
+from gistgate.certificates.differences import right_or_wrong
+from gistgate.certificates.planning import would_certify
 from gistgate.certificates.tango import Array
 
 

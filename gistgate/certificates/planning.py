@@ -1,37 +1,34 @@
 """How many prompts a budget needs, known before the first one is decoded, for every bound that could certify it.
 
-    python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, expected discordance, expected loss (default 0)
+    python -m gistgate.certificates.planning 0.02 0.05 [0.005]     budget, discordance and loss (default 0) to expect
 
-A plan assumes that calibration will show the expected rates. It shows worse ones about every other time, so a plan is
-the least to decode; `pipeline/studies/certify/coverage.py` measures how often it certifies, and how often its double does.
+A plan assumes that calibration will show the expected rates. Calibration shows worse rates about every other time, so a
+plan is the least to decode; `pipeline/studies/certify/coverage.py` measures how often a plan and its double certify.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 from bisect import bisect_left
 from collections.abc import Callable
 
-import numpy as np
+from scipy.stats import norm
 
-from gistgate.certificates.bernstein import PLUG_IN, bernstein_sequence
+from gistgate.certificates.bernstein import BERNSTEIN, PLUG_IN, bernstein_bound, bernstein_sequence
 from gistgate.certificates.betting import BETTING, refutes, wealth_of_table
-from gistgate.certificates.bounds import (
-    BERNSTEIN,
-    EXACT,
-    bernstein_bound,
-    checked,
-    expected_table,
-    hoeffding_bentkus,
-    right_or_wrong,
-    upper_bound,
-)
-from gistgate.certificates.fixed_sequence import needed_n
-from gistgate.certificates.tango import Array
+from gistgate.certificates.bounds import EXACT, hoeffding_bentkus, upper_bound
+from gistgate.certificates.differences import checked, expected_table, right_or_wrong, spread_out
+from gistgate.certificates.tango import Array, p_value
 from gistgate.errors import UserError
-from pipeline.common.entry import run
 
+ENUMERABLE = 200_000
+"""Largest number of prompts for which `needed_n` enumerates; above, the normal approximation is as good."""
 HOEFFDING = "Hoeffding-Bentkus"
+PLANNED = (0.01, 0.02, 0.05, 0.1)
+"""Discordances for which a plan is said before anything is known."""
+EXPECTED = 0.05
+"""Discordance that the default number of prompts is planned for."""
 MOST = 1_000_000
 """Largest number of prompts that a plan names; who needs more needs another setting."""
 
@@ -96,7 +93,7 @@ def needed_prompts(budget: float, confidence: float, discordance: float, loss: f
     alpha = 1 - confidence
 
     def betting(n: int) -> bool:
-        return wealth_of_table(*expected_table(loss, discordance, n), n, budget) >= -np.log(alpha)
+        return wealth_of_table(*expected_table(loss, discordance, n), n, budget) >= -math.log(alpha)
 
     def plug_in(n: int) -> bool:
         return plug_in_certifies(spread_out(*expected_table(loss, discordance, n), n), budget, confidence)
@@ -112,6 +109,37 @@ def needed_prompts(budget: float, confidence: float, discordance: float, loss: f
         BERNSTEIN: at_most(needed_n(budget, confidence, discordance, loss, exact=False)),
         HOEFFDING: fewest(hoeffding),
     }
+
+
+def needed_n(
+    budget: float, confidence: float, discordance: float, loss: float = 0.0, exact: bool = True, more_than: int = 0
+) -> int | None:
+    """Prompts that would certify `budget` if they showed this discordance (mean of d squared) and this mean loss.
+
+    Counts are whole, so a few prompts fewer may pass by luck of rounding. None where the loss uses up the budget.
+    """
+    if loss >= budget:
+        return None
+    z = float(norm.isf(1 - confidence))
+    guess = math.ceil(z**2 * max(discordance - loss**2, 0.0) / (budget - loss) ** 2)
+    if exact and guess > ENUMERABLE:
+        return guess
+    low, high = more_than, max(more_than + 1, guess, 2)
+    while not would_certify(high, budget, confidence, discordance, loss, exact):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        passes = would_certify(middle, budget, confidence, discordance, loss, exact)
+        low, high = (low, middle) if passes else (middle, high)
+    return high
+
+
+def would_certify(n: int, budget: float, confidence: float, discordance: float, loss: float, exact: bool) -> bool:
+    """Whether n prompts with these rates keep the budget."""
+    if exact:
+        losses, gains = expected_table(loss, discordance, n)
+        return p_value(losses, gains, n, budget) <= 1 - confidence
+    return bernstein_bound(loss, discordance - loss**2, n, 1 - confidence) <= budget
 
 
 def fewest(enough: Callable[[int], bool], above: int = 0) -> int | None:
@@ -130,14 +158,53 @@ def at_most(n: int | None) -> int | None:
     return n if n is not None and n <= MOST else None
 
 
-def spread_out(losses: int, gains: int, n: int) -> Array:
-    """Differences [N] with so many losses and gains, spread as evenly as whole prompts allow."""
-    d = np.zeros(n)
-    places = np.linspace(0, n, losses + gains, endpoint=False).astype(int)
-    share = losses / max(losses + gains, 1)
-    is_loss = np.diff(np.floor(np.arange(losses + gains + 1) * share + 1e-9)) > 0
-    d[places] = np.where(is_loss, 1.0, -1.0)
-    return d
+def wager_confidence(stop: str, confidence: float) -> float:
+    """How sure a wager has to be; where it may certify (`clear`), it gets half of the error."""
+    return 1 - (1 - confidence) / 2 if stop == "clear" else confidence
+
+
+def needed_for(budget: float, confidence: float, rate: float, ternary: bool = True, stop: str = "lost") -> int | None:
+    """Prompts that certify `budget` without a net loss at a discordance (mean of d squared), by what decides there.
+
+    The exact bound where the score is right or wrong, else the plug-in Bernstein bound, or the wager if it may certify.
+    """
+    sure = wager_confidence(stop, confidence)
+    if ternary:
+        return needed_n(budget, sure, rate)
+    plan = needed_prompts(budget, sure, rate)
+    deciding = [plan[bound] for bound in (PLUG_IN, *([BETTING] if stop == "clear" else []))]
+    return min((n for n in deciding if n is not None), default=None)
+
+
+def plan_sentence(budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost") -> str:
+    """What a budget needs, for people, before the first prompt is decoded."""
+    plan = {rate: needed_for(budget, confidence, rate, ternary, stop) for rate in PLANNED}
+    parts = ", ".join(f"{need or 'too many'} at {rate:.0%}" for rate, need in plan.items())
+    return (
+        f"A budget of {budget:.2%} at {confidence:.0%} confidence needs, were nothing lost, about so many prompts by "
+        f"the share of answers that differ: {parts}; twice as many to be safe. There are {n}."
+    )
+
+
+def default_n(budget: float, confidence: float, ternary: bool, available: int, stop: str = "lost") -> int:
+    """Twice what the expected discordance needs, or all there are."""
+    need = needed_for(budget, confidence, EXPECTED, ternary, stop)
+    return min(available, 2 * need) if need else available
+
+
+def check_possible(budget: float, confidence: float, n: int, ternary: bool = True, stop: str = "lost") -> None:
+    """Refuse what n prompts cannot certify even if no answer differs.
+
+    Raises:
+        UserError: with the number that would do.
+    """
+    least = needed_for(budget, confidence, 0.0, ternary, stop)
+    if least is None or n < least:
+        raise UserError(
+            f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that takes "
+            f"{least or 'too many'}. "
+            "Use more prompts (--prompts, or a task with more documents) or a larger budget."
+        )
 
 
 def main() -> None:
@@ -152,4 +219,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    run(main)
+    try:
+        main()
+    except UserError as error:
+        raise SystemExit(str(error)) from None

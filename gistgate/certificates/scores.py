@@ -1,7 +1,8 @@
-"""What "quality" means when strict and loose answers are compared: three scores, one interface.
+"""What "quality" means when strict and loose answers are compared: three scores with one interface.
 
-Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers differ by nothing and are not
-scored. Axis letters: B rows, T tokens, V vocabulary, N prompts.
+Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored.
+
+Axis letters: B rows, T tokens, V vocabulary, N prompts.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.certificates.tango import Array
-from gistgate.integrations.lm_eval.task import Task
 
 CLIP = 5.0
 """Nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token."""
@@ -25,6 +25,18 @@ WORSE = -1e4
 
 Prompt = dict[str, Any]
 Ids = list[int]
+
+
+class Judge(Protocol):
+    """A task that scores answers."""
+
+    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+        """The answer as it is scored."""
+        ...
+
+    def score(self, doc: dict[str, Any], text: str) -> float:
+        """The verdict on an answer, in [0, 1]."""
+        ...
 
 
 class Scorer(Protocol):
@@ -48,7 +60,7 @@ def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
 class TaskScore:
     """The task's own metric against its solution: right or wrong."""
 
-    task: Task
+    task: Judge
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "task"
     ternary: ClassVar[bool] = True

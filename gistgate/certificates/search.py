@@ -1,12 +1,13 @@
 """Which settings of a rule go to certification: chosen on development prompts, before any calibration outcome is seen.
 
-A setting is a value of the knob and a variant of the other settings. For every budget the loosest value is sought whose
-predicted bound on the calibration prompts still keeps it; a place that is left goes to a setting between the headline's
-and the next looser one, so that a careful prediction does not cost a step. The sequence opens with the strictest value,
-whatever was measured: one whose first setting fails certifies nothing, predictions fail, and not every rule loses less
-half-way. Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may
-still turn out fastest at the headline budget, by halving its open range of values; what is left then refines the other
-budgets of the best variant.
+A setting is a value of the knob and a variant of the other settings. For every budget the search seeks the loosest
+value whose predicted bound on the calibration prompts still keeps the budget. A spare slot in the sequence tests a
+value between the headline's and the next looser one, so that a careful prediction does not cost a step. The test stops
+at its first failure, so the sequence starts with the strictest value, which is the most likely to pass.
+
+Decoding a setting is expensive, so each measurement goes where it decides most: first to the variant that may still
+turn out fastest at the headline budget, by halving its open range of values; the remaining measurements refine the
+other budgets of the best variant.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Aims:
 
 
 @dataclass(frozen=True)
-class Choice:
+class Selection:
     """The fixed sequence."""
 
     settings: list[Setting]
@@ -77,7 +78,7 @@ class Choice:
 
 def choose_settings(
     grid: Sequence[float], variants: Sequence[dict[str, Any]], evaluate: Evaluate, aims: Aims
-) -> Choice:
+) -> Selection:
     """The sequence for one method, from measurements on development prompts.
 
     Args:
@@ -100,7 +101,7 @@ def choose_settings(
             chosen.append(index)
     if len(chosen) < aims.settings:
         chosen += search.curves[best].between(aims.target(aims.headline), chosen)
-    return Choice([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
+    return Selection([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
 
 
 class Search:

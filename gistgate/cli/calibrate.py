@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from gistgate.cli import show
 from gistgate.cli.options import BlockLength, Draft, Drafter, GateFolder, RuleName, Seed, Settings
 from gistgate.errors import UserError
 
@@ -36,22 +36,21 @@ def calibrate(
 ) -> None:
     """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
     options = {name: value for name, value in locals().items() if name != "settings"}
-    typer.echo(certify(**options, settings=tuple(settings)))
+    command = calibration()
+    proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
+    typer.echo(f"{show.proved(proof)}\nwritten to {path}")
 
 
-def certify(**options: Any) -> str:
-    """Hand over to the calibration engine, which lies in the pipeline for now.
+def calibration() -> Any:
+    """The module behind `calibrate`.
 
     Raises:
-        UserError: the pipeline or something that it needs is not installed.
+        UserError: a library that it needs is not installed.
     """
-    sys.path.append(str(Path(__file__).parents[2]))
     try:
-        command = importlib.import_module("pipeline.certification.command")
+        return importlib.import_module("gistgate.integrations.lm_eval.calibrate")
     except ModuleNotFoundError as error:
         raise UserError(
-            f"This command needs the pipeline, and '{error.name}' is missing. Clone the repository and install it with "
-            "`pip install -e '.[pipeline]'`."
+            f"This command needs '{error.name}', which is not installed. Install it with "
+            "`pip install 'gistgate[calibrate]'`."
         ) from error
-    said: str = command.certify(command.Options(**options))
-    return said

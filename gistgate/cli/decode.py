@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -42,7 +42,7 @@ def generate(
 
     loaded = load(target, dtype, wishes, temperature, chat, system)
     if in_shadow:
-        shadow(loaded.decoder)
+        loaded = replace(loaded, decoder=shadow(loaded.decoder))
     ids = loaded.target.encode(read(prompt), chat, system)
     request = {"sampling": Sampling(temperature), **loaded.request(max_new_tokens, stop)}
     if wishes.speculate_up_to == AUTO:

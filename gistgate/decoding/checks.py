@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
+from gistgate.decoding.parts import GateLike
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.optional.trees.masks import attention_kinds
-from gistgate.optional.trees.walks import walk_of
+from gistgate.rules.base import Rule
 
 
-def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, gate: Any) -> None:
+def check_parts(
+    target: PreTrainedModel, drafter: Drafter | None, rule: Rule, block: int, gate: GateLike | None
+) -> None:
     """Refuse parts that cannot work together."""
     if block < 0:
         raise UserError(f"block is {block}, but K is a number of drafted tokens. Use 0 for plain decoding.")
     if "gate" in rule.needs and gate is None:
         raise UserError(f"The rule '{rule.id}' needs a gate. Pass gate=Gate.load(folder), or choose another rule.")
-    if "gate" in rule.needs and gate.wants_q and drafter is not None and not drafter.gives_q:
+    if "gate" in rule.needs and gate and gate.wants_q and drafter is not None and not drafter.gives_q:
         raise UserError(
             "The gate reads draft probabilities, which this drafter has not. Use the drafter 'model', or a gate that "
             "was trained without the feature 'draft'."
@@ -29,10 +31,8 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
             f"The rule '{rule.id}' needs draft probabilities, which this drafter has not. Use the drafter 'model', or "
             "a rule that reads the target alone, such as 'prob-ratio'."
         )
-    if getattr(drafter, "nodes", None):
-        check_trees(target, drafter, rule)
     for model in models_of(target, drafter):
-        if getattr(model, "_is_stateful", False):
+        if getattr(model, "_is_stateful", False):  # not every version of transformers has it
             raise UserError(
                 f"{type(model).__name__} keeps a recurrent state that cannot be rolled back. "
                 "Use a model with attention alone."
@@ -40,7 +40,7 @@ def check_parts(target: PreTrainedModel, drafter: Any, rule: Any, block: int, ga
 
 
 def count_ids(
-    target: PreTrainedModel, drafter: Any, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int | None
+    target: PreTrainedModel, drafter: Drafter | None, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int | None
 ) -> int:
     """The number of token ids that count: those that both models know, and no more than `vocabulary`.
 
@@ -62,39 +62,25 @@ def count_ids(
     return min(vocabulary, known) if vocabulary else known
 
 
-def check_trees(target: PreTrainedModel, drafter: Any, rule: Any) -> None:
-    """Refuse models that cannot read a tree, and rules that cannot judge one."""
-    if "second" in rule.needs:
-        raise UserError(
-            f"The rule '{rule.id}' reads a draft twice, which is possible for chains only. Use a drafter of chains, "
-            "such as 'model'."
-        )
-    for model in models_of(target, drafter):
-        attention_kinds(model)
-
-
-def check_temperature(rule: Any, sampling: Sampling, drafter: Any = None) -> None:
-    """Refuse a temperature that the rule does not define, alone or together with a drafter of trees."""
-    if not sampling.greedy and getattr(drafter, "nodes", None):
-        walk_of(rule)
+def check_temperature(rule: Rule, sampling: Sampling) -> None:
+    """Refuse a temperature that the rule does not define."""
     if rule.temperatures != "all" and sampling.greedy != (rule.temperatures == "greedy"):
         asked = "greedy decoding" if sampling.greedy else f"temperature {sampling.temperature:g}"
         raise UserError(f"The rule '{rule.id}' is not defined for {asked}. Use {rule.alternative} there.")
 
 
-def models_of(target: PreTrainedModel, drafter: Any) -> list[PreTrainedModel]:
+def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrainedModel]:
     """The target and, where there is one, the draft model."""
-    draft = getattr(drafter, "model", None)
-    return [target] if draft is None else [target, draft]
+    return [target] if drafter is None or drafter.model is None else [target, drafter.model]
 
 
-def check_prompts(target: PreTrainedModel, drafter: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
+def check_prompts(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
     """Refuse empty prompts and those that leave no room for the answer."""
     for index, prompt in enumerate(prompts):
         if not len(prompt):
             raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
     longest = max(map(len, prompts), default=0)
-    for model in models_of(target, drafter):
+    for model in models:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context and longest + max_new_tokens > context:
             raise UserError(

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
-from gistgate.decoding.checks import check_parts, check_prompts, check_temperature, count_ids
+from gistgate.decoding.checks import check_parts, check_prompts, check_temperature, count_ids, models_of
 from gistgate.decoding.engines.choice import Engine
+from gistgate.decoding.extensions import FORMS, GUARDING, VERIFIERS
+from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import GateLike, Observer, Parts
 from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import Reader, left_padded
-from gistgate.optional.guards.base import Guard
-from gistgate.request.markers import find_markers, reflection
 from gistgate.request.rows import Generation, Memory, Row
 from gistgate.request.stopping import Stop
 from gistgate.rules.base import Rule
@@ -40,7 +43,7 @@ class Decoder:
         observer: Observer | None = None,
         think_markers: tuple[str, str] = ("<think>", "</think>"),
         engine: str = "eager",
-        guards: Sequence[Guard] = (),
+        guards: Sequence[Any] = (),
         speculate_up_to: int | None = None,
     ) -> None:
         """Put the parts together; nothing runs yet.
@@ -58,32 +61,52 @@ class Decoder:
             think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
             engine: "eager" calls the models as they are; "compiled" replays programs of fixed shape, whose building
                 takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
-            guards: watch every request and may make it stricter, never looser.
+            guards: `gistgate.optional.guards`, which watch every request and may make it stricter, never looser.
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
                 then strict ones, whatever the rule; `gistgate.observing.race.pays_up_to` measures the number.
 
         Raises:
             UserError: an unknown engine, or parts that do not fit together.
         """
-        self.target, self.drafter, self.rule, self.tokenizer = target, drafter, rule, tokenizer
         self.engine, self.speculate_up_to = Engine(engine), speculate_up_to
         check_parts(target, drafter, rule, block, gate)
-        vocabulary = count_ids(target, drafter, tokenizer, vocabulary)
-        think_ids = find_markers(tokenizer, think_markers) if "thinking" in rule.needs else None
+        context = rule.context(tokenizer, think_markers)
+        form = FORMS["chain" if drafter is None else drafter.form]()
+        form.check(models_of(target, drafter), rule)
         self.parts = Parts(
-            target,
-            drafter,
-            rule,
-            block if drafter is not None else 0,
-            gate,
-            tokenizer,
-            (*protocol_ids, *(think_ids or ())),
-            observer,
-            vocabulary,
-            think_ids,
-            reflection(rule, tokenizer),
-            tuple(guards),
+            target=target,
+            drafter=drafter,
+            rule=rule,
+            block=block if drafter is not None else 0,
+            vocabulary=count_ids(target, drafter, tokenizer, vocabulary),
+            gate=gate,
+            tokenizer=tokenizer,
+            protocol_ids=(*protocol_ids, *context.protocol_ids),
+            observer=observer,
+            context=context,
+            form=form,
+            guards=GUARDING["guards"](guards) if guards else Unguarded(),
         )
+
+    @property
+    def target(self) -> PreTrainedModel:
+        """The model whose text is written."""
+        return self.parts.target
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What proposes tokens."""
+        return self.parts.drafter
+
+    @property
+    def rule(self) -> Rule:
+        """What decides which proposed tokens stay."""
+        return self.parts.rule
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """What finds stop strings."""
+        return self.parts.tokenizer
 
     @property
     def block(self) -> int:
@@ -92,8 +115,14 @@ class Decoder:
 
     @property
     def vocabulary(self) -> int:
-        """Ids that count, where output layers are padded."""
+        """Number of token ids that count, where output layers are padded."""
         return self.parts.vocabulary
+
+    def having(self, **changes: Any) -> Decoder:
+        """The same decoder with other `Parts`, which are not checked again: an observer, or a rule in a wrapper."""
+        other = copy(self)
+        other.parts = replace(self.parts, **changes)
+        return other
 
     @torch.inference_mode()
     def generate(
@@ -129,12 +158,14 @@ class Decoder:
         for row, cost in zip(rows, costs if costs is not None else [None] * len(rows), strict=True):
             row.cost = cost
         sampling = sampling or Sampling()
-        check_temperature(self.rule, sampling, self.drafter)
-        check_prompts(self.target, self.drafter, prompts, max_new_tokens + self.parts.rereading)
+        check_temperature(self.rule, sampling)
+        if not sampling.greedy:
+            self.parts.form.check_sampled(self.rule)
+        extra = VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
+        check_prompts(models_of(self.target, self.drafter), prompts, max_new_tokens + extra)
         speculates = self.speculate_up_to is None or len(rows) <= self.speculate_up_to
         parts = self.parts if speculates else self.parts.plain()
         session = self.engine.session(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
-        session.begin()
         answers = [generation for generation, _ in session.run()]
         for answer in [] if speculates else answers:
             answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)

@@ -1,4 +1,4 @@
-"""What a decoder is made of, checked to fit together: its session needs no more than this.
+"""What a decoder is made of, checked to fit together: its sessions need no more than this.
 
 Axis letters: B rows, K drafted tokens.
 """
@@ -6,17 +6,18 @@ Axis letters: B rows, K drafted tokens.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Acceptance, Block
+from gistgate.decoding.form import Chains
+from gistgate.decoding.guarding import Unguarded
 from gistgate.drafters.base import Drafter
-from gistgate.optional.guards.base import Guard
 from gistgate.request.rows import Row
-from gistgate.rules.base import Rule
+from gistgate.rules.base import Context, Rule
 from gistgate.rules.exact import Exact
 
 
@@ -49,36 +50,36 @@ class Parts:
     rule: Rule
     block: int
     """K, drafted tokens per round; 0 is plain decoding."""
-    gate: GateLike | None
-    tokenizer: PreTrainedTokenizerBase | None
-    protocol_ids: tuple[int, ...]
-    """Tokens that are never accepted loosely, besides eos."""
-    observer: Observer | None
     vocabulary: int
-    """Ids that count, where output layers are padded."""
-    think_ids: tuple[int, int] | None = None
-    """The think markers, begin and end, where the rule asks for them."""
-    reflection_ids: tuple[int, ...] = ()
-    """The prompt between two readings of a draft, where the rule asks for a second one."""
-    guards: tuple[Guard, ...] = ()
-    """What watches every request and may make it stricter."""
+    """Number of token ids that count, where output layers are padded."""
+    gate: GateLike | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    protocol_ids: tuple[int, ...] = ()
+    """Tokens that are never accepted loosely, besides eos."""
+    observer: Observer | None = None
+    context: Context = field(default_factory=Context)
+    """What the rule knows about tokenizer and requests."""
+    form: Chains = field(default_factory=Chains)
+    """What the drafts look like."""
+    guards: Unguarded = field(default_factory=Unguarded)
+    """Who watches every request and may make it stricter."""
 
     def plain(self) -> Parts:
         """The same without speculation: the target's own tokens, one per forward."""
-        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, think_ids=None, reflection_ids=())
+        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains())
 
     @property
     def most_drafted(self) -> int:
         """Most tokens of one round's draft: K, or the nodes of a tree."""
-        return max(self.block, getattr(self.drafter, "nodes", 0)) if self.block else 0
+        return max(self.block, self.drafter.nodes) if self.block and self.drafter else 0
 
     @property
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
-        watched = frozenset(self.observer.layers) if self.observer else frozenset()
-        watched |= getattr(self.drafter, "layers", frozenset())
-        watched = watched.union(*(guard.layers for guard in self.guards))
-        return watched | (self.gate.layers if self.judged and self.gate else frozenset())
+        asked = self.guards.layers
+        for part in (self.observer, self.drafter, self.gate if self.judged else None):
+            asked |= frozenset(part.layers) if part is not None else frozenset()
+        return asked
 
     @property
     def judged(self) -> bool:
@@ -86,20 +87,12 @@ class Parts:
         return "gate" in self.rule.needs and self.gate is not None
 
     @property
+    def random(self) -> bool:
+        """True when the rule needs random numbers for greedy requests, too."""
+        return "uniforms" in self.rule.needs
+
+    @property
     def wants_q(self) -> bool:
         """True when the drafter shall name its probabilities also for greedy requests."""
         asked = self.gate.wants_q if self.judged and self.gate else False
         return asked or "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
-
-    @property
-    def rereads(self) -> bool:
-        """True when the target reads every draft a second time."""
-        return "second" in self.rule.needs
-
-    @property
-    def rereading(self) -> int:
-        """Most tokens of context that a second reading takes beyond the text."""
-        if not self.rereads:
-            return 0
-        tail: int = self.rule.tail  # type: ignore[attr-defined]
-        return len(self.reflection_ids) + tail + 2 * self.block

@@ -1,58 +1,43 @@
 """What a drafter is: something cheap that proposes the next tokens of every row.
 
-Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree, V vocabulary.
+Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
+from gistgate.block import Acceptance, Block, Draft, Sampling
 from gistgate.forward.cache import RowCache
 
 
-@dataclass(frozen=True)
-class Draft:
-    """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
+class Drafter:
+    """Proposes tokens, and is told afterwards how many of them stayed.
 
-    ids: Tensor
-    """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
-    valid: Tensor
-    """A prefix of True for each row [B, K]; all False where nothing was found."""
-    q: Tensor | None = None
-    """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
-    each proposal counts as certain."""
-    forwards: int = 0
-    """Forwards of a draft model that this took."""
-    parents: Tensor | None = None
-    """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
-    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
-    a draft without probabilities differ."""
-    notes: Sequence[str] = ()
-    """For each row why less was proposed than could have been, or ""; requests count them by these names."""
-
-
-class Drafter(Protocol):
-    """Proposes, and is told afterwards what stayed. One batch at a time: `start` forgets the one before.
-
-    A drafter that learns from the target's rows has `observe(block, acceptance)` as well: it is called after every
-    verification, refused and empty proposals included, before `settle` and `select`.
-
-    A drafter that may return trees names the most nodes of one as `nodes`; `num_draft` is the deepest they may be, and
-    `uniforms` are `nodes` many. Of a tree it is told what stayed by `settle_path(paths)`, the numbers of the accepted
-    nodes of each row, where it has that, and by `settle` with their count where not. `observe` sees the best path.
+    A drafter serves one batch at a time: `start` forgets the batch before. The defaults are those of a drafter that
+    reads its proposals off the texts: it names no probabilities and remembers nothing of a batch.
     """
 
-    gives_q: ClassVar[bool]
+    gives_q: bool = False
     """True when it can name draft probabilities."""
+    form: str = "chain"
+    """Id of what its drafts look like, in `gistgate.decoding.extensions.FORMS`: "chain" or "tree"."""
+    nodes: int = 0
+    """Most nodes of a draft that is a tree; 0 for chains."""
+    layers: frozenset[str] = frozenset()
+    """Hidden states of the target that the blocks given to `observe` have to carry."""
+    learns: bool = False
+    """True when it learns from the target's rows, that is when it has an `observe` of its own."""
+    stops_early: bool = False
+    """True when its draft model's steps end at a token that is not known beforehand."""
+    model: PreTrainedModel | None = None
+    """The draft model, if there is one."""
 
     def start(self, batch: int) -> None:
-        """A new batch of that many rows begins."""
-        ...
+        """Begin a new batch of that many rows."""
 
     def propose(
         self,
@@ -64,25 +49,43 @@ class Drafter(Protocol):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        """Up to `num_draft` tokens behind each text, K as many as the longest; `uniforms [B, num_draft]` to draw."""
-        ...
+        """Propose up to `num_draft` tokens behind each text.
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        """Of row b's proposal the first `accepted[b]` tokens stayed."""
-        ...
+        Args:
+            texts: prompt and answer of each row, as token ids.
+            num_draft: K, the longest chain, or the deepest path of a tree.
+            vocabulary: number of ids that count; no other id may be proposed.
+            sampling: how the request wants its tokens drawn.
+            uniforms: numbers in (0, 1) to draw with [B, K], of a tree [B, nodes]; None when nothing is drawn.
+            want_q: whether draft probabilities are asked for although the request is greedy.
+
+        Returns:
+            A draft as wide as the longest proposal.
+        """
+        raise NotImplementedError
+
+    def observe(self, block: Block, acceptance: Acceptance) -> None:
+        """Learn from a verified block, of a tree from its best path; called before `keep`, for empty drafts as well."""
+
+    def keep(self, accepted: Sequence[int]) -> None:
+        """Take back what was drafted of row b beyond its first `accepted[b]` tokens."""
+
+    def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
+        """Take back what was drafted of row b beside the nodes `paths[b]` of its tree."""
+        self.keep([len(path) for path in paths])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Only these rows go on."""
-        ...
+        """Go on with these rows alone."""
 
     def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
         """Begin a batch of these texts, read all of them, and return what is remembered."""
-        ...
+        self.start(len(texts))
+        return self.snapshot(range(len(texts)))
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
-        """What is remembered of these rows, to `restore` later."""
-        ...
+        """Return what is remembered of these rows, to `restore` it later."""
+        return [RowCache([]) for _ in rows]
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         """Begin a batch whose row b has already read `lengths[b]` tokens of `caches[b]`."""
-        ...
+        self.start(len(lengths))

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft, Drafter
-from gistgate.drafters.chains import TextDrafter
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
@@ -33,12 +32,7 @@ class CascadeDrafter(ModelDrafter):
                 block is below 1.
         """
         inner = PromptLookup() if inner is None else inner
-        if (
-            inner_block < 1
-            or not isinstance(inner, TextDrafter)
-            or hasattr(inner, "observe")
-            or hasattr(inner, "nodes")
-        ):
+        if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes:
             raise UserError(
                 f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone, such as "
                 "PromptLookup or SuffixDrafter. Change the one that does not."
@@ -99,15 +93,15 @@ class CascadeDrafter(ModelDrafter):
         stays_B = ((guess.ids.cpu() == top[:, :-1]) & fits_Bk).long().cumprod(-1).sum(-1)
         lengths = stays_B.tolist()
         if num:
-            self.reader.settle(num, lengths, fits_Bk.sum(-1).tolist())
-        self.inner.settle(lengths)
+            self.reader.keep(num, lengths, fits_Bk.sum(-1).tolist())
+        self.inner.keep(lengths)
         for g, goal, guessed, length, own in zip(grown, goals, guess.ids.tolist(), lengths, top.tolist(), strict=True):
             if len(g) < goal:
                 g.extend([*guessed[:length], own[length]])
 
-    def settle(self, accepted: Sequence[int]) -> None:
+    def keep(self, accepted: Sequence[int]) -> None:
         if self._levels is None:
-            super().settle(accepted)
+            super().keep(accepted)
             return
         # Holes between accepted inner guesses leave no common tail to drop, but for a single row there are none.
         keep = [

@@ -11,14 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from gistgate.block import Acceptance, Block, Sampling
-from gistgate.drafters.base import Draft, Drafter
-from gistgate.drafters.chains import TextDrafter
+from gistgate.block import Acceptance, Block, Draft, Sampling
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
 
@@ -58,12 +56,14 @@ def speed(rate: float, num: int, cost: float, verify: float) -> float:
     return sum(rate**step for step in range(num + 1)) / (verify + num * cost)
 
 
-class ChoiceDrafter:
+class ChoiceDrafter(Drafter):
     """One drafter for every row and round, or none.
 
     Each request counts its rounds by outcome: `choice_0` and so on by the place of the option, `choice_none` where
     nothing was found, `choice_gave_up`.
     """
+
+    learns = True
 
     def __init__(
         self,
@@ -90,8 +90,8 @@ class ChoiceDrafter:
             UserError: nothing to choose from, trees, two models, or a number out of its range.
         """
         drafters = [option.drafter for option in options]
-        with_model = [place for place, one in enumerate(drafters) if not isinstance(one, TextDrafter)]
-        if not options or len(with_model) > 1 or any(getattr(one, "nodes", None) for one in drafters):
+        with_model = [place for place, one in enumerate(drafters) if one.model is not None]
+        if not options or len(with_model) > 1 or any(one.nodes for one in drafters):
             raise UserError("choice: the options are one or more drafters of chains, at most one of them a model.")
         if (
             verify <= 0
@@ -109,11 +109,10 @@ class ChoiceDrafter:
             )
         self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
         self.gives_q = all(one.gives_q for one in drafters)
-        self.layers: frozenset[str] = frozenset().union(*(getattr(one, "layers", ()) for one in drafters))
+        self.layers = frozenset().union(*(one.layers for one in drafters))
         self._fresh = Recent(prior * weight, weight)
         self._keeper = with_model[0] if with_model else 0
-        if with_model:
-            self.model: Any = drafters[self._keeper].model  # type: ignore[attr-defined]
+        self.model = drafters[self._keeper].model
         self._begin(1)
 
     def _begin(self, batch: int) -> None:
@@ -157,7 +156,7 @@ class ChoiceDrafter:
         self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
         joined = replace(join(drafts, self._taken, vocabulary), notes=notes)
         if not joined.ids.shape[1]:  # an empty draft is never settled
-            self._settle([0] * len(texts))
+            self._tell([0] * len(texts))
         return joined
 
     def wishes(self, row: int, text: Sequence[int]) -> list[int] | None:
@@ -177,20 +176,19 @@ class ChoiceDrafter:
     def observe(self, block: Block, acceptance: Acceptance) -> None:
         """Let those learn that do."""
         for option in self.options:
-            if (observe := getattr(option.drafter, "observe", None)) is not None:
-                observe(block, acceptance)
+            option.drafter.observe(block, acceptance)
 
-    def settle(self, accepted: Sequence[int]) -> None:
+    def keep(self, accepted: Sequence[int]) -> None:
         for row, ((place, found), num) in enumerate(zip(self._taken, accepted, strict=True)):
             if place >= 0:
                 self.rows[row][place] = self.rows[row][place].after(found, num, self.memory)
-        self._settle(accepted)
+        self._tell(accepted)
 
-    def _settle(self, accepted: Sequence[int]) -> None:
+    def _tell(self, accepted: Sequence[int]) -> None:
         """Tell those that proposed what stayed: nothing where a row took another one's."""
         for asked in self._asked:
             mine = [num if place == asked else 0 for (place, _), num in zip(self._taken, accepted, strict=True)]
-            self.options[asked].drafter.settle(mine)
+            self.options[asked].drafter.keep(mine)
         self._asked = []
 
     def select(self, rows: Sequence[int]) -> None:

@@ -8,14 +8,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged, shared
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import ragged, shared
 from gistgate.errors import UserError
 
 
 @dataclass
-class PromptLookup(TextDrafter):
+class PromptLookup(Drafter):
     """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
 
     n_max: int = 3

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
 from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import Reader, left_padded
 from gistgate.rules.base import draw
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Proposes what a draft model with the target's vocabulary would write."""
 
-    gives_q: ClassVar[bool] = True
+    gives_q = True
+
+    model: PreTrainedModel
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.model = model
@@ -64,11 +65,11 @@ class ModelDrafter:
         """Whether drafting ends with these tokens [B], before `num_draft`; here never."""
         return False
 
-    def settle(self, accepted: Sequence[int]) -> None:
+    def keep(self, accepted: Sequence[int]) -> None:
         # The last drafted token was never read, so at most drafted - 1 of them are in the cache.
         in_cache = self._drafted - 1
         if in_cache > 0:
-            self.reader.settle(in_cache, [min(num, in_cache) for num in accepted])
+            self.reader.keep(in_cache, [min(num, in_cache) for num in accepted])
 
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistgate.block import Acceptance, Block, Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.block import Acceptance, Block, Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import ragged
 from gistgate.errors import UserError
 
 UNKNOWN = -1
@@ -35,12 +35,13 @@ class RowSuccessors:
 
 
 @dataclass
-class TokenRecycling(TextDrafter):
+class TokenRecycling(Drafter):
     """x_1 = A[last token], x_2 = A[x_1], ...; a token without successors ends the proposal.
 
-    A is filled from the target's rows, so the decoder has to call `observe` after every verification.
+    A is filled from the target's rows, which `observe` is given after every verification.
     """
 
+    learns = True
     k: int = 8
     """Successors remembered for every token; a chain follows the first."""
     reset: Literal["request", "keep"] = "request"

@@ -16,9 +16,9 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import ragged
 from gistgate.drafters.suffix_shared import SharedSuffixes
 from gistgate.drafters.suffix_tree import Pick, Place, SuffixTree, Text
 from gistgate.errors import UserError
@@ -54,7 +54,7 @@ class RowTexts:
 
 
 @dataclass
-class SuffixDrafter(TextDrafter):
+class SuffixDrafter(Drafter):
     """For every match length walk the most frequent continuation; the path with the best score wins.
 
     Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.

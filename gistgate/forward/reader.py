@@ -8,7 +8,7 @@ Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,10 @@ from transformers import PreTrainedModel
 
 from gistgate.forward.cache import RowCache, join_rows, new_cache, take_row
 from gistgate.forward.logits import last_logits
-from gistgate.optional.trees.masks import layout, masks
+
+Layout = Callable[[PreTrainedModel, Tensor, int], tuple[Tensor, Tensor | dict[str, Tensor]]]
+"""For a model, the slots in use [B, S + N] and N, the new tokens in the last slots: the positions [B, N] of these, and
+what each of them sees, as one mask for the model's attention or one for each kind of its layers."""
 
 
 class Reader:
@@ -48,13 +51,13 @@ class Reader:
                 self.restore(self.snapshot(range(len(texts))), level)
         return [text[known:] for text, known in zip(texts, self.known, strict=True)]
 
-    def read(self, ids: Tensor, valid: Tensor | None, keep: int, parents: Tensor | None = None) -> Tensor:
+    def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
         """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return logits of the last `keep` rows.
 
-        With `parents [B, T]` the last T slots, of this read and of those before it, are the nodes of a tree.
+        A `layout` says where the new tokens stand and what they see; without one each follows those before it.
 
         Returns:
-            Logits [B, keep, V] in float32. The new slots count as known until `settle` says otherwise.
+            Logits [B, keep, V] in float32. The new slots count as known until `keep` says otherwise.
         """
         batch, num = ids.shape
         mask: Tensor | dict[str, Tensor] | None
@@ -66,8 +69,8 @@ class Reader:
             self._append(new)
             positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
         mask = None if self.mask is None else self.mask.long()
-        if parents is not None:
-            positions, mask = self._tree(num, parents)
+        if layout is not None:
+            positions, mask = layout(self.model, self._used(num), num)
         if self._context:  # a draft may run over the end of a row that has less room than its neighbours
             positions = positions.clamp_max(self._context - 1)
         logits = last_logits(
@@ -77,13 +80,11 @@ class Reader:
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
         return logits
 
-    def _tree(self, num: int, parents: Tensor) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        """Positions [B, N] and masks for `num` tokens about to be read that end in a tree."""
-        used = self.mask
-        if used is None:
-            used = torch.ones(len(self.known), self.slots + num, dtype=torch.bool, device=parents.device)
-        positions, sees = layout(used, num, parents)
-        return positions[:, -num:].clamp_min(0), masks(self.model, positions, sees)
+    def _used(self, num: int) -> Tensor:
+        """Slots in use [B, S + N], those of `num` tokens about to be read included."""
+        if self.mask is not None:
+            return self.mask
+        return torch.ones(len(self.known), self.slots + num, dtype=torch.bool, device=self.model.device)
 
     def _append(self, new: Tensor) -> None:
         old = self.mask
@@ -91,8 +92,8 @@ class Reader:
             old = torch.ones(new.shape[0], self.slots, dtype=torch.bool, device=new.device)
         self.mask = torch.cat([old, new], dim=1)
 
-    def settle(self, num: int, kept: Sequence[int], valid: Sequence[int] | None = None) -> None:
-        """Of the last `num` slots of row b (of which the first `valid[b]` were in use) keep the first `kept[b]`."""
+    def keep(self, num: int, kept: Sequence[int], valid: Sequence[int] | None = None) -> None:
+        """Keep the first `kept[b]` of the last `num` slots of row b, of which the first `valid[b]` were in use."""
         valid = valid or [num] * len(kept)
         self.known = [k - v + n for k, v, n in zip(self.known, valid, kept, strict=True)]
         slots = max(kept)
@@ -105,8 +106,8 @@ class Reader:
         if self._windowed and self.mask is not None:
             self.restore(self.snapshot(range(len(self.known))), self.known)
 
-    def settle_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
-        """Of the tree in the last `num` slots, of which `valid[b]` were in use, keep the nodes `paths[b]`."""
+    def keep_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
+        """Keep the slots `paths[b]` of the last `num` slots of row b, of which `valid[b]` were in use."""
         longest = max(map(len, paths))
         if longest:
             index = torch.tensor([[*path, *[0] * (longest - len(path))] for path in paths], device=self.model.device)
@@ -114,7 +115,7 @@ class Reader:
                 layer.gather_last(num, index)
             if self.mask is not None:
                 self.mask[:, self.slots - num : self.slots - num + longest] = True
-        self.settle(num, [len(path) for path in paths], valid)
+        self.keep(num, [len(path) for path in paths], valid)
 
     def forget(self, num: int, valid: Sequence[int]) -> None:
         """Take back the last `num` slots, of which `valid[b]` were in use, as if they had never been read."""

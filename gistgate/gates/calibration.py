@@ -1,6 +1,6 @@
-"""Maps from a head's logit to a probability that can be believed. Fitted on problems that no head has seen.
+"""Maps from a head's logit to a calibrated probability, fitted on problems that no head has seen.
 
-Both are monotone, so they change no ranking; they make 0.95 mean 95 %.
+Both maps are monotone, so they change no ranking; they make an output of 0.95 mean 95 %.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a gate looks at: for every draft token numbers and states from the very forward that verifies it.
+"""Features of a gate: for every draft token, numbers and states from the same forward that verifies the token.
 
-The same code fills the label files and serves the gate while decoding, so a head never meets a row that it was not
-trained on. Everything is tensor code without a host synchronisation.
+The same code fills the label files and serves the gate while decoding, so a head never meets a kind of row that it was
+not trained on. Everything is tensor code without a host synchronisation.
 
 Axis letters: B rows, K drafted tokens, D width, F features. Row j of a block predicts x_j, row j + 1 is the state
 after reading x_j (j counts from 0).

@@ -2,32 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.request.statistics import Statistics
-from gistgate.rules.base import Rule
 from gistgate.rules.shadow import Shadow, Watcher
 
 
 def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
-    """From now on `decoder` verifies strictly and counts what its rule would have accepted.
+    """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted.
 
     Raises:
         UserError: without drafts there is nothing to accept; of a tree the rule would see the strict path alone.
     """
     if decoder.drafter is None:
         raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
-    if getattr(decoder.drafter, "nodes", None):
+    if decoder.drafter.nodes:
         raise UserError(
             "Shadow mode is exact for chains only: of a tree the rule would see no path but the strict one. "
             "Use a drafter of chains, such as 'model'."
         )
-    decoder.rule = cast(Rule, Shadow(decoder.rule, watcher))  # what it lacks of a rule it hands on
-    decoder.parts = replace(decoder.parts, rule=decoder.rule)
-    return decoder
+    return decoder.having(rule=Shadow(decoder.rule, watcher))
 
 
 @dataclass(frozen=True)

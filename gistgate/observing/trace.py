@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gistgate.block import Acceptance, Block, Reason
@@ -51,12 +51,8 @@ class Watch:
 
 def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
     """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
-    watch, before = Watch(), decoder.parts
-    decoder.parts = replace(before, observer=watch)
-    try:
-        answer = decoder.generate([ids], **request)[0]
-    finally:
-        decoder.parts = before
+    watch = Watch()
+    answer = decoder.having(observer=watch).generate([ids], **request)[0]
     texts = pieces(tokenizer, answer.ids)
     tokens = [
         TracedToken(text, Reason(reason).name.lower(), kept, probability)

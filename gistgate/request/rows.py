@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from gistgate.forward.cache import RowCache
-from gistgate.request.markers import between_markers
 from gistgate.request.statistics import Statistics
 
 
@@ -34,21 +33,12 @@ class Row:
     generator: torch.Generator | None = None
     cost: float | None = None
     """What a round costs this request right now, 0 to 1; None where nobody said."""
-    guarded: dict[str, Any] = field(default_factory=dict)
-    """What guards remember about this request, by their id."""
-    thinking: bool = False
-    """Whether the first `seen` tokens end between the think markers."""
-    seen: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+    """What rules and guards remember about this request, by their ids."""
 
     @property
     def answer(self) -> list[int]:
         return self.text[self.prompt_length :]
-
-    def is_thinking(self, markers: tuple[int, int]) -> bool:
-        """Whether the text ends between the think markers."""
-        self.thinking = between_markers(self.text[self.seen :], self.thinking, markers)
-        self.seen = len(self.text)
-        return self.thinking
 
     def uniforms(self, num: int) -> Tensor:
         """`num` fresh numbers in (0, 1), the same for the same seed whatever the neighbours do."""
@@ -98,6 +88,13 @@ def finished(row: Row) -> Generation:
 def texts_of(rows: Sequence[Row]) -> list[list[int]]:
     """The texts of all rows."""
     return [row.text for row in rows]
+
+
+def spend(rows: Sequence[Row], **seconds: float) -> None:
+    """Share wall-clock seconds by part evenly among the rows of a batch."""
+    for row in rows:
+        for part, spent in seconds.items():
+            row.statistics.spend(part, spent / len(rows))
 
 
 def count_notes(rows: Sequence[Row], notes: Sequence[str]) -> None:

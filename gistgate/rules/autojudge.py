@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class AutoJudge(Superset):
+class AutoJudge(LooseRule):
     """Accept where P(harm) <= risk, with P(harm) = 1 - P(meaning kept) from a calibrated gate."""
 
     risk: float = 0.05

@@ -5,6 +5,7 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -30,8 +31,9 @@ class Rule(Protocol):
     looser: ClassVar[Literal["up", "down"]]
     """Which way the knob accepts more."""
     needs: ClassVar[frozenset[str]]
-    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy), "second" (a
-    second reading of the draft), "thinking" (which positions lie between the think markers)."""
+    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
+    verifier: ClassVar[str]
+    """Id of how the target reads the draft, in `gistgate.decoding.extensions.VERIFIERS`: "once" or "twice"."""
     temperatures: ClassVar[str]
     """Requests that the rule is defined for: "all", "greedy" or "sampled"."""
     alternative: ClassVar[str]
@@ -63,8 +65,25 @@ class Rule(Protocol):
         """What to remember after a block."""
         ...
 
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        """What the rule has to know about the tokenizer and about each request."""
+        ...
 
-class Superset:
+
+class Context:
+    """What a rule knows besides the block; by default nothing. A rule that knows more has a subclass of its own."""
+
+    protocol_ids: tuple[int, ...] = ()
+    """Tokens that are never accepted loosely."""
+    needs_eager: str = ""
+    """Why the compiled engine cannot provide it, as the end of a sentence about the rule."""
+
+    def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
+        return {}
+
+
+class LooseRule:
     """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered."""
 
     needs: ClassVar[frozenset[str]] = frozenset()
@@ -74,6 +93,7 @@ class Superset:
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
     counters: ClassVar[tuple[str, ...]] = ()
     lossless: ClassVar[bool] = False
+    verifier: ClassVar[str] = "once"
     superset: bool = True
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
@@ -81,6 +101,9 @@ class Superset:
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         return state
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return Context()
 
 
 def allowed(block: Block) -> Tensor:

@@ -13,11 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.block import Block
-from gistgate.rules.base import State, Superset, draw, own_token
+from gistgate.rules.base import LooseRule, State, draw, own_token
 
 
 @dataclass(frozen=True)
-class BlockVerification(Superset):
+class BlockVerification(LooseRule):
     """Keep the longest prefix j whose own number passes: u_j <= h_j, where a later token may redeem an earlier one.
 
     Texts are distributed as by `exact`, with other tokens for the same seed, and at least as many accepted on
@@ -52,7 +52,7 @@ def path_ratios(block: Block) -> Tensor:
     ratios = [torch.ones_like(block.logits[:, 0, 0], dtype=torch.float64)]
     for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1), strict=True):
         reached_B = ratios[-1] * p_B
-        # a token that p forbids ends the path, whatever q says of it
+        # a token with p = 0 ends the path for every q
         full_B = (reached_B >= q_B) & (reached_B > 0)
         ratios.append(torch.where(full_B, 1.0, reached_B / q_B.clamp_min(torch.finfo(torch.float64).tiny)))
     return torch.stack(ratios, dim=1)
@@ -68,7 +68,7 @@ def passing(block: Block) -> Tensor:
     if num < 2:
         return ratio_BK
     here_BK = ratio_BK[:, :-1]
-    if block.q is None:  # all of q lies on x_{j+1}, so that only the other tokens are left
+    if block.q is None:  # q is 1 for x_{j+1}, so only the other tokens contribute
         mass_BK = here_BK * (1 - block.draft_logprob[:, 1:].double().exp())
     else:
         p_BKV = block.logprobs[:, 1:-1].double().exp()

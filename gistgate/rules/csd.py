@@ -13,17 +13,17 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 from gistgate.rules.pair_counts import PairCounts, pair_key
 
 
 @dataclass(frozen=True)
-class Csd(Superset):
+class Csd(LooseRule):
     """Accept where the pair (x, t*) was counted more than `min_count` times and z(x) - z(t*) >= ln tau_c.
 
-    A frozen table never changes. An online one counts every refusal that decoding meets, before it tests: what is
-    accepted then depends on earlier requests, so each tenant needs a rule of its own. When sampling, a refusal is one
-    of the native test, and the gap is that of the processed logits.
+    A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
+    accepted then depends on earlier requests, so each user needs a separate rule object. In sampled requests a refusal
+    is one of the lossless test, and z are the processed logits.
     """
 
     tau_c: float = 0.01
@@ -88,9 +88,9 @@ def refusals(block: Block) -> Tensor:
 
 
 def met_so_far(block: Block) -> Tensor:
-    """How often a row's block has refused the pair of each position by then, that position included [B, K].
+    """Refusals of each position's pair within its block, up to and including that position [B, K].
 
-    A position is only asked about when all before it stay, so all refusals before it were met.
+    A position matters only if all positions before it stay, so decoding has met all refusals before it.
     """
     key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
     same_BKK = (key_BK[:, :, None] == key_BK[:, None, :]) & refusals(block)[:, None, :]

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 from gistgate.rules.divergences import draft_probs
 
 
 @dataclass(frozen=True)
-class Ensemble(Superset):
+class Ensemble(LooseRule):
     """Accept against nu = w p + (1 - w) q: its argmax when greedy, else with min(1, nu(x) / q(x)).
 
     Sampled texts are distributed as nu exactly. Greedy, `superset=False` with `replacement="argmax_nu"` is what

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from gistgate.block import Block
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Exact(Superset):
+class Exact(LooseRule):
     """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
 
     id: ClassVar[str] = "exact"

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Fly(Superset):
+class Fly(LooseRule):
     """Entropy gate and deferred window, in the form of the vLLM port unless set otherwise.
 
     Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches).

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 from gistgate.rules.divergences import ag, coarse, draft_probs, js, kl, tv
 from gistgate.rules.replacements import target_draw
 
@@ -26,7 +26,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FSD(Superset):
+class FSD(LooseRule):
     """Accept where Div(p, q) <= threshold.
 
     Reduced, only the tokens that the strict test refused are judged so. The full variant judges every token so: where
@@ -42,8 +42,8 @@ class FSD(Superset):
     reduced: bool = True
     """True: strict OR fuzzy. False: fuzzy alone, as published."""
     replacement: Literal["p", "residual"] = "residual"
-    """What a sampled request draws in place of a refused token: from the residual, with which the reduced variant
-    leaves p as it is wherever it tolerates nothing, or from p, as published for the full one."""
+    """Distribution that replaces a refused token in sampled requests: the residual, which keeps the reduced variant
+    lossless where it tolerates nothing, or p, as published for the full variant."""
     id: ClassVar[str] = "fsd"
     knob: ClassVar[str | None] = "threshold"
     looser: ClassVar[Literal["up", "down"]] = "up"

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Judge(Superset):
-    """Accept where P(token is fine) > delta. High is good here, the reverse of `autojudge`.
+class Judge(LooseRule):
+    """Accept where P(token is fine) > delta; `autojudge` limits the probability of the opposite.
 
-    The published gate is linear, sees the target's state behind the token before the final normalisation, and is
-    trained on spans: tokens before an error are fine, those of the mistaken span are not.
+    The published gate is linear, reads the target's state after the token before the final normalisation, and is
+    trained on spans: tokens before an error are labelled fine, those of the wrong span are not.
     """
 
     delta: float = 0.5

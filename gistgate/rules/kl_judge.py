@@ -9,12 +9,12 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 from gistgate.rules.divergences import draft_probs, kl
 
 
 @dataclass(frozen=True)
-class KLJudge(Superset):
+class KLJudge(LooseRule):
     """Accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
@@ -26,7 +26,7 @@ class KLJudge(Superset):
     max_p: float = 0.9
     """Guard: where the target's best token is more probable than this, only the strict rule accepts; 1 is no guard."""
     temperature: float = 1.0
-    """Of both distributions before they are compared, on top of what the request asks for."""
+    """Temperature applied to both distributions before they are compared, in addition to that of the request."""
     id: ClassVar[str] = "kl-judge"
     knob: ClassVar[str | None] = "tau"
     looser: ClassVar[Literal["up", "down"]] = "up"

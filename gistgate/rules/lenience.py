@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Lenience(Superset):
+class Lenience(LooseRule):
     """Accept with min(1, p(x) / (l q(x))); a refused token is replaced from the residual norm([p - q]_+).
 
     No token becomes more than 1 / l times as probable as under the target. Greedy requests have no such ratio.

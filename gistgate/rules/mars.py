@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 def two_best(block: Block) -> tuple[Tensor, Tensor]:
@@ -19,7 +19,7 @@ def two_best(block: Block) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Mars(Superset):
+class Mars(LooseRule):
     """Accept one of the target's two best tokens where z(2) / z(1) > theta, as published.
 
     The ratio means what it should only for positive logits: shifting all of them leaves p as it is but not the ratio.
@@ -44,7 +44,7 @@ class Mars(Superset):
 
 
 @dataclass(frozen=True)
-class MarsMargin(Superset):
+class MarsMargin(LooseRule):
     """Accept one of the target's two best tokens where z(1) - z(2) <= margin, which no shift of the logits changes.
 
     The difference is that of ln p at the request's temperature: halving the temperature doubles it.

@@ -92,7 +92,7 @@ class PairCounts:
         return torch.where(self.keys[place] == key, self.counts[place], 0)
 
     def _insert(self, new: Tensor) -> None:
-        """Make room for ascending unknown keys; linear in C, where sorting anew would cost a round its gain."""
+        """Insert ascending unknown keys in linear time; sorting again would cost more than a round saves."""
         at = torch.searchsorted(self.keys, new) + torch.arange(len(new), device=new.device)
         size = len(self) + len(new)
         is_old = torch.ones(size, dtype=torch.bool, device=new.device).index_fill(0, at, False)
@@ -103,7 +103,7 @@ class PairCounts:
         self.keys, self.counts, self.seen = keys.index_copy(0, at, new), counts, seen
 
     def _forget(self) -> None:
-        """Drop the pairs that were met longest ago; a sixteenth at a time, so that a full table seldom does."""
+        """Drop the pairs that were met longest ago, a sixteenth of the table at a time, so that this happens rarely."""
         excess = len(self) - self.capacity
         if excess > 0:
             oldest = self.seen.topk(excess + self.capacity // 16, largest=False).indices

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Random(Superset):
+class Random(LooseRule):
     """Accept each mismatch with probability `rate`, reproducibly for the request's seed."""
 
     rate: float = 0.1
@@ -30,6 +30,6 @@ class Random(Superset):
 
     def accept(self, block: Block, state: State) -> Tensor:
         assert block.uniforms is not None
-        # Below a native refusal u is no longer uniform on (0, 1); the fractional part of a multiple is fresh enough
-        # and keeps one number per position.
+        # After a refusal by the strict test u is no longer uniform on (0, 1). The fractional part of a multiple of u
+        # is nearly uniform and needs no second random number per position.
         return (block.uniforms[:, :-1] * 4096.0) % 1.0 < self.rate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import Rule, State, Superset
+from gistgate.rules.base import Context, LooseRule, Rule, State
 from gistgate.rules.exact import Exact
 from gistgate.rules.typical import Typical
 
@@ -21,8 +22,18 @@ BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}
 """Rules that may judge the mixture."""
 
 
+class Reflection(Context):
+    """What is read behind a draft."""
+
+    needs_eager = "reads drafts a second time"
+
+    def __init__(self, prompt_ids: tuple[int, ...], tail: int, mode: str) -> None:
+        """The prompt's ids; `tail` and `mode` as in the rule."""
+        self.prompt_ids, self.tail, self.mode = prompt_ids, tail, mode
+
+
 @dataclass(frozen=True)
-class Reflective(Superset):
+class Reflective(LooseRule):
     """Judge the draft by z_mix = (1 - alpha) z + alpha z_second; the target's own tokens come from z alone.
 
     Not monotone position by position: at a larger alpha a third token can overtake the drafted one.
@@ -41,7 +52,7 @@ class Reflective(Superset):
     id: ClassVar[str] = "reflective"
     knob: ClassVar[str | None] = "alpha"
     looser: ClassVar[Literal["up", "down"]] = "up"
-    needs: ClassVar[frozenset[str]] = frozenset({"second"})
+    verifier: ClassVar[str] = "twice"
     grid: ClassVar[tuple[float, ...]] = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"mode": "second"})
 
@@ -55,6 +66,17 @@ class Reflective(Superset):
                 f"reflective: base '{self.base}', mode '{self.mode}' do not fit: the base is 'exact' or 'typical', the "
                 "mode 'joint' or 'second'."
             )
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
+        """What is read between the draft and its second copy.
+
+        Raises:
+            UserError: there is no tokenizer to write it with.
+        """
+        if tokenizer is None:
+            raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
+        prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
+        return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.second is None:

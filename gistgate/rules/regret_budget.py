@@ -10,11 +10,11 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class RegretBudget(Superset):
+class RegretBudget(LooseRule):
     """Accept while the request's sum of max z - z(x) over accepted draft tokens stays within the budget.
 
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.
@@ -36,14 +36,14 @@ class RegretBudget(Superset):
             raise UserError(f"regret-budget: the budget is {self.budget}, but it is 0 or more logits. 0 is strict.")
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if self.budget == 0:  # not even the tie that costs nothing
+        if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
             return block.strict
         # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all before it stay
         after_BK = spent(block, state)[:, None] + regret(block).cumsum(-1)
         return after_BK <= self.budget
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        """Book what was accepted under "spent" [B]."""
+        """Add the logits that the accepted tokens cost to "spent" [B]."""
         place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
         kept_BK = place_K < acceptance.length[:, None]
         return {**state, "spent": spent(block, state) + torch.where(kept_BK, regret(block), 0.0).sum(-1)}

@@ -1,4 +1,4 @@
-"""The target's own token for rules that replace the strict test, where the residual would correct nothing."""
+"""The target's own token for rules that replace the strict test, for which the residual distribution is not right."""
 
 from __future__ import annotations
 

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 @dataclass(frozen=True)
-class Sense(Superset):
+class Sense(LooseRule):
     """Tolerate a mismatch where Hn(p) > gamma and x is among the top k or few mismatches follow; for any drafter.
 
     The paper leaves the window, its kernel and tau_c open: a box over the next `window` positions is our choice.
@@ -31,7 +31,7 @@ class Sense(Superset):
     tau_c: float = 0.25
     """Largest share of mismatches in the window that counts as calm; below 0 closes this route."""
     con_requires_topk: bool = False
-    """True: plausible and calm (what the authors say); False: plausible or calm (what their equation says)."""
+    """True: plausible and calm (the authors' text); False: plausible or calm (the authors' equation)."""
     full_window: bool = False
     """True: a window that the draft does not fill is never calm."""
     id: ClassVar[str] = "sense"

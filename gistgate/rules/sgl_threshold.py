@@ -10,15 +10,15 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, allowed, own_token
+from gistgate.rules.base import LooseRule, State, allowed, own_token
 
 
 @dataclass(frozen=True)
-class SglThreshold(Superset):
+class SglThreshold(LooseRule):
     """Sampled: accept where u <= p(x) / acc or p(x) >= single. Greedy: accept a match or where p(x) >= single.
 
-    The draft's probabilities are ignored on purpose: at 1 and 1 the text is distributed as p for any draft whatever,
-    though with fewer accepts than p(x) / q(x) gives, so its opinion replaces the strict one instead of joining it.
+    The draft's probabilities are ignored on purpose: with acc = single = 1 the text has the distribution p for any
+    draft, though with fewer accepted tokens than the strict test. Therefore the rule replaces that test.
     """
 
     acc: float = 1.0

@@ -9,7 +9,7 @@ Axis letters: B rows, K drafted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Reason
-from gistgate.rules.base import Rule, State, leading, own_token, settle
+from gistgate.rules.base import Context, LooseRule, Rule, State, leading, settle
 
 Watcher = Callable[[Block, Acceptance], None]
 """Sees every block with what the rule would have accepted of it."""
@@ -27,8 +27,8 @@ INNER = "rule."
 
 
 @dataclass(frozen=True)
-class Shadow:
-    """The strict rule, with `rule` looking over its shoulder.
+class Shadow(LooseRule):
+    """The strict rule, which counts what `rule` would have accepted.
 
     A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
     text has come as far and only then lets the rule judge again: tokens over judged blocks estimate tau. Judging every
@@ -42,10 +42,6 @@ class Shadow:
     id: ClassVar[str] = "shadow"
     knob: ClassVar[str | None] = None
     looser: ClassVar[Literal["up", "down"]] = "up"
-    grid: ClassVar[tuple[float, ...]] = ()
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    superset: ClassVar[bool] = True
-    lossless: ClassVar[bool] = False
     counters: ClassVar[tuple[str, ...]] = (
         "shadow_blocks",  # strict blocks
         "shadow_first",  # tokens that the rule would have made of these, each for itself
@@ -56,17 +52,27 @@ class Shadow:
         "shadow_carried",  # and strict accepts behind them
     )
 
-    def __getattr__(self, name: str) -> Any:
-        """What the decoder asks of the watched rule: needs, temperatures, how it reads a draft a second time."""
-        if name.startswith("__") or name == "rule":
-            raise AttributeError(name)
-        return getattr(self.rule, name)
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.rule.needs
+
+    @property
+    def verifier(self) -> str:  # type: ignore[override]
+        return self.rule.verifier
+
+    @property
+    def temperatures(self) -> str:  # type: ignore[override]
+        return self.rule.temperatures
+
+    @property
+    def alternative(self) -> str:  # type: ignore[override]
+        return self.rule.alternative
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return self.rule.context(tokenizer, think_markers)
 
     def accept(self, block: Block, state: State) -> Tensor:
         return block.strict
-
-    def own(self, block: Block, length_B: Tensor) -> Tensor:
-        return own_token(block, length_B)
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}

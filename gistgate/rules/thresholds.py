@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import LooseRule, State
 
 
 def log_of_threshold(rule_id: str, r: float) -> float:
@@ -21,7 +21,7 @@ def log_of_threshold(rule_id: str, r: float) -> float:
 
 
 @dataclass(frozen=True)
-class Prob(Superset):
+class Prob(LooseRule):
     """Accept where p(x) >= r."""
 
     r: float = 0.1
@@ -39,7 +39,7 @@ class Prob(Superset):
 
 
 @dataclass(frozen=True)
-class ProbRatio(Superset):
+class ProbRatio(LooseRule):
     """Accept where p(x) / p(t*) >= r."""
 
     r: float = 0.3
@@ -59,7 +59,7 @@ class ProbRatio(Superset):
 
 
 @dataclass(frozen=True)
-class TopK(Superset):
+class TopK(LooseRule):
     """Accept where x is among the target's k most probable tokens."""
 
     k: int = 2

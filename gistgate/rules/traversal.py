@@ -10,7 +10,7 @@ from gistgate.rules.block_verification import BlockVerification
 
 @dataclass(frozen=True)
 class Traversal(BlockVerification):
-    """On a chain it is `block` itself, number by number; how it walks a tree is `gistgate.optional.trees.walks.traverse`.
+    """On a chain it equals `block`; `gistgate.optional.trees.walks.traverse` applies it to a tree.
 
     Texts are distributed as by `exact`. Greedy requests are `exact` itself.
     """

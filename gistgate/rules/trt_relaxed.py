@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,11 +11,12 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import Context, LooseRule, State
+from gistgate.rules.thinking import Thinking, find_markers
 
 
 @dataclass(frozen=True)
-class TrtRelaxed(Superset):
+class TrtRelaxed(LooseRule):
     """Accept where x is among the top k and p(x) >= p(t*) - delta, between the think markers.
 
     delta is a difference of probabilities, as in the released kernel. In the mode "ratio" it is a share of p(t*):
@@ -32,7 +34,6 @@ class TrtRelaxed(Superset):
     id: ClassVar[str] = "trt-relaxed"
     knob: ClassVar[str | None] = "delta"
     looser: ClassVar[Literal["up", "down"]] = "up"
-    needs: ClassVar[frozenset[str]] = frozenset({"thinking"})
     temperatures: ClassVar[str] = "greedy"
     alternative: ClassVar[str] = "'prob-ratio'"
     grid: ClassVar[tuple[float, ...]] = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
@@ -46,8 +47,10 @@ class TrtRelaxed(Superset):
                 f"trt-relaxed: mode '{self.mode}', scope '{self.scope}' do not fit: the mode is 'diff' or 'ratio', the "
                 "scope 'think' or 'all'."
             )
-        if self.scope == "all":  # this instance asks for no markers
-            object.__setattr__(self, "needs", frozenset())
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        """Where the think markers are; of no interest where the rule applies everywhere."""
+        return Context() if self.scope == "all" else Thinking(find_markers(tokenizer, think_markers))
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.delta == 0 or self.k == 1:  # a tie with t* is no reason to overrule the strict test

@@ -10,20 +10,20 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 from gistgate.rules.replacements import target_draw
 
 
 @dataclass(frozen=True)
-class Typical(Superset):
+class Typical(LooseRule):
     """Accept where p(x) > scale * min(eps, delta * exp(-H(p))), as Medusa does, or in the form of vllm-ascend.
 
-    Published, a greedy request is exact. Its two thresholds act together, so neither moves the rule on its own: where
-    p is peaked eps decides, where it is flat delta. The knob multiplies both.
+    As published, greedy requests are decoded exactly. Where p is peaked, eps is the threshold, and where p is flat,
+    delta is, so neither alone makes the rule looser everywhere. The knob multiplies both.
     """
 
     scale: float = 1.0
-    """Multiplies the threshold: 1 is the published rule, 0 keeps what is possible, beyond V / delta it is strict."""
+    """Factor of the threshold: 1 is the published rule, 0 keeps every token with p(x) > 0; above V / delta: strict."""
     eps: float = 0.09
     """Probability that is always enough (form "medusa")."""
     delta: float = 0.3
@@ -66,5 +66,5 @@ class Typical(Superset):
         return (math.log(self.delta) - entropy_BK).clamp_max(math.log(self.eps))
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
-        # The residual repairs what the strict test took too much of; without that test there is nothing to repair.
+        # The residual corrects the distribution after the strict test. Without that test there is nothing to correct.
         return own_token(block, length_B) if self.superset else target_draw(block, length_B)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset
+from gistgate.rules.base import Context, LooseRule, State
 
 ID_BYTES = 4
 """Bytes of one token id."""
@@ -18,8 +19,18 @@ NUMBER_BYTES = 2
 """Bytes of one number of a state in half precision."""
 
 
+class Costs(Context):
+    """Fills `Block.cost` where a request names its cost."""
+
+    def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """The cost of each row [B], 0 for a row that names none; nothing where no row does."""
+        if all(row.cost is None for row in rows):
+            return {}
+        return {"cost": torch.tensor([row.cost or 0.0 for row in rows], device=block.logits.device)}
+
+
 @dataclass(frozen=True)
-class Wisv(Superset):
+class Wisv(LooseRule):
     """Accept where P(harm) <= min(risk + kappa cost, limit), with the request's cost in [0, 1], 0 where unknown.
 
     Quality depends on the cost: a promise about it has to be tested at cost 1, the loosest the rule becomes.
@@ -32,7 +43,7 @@ class Wisv(Superset):
     limit: float = 1.0
     """Largest tolerated probability of harm: set it to what calibration allowed."""
     upload: Literal["all", "mismatch"] = "all"
-    """Draft states that are sent: all of a draft, or those of mismatches only. Changes nothing but the byte counter."""
+    """Draft states that are sent: all of a draft, or those of mismatches only. Only the byte counter depends on it."""
     width: int = 2048
     """Numbers in one draft state."""
     id: ClassVar[str] = "wisv"
@@ -51,6 +62,10 @@ class Wisv(Superset):
             )
         if self.upload not in ("all", "mismatch"):
             raise UserError(f"wisv: upload is '{self.upload}', but it is 'all' or 'mismatch'.")
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        """What a round costs each request."""
+        return Costs()
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.gate_probs is None:

@@ -1,141 +1,124 @@
-"""One method on one split at one setting, paired with the strict reference, and kept once it is decoded."""
+"""The methods of params.yaml as outcomes: decoded on the prompts of a run, and scored against its strict reference."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from tqdm import tqdm
 
-from gistgate.certificates.search import Setting
-from gistgate.certificates.tango import Array
+from gistgate.certificates.calibration import Method
+from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, cached, untimed
+from gistgate.certificates.scores import TaskScore
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines, write_json_lines
+from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer
-from gistgate.integrations.lm_eval.task import load_task
-from gistgate.request.statistics import Statistics, total
-from pipeline.common.decoders import make_decoder, read_prompts, run_split
+from gistgate.integrations.lm_eval.calibrate import decode_prompts
+from gistgate.integrations.lm_eval.prompts import Prompt
+from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.gates import load_gate
-from pipeline.common.prompt_cache import Prefilled
 from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import files_behind
+from pipeline.tasks.loading import load_task
 
-SOURCES = (
-    "gistgate.block", "gistgate.rules", "gistgate.drafters", "gistgate.decoding", "gistgate.gates",
-    "gistgate.optional.retrieval", "pipeline.common.decoders", "pipeline.studies.retrieval.drafters", "pipeline.common.prompt_cache", "gistgate.integrations.lm_eval.task",
-    "pipeline.certification.outcomes",
-)  # fmt: skip
+SPLITS = ("development", "calibration")
+SOURCES = ("gistgate", "pipeline.common.decoders", "pipeline.studies.retrieval.drafters", __name__)
 """Modules whose source decides what is decoded."""
 
-
-@dataclass(frozen=True)
-class Run:
-    """A decoded split."""
-
-    setting: Setting
-    """What was decoded with."""
-    loose: Array
-    """Scores of the prompts [N], in [0, 1]."""
-    strict: Array
-    """Scores of the strict reference on the same prompts [N]."""
-    statistics: Statistics
-    """Summed over the prompts, without seconds."""
-
-    @property
-    def differences(self) -> Array:
-        """d = strict - loose [N]."""
-        return self.strict - self.loose
-
-    @property
-    def measured(self) -> tuple[Array, float]:
-        """Differences and tau: what the choice of settings asks for."""
-        return self.differences, self.statistics.mean_accepted_length
+Row = dict[str, Any]
 
 
-class Bench:
-    """What all methods share: the pair, the task, prompts and references."""
+class Setup:
+    """What all methods of a run share: the pair, the task, the prompts, and prompts that are read once."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Params, prompts: dict[str, list[Prompt]] | None = None) -> None:
         self.params = params
         self.pair, self.task = load_pair(params), load_task(params)
-        self.prompts = {split: read_prompts(split) for split in ("development", "calibration")}
-        self.prefilled = Prefilled(params.decoding.prompt_memory_mb)
-        self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
+        self.prompts = prompts or {split: read_prompts(split) for split in SPLITS}
+        self.memory = Prefilled(params.decoding.prompt_memory_mb)
+        self.scorer = TaskScore(self.task, self.pair.tokenizer)
 
     @cached_property
     def dependencies(self) -> str:
         """Fingerprint of what every decoded setting depends on, whatever the method."""
         pair, params = self.pair, self.params
         models = [asdict(identify_model(model)) for model in (pair.target, pair.draft)]
-        return fingerprint(
-            models, identify_tokenizer(pair.tokenizer).vocabulary, task_hash(self.task, params),
-            params.decoding.batch_size, params.seed, *sources(*SOURCES),
-        )  # fmt: skip
-
-
-class Arm:
-    """One method."""
-
-    def __init__(self, bench: Bench, name: str) -> None:
-        self.bench, self.name = bench, name
-        self.params, self.method = bench.params, bench.params.method(name)
+        vocabulary = identify_tokenizer(pair.tokenizer).vocabulary
+        return fingerprint(models, vocabulary, params.decoding.batch_size, params.seed, *sources(*SOURCES))
 
     @cached_property
-    def gate(self) -> Gate | None:
-        """The gate that the rule asks; None for a rule without one."""
-        return load_gate(self.method.head, self.bench.pair) if self.method.head else None
+    def reference(self) -> dict[str, Row]:
+        """The strict answers that the stage `reference` wrote, by prompt."""
+        return {row["id"]: row for split, prompts in self.prompts.items() for row in read_reference(split, prompts)}
 
-    def run(self, split: str, setting: Setting) -> Run:
-        """The split at this setting: from the scratch folder, or decoded now."""
-        path = self.path(split, setting)
-        if not path.exists():
-            write_json_lines(path, self.decode(split, setting))
-        rows = read_json_lines(path)
-        counted = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
-        return Run(setting, np.array([row["score"] for row in rows], float), self.bench.strict[split], counted)
+    def outcomes(self, name: str, chunk: int | None = None) -> Outcomes:
+        """A method at K = `block_of(name)`, against the strict reference."""
+        params, method = self.params, self.params.method(name)
+        if method == MethodParams("exact") and params.block_of(name) == params.decoding.block:
+            return Outcomes(self.prompts, self.scorer, self.strict, self.strict_answers, chunk)
+        return Outcomes(self.prompts, self.scorer, self.strict, self.loose(name, method, params.block_of(name)), chunk)
 
-    def decode(self, split: str, setting: Setting) -> list[dict[str, Any]]:
-        """Decode and score a split; one row per prompt, in order."""
-        bench, settings = self.bench, self.settings(setting)
-        decoder = make_decoder(bench.pair, self.method, settings, self.params.block_of(self.name), gate=self.gate)
-        title = f"{self.name} {'' if setting.value is None else setting.value}, {split}"
-        outcomes = run_split(decoder, bench.task, bench.pair, bench.prompts[split], self.params, title, bench.prefilled)
-        return [
-            {"id": outcome.id, "score": outcome.score, "statistics": outcome.statistics.as_dict(timed=False)}
-            for outcome in outcomes
-        ]
+    @property
+    def strict(self) -> Strict:
+        """Strict answers as the stage `reference` decoded them."""
+        return lambda prompts, _start: [self.reference[prompt["id"]]["ids"] for prompt in prompts]
 
-    def settings(self, setting: Setting) -> dict[str, Any]:
-        """All settings of the rule."""
-        return self.method.settings(setting.variant, setting.value)
+    def strict_answers(self, _settings: dict[str, Any], prompts: Sequence[Prompt], _start: int) -> list[Answer]:
+        """The same with their statistics: strict decoding is its own reference."""
+        rows = [self.reference[prompt["id"]] for prompt in prompts]
+        return [Answer(row["ids"], untimed(row["statistics"])) for row in rows]
 
-    def path(self, split: str, setting: Setting) -> Path:
-        """Where a decoded setting waits; strict decoding is already there, as the reference."""
-        method, gate = self.method, self.gate
-        if method == MethodParams("exact") and self.params.block_of(self.name) == self.params.decoding.block:
-            return Path("data/reference") / f"{split}.jsonl"
-        name = fingerprint(
-            self.bench.dependencies, method.rule, method.drafter, self.params.block_of(self.name),
-            self.settings(setting), *files_of(self.settings(setting)), *files_behind(method.drafter),
-            gate and gate_hash(gate), Path("data/prompts") / f"{split}.jsonl",
+    def gate(self, name: str) -> Gate | None:
+        """The gate that a method's rule asks; None for a rule without one."""
+        head = self.params.method(name).head
+        return load_gate(head, self.pair) if head else None
+
+    def loose(self, name: str, method: MethodParams, block: int) -> Decode:
+        """A method's answers at K = `block`: decoded once, then read from the scratch folder."""
+        gate = load_gate(method.head, self.pair) if method.head else None
+        depends = (
+            self.dependencies, method.rule, method.drafter, block, *files_behind(method.drafter),
+            gate and gate_hash(gate),
         )  # fmt: skip
-        return SCRATCH / "calibrate" / f"{self.name}-{split}-{name}.jsonl"
+        return self.kept(name, lambda settings: make_decoder(self.pair, method, settings, block, gate=gate), *depends)
+
+    def kept(self, name: str, make: Callable[[dict[str, Any]], Decoder], *depends: Any) -> Decode:
+        """Answers of the decoders that `make` returns, kept in the scratch folder."""
+
+        def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
+            seeds = [self.params.seed * 1_000_003 + start + index for index in range(len(prompts))]
+            values = ", ".join(f"{key} {value}" for key, value in settings.items())
+            with tqdm(total=len(prompts), desc=f"{name} {values}", unit="prompt", mininterval=5) as bar:
+                size = self.params.decoding.batch_size
+                return decode_prompts(make(settings), prompts, seeds, size, self.memory, bar.update)
+
+        return cached(decode, SCRATCH / "calibrate", name, *depends)
 
 
-def files_of(settings: dict[str, Any]) -> list[Path]:
-    """The files that settings of a rule name: their content decides, not their place."""
-    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
-    return [path for path in paths if path.is_file()]
+def method_of(params: Params, name: str) -> Method:
+    """A method of params.yaml as the certification engine wants it."""
+    given = params.method(name)
+    return Method(
+        rule=given.rule,
+        drafter=given.drafter,
+        block=params.block_of(name),
+        knob=given.knob,
+        grid=tuple(given.grid),
+        fixed=given.fixed,
+        variants=tuple(given.variants),
+    )
 
 
-def strict_scores(split: str, prompts: list[dict[str, Any]]) -> Array:
-    """Scores of the strict reference, in the order of the prompts [N].
+def read_reference(split: str, prompts: Sequence[Prompt]) -> list[Row]:
+    """The strict reference of a split, in the order of its prompts.
 
     Raises:
         UserError: the reference was made from other prompts, or there are none.
@@ -146,4 +129,4 @@ def strict_scores(split: str, prompts: list[dict[str, Any]]) -> Array:
             f"data/reference/{split}.jsonl ({len(rows)} answers) does not belong to data/prompts/{split}.jsonl "
             f"({len(prompts)} prompts). Run the stage `reference` again."
         )
-    return np.array([row["score"] for row in rows], float)
+    return rows

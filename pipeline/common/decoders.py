@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from gistgate.build import drafters as builder
+from gistgate.build.choose import Choice
+from gistgate.build.decoder import assemble
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import DRAFTERS
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.base import Drafter
-from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.gates.gate import Gate
+from gistgate.registry import nearest
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
-from gistgate.rules import make_rule
-from pipeline.common.prompt_cache import Prefilled
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.retrieval.drafters import RETRIEVAL
 
 if TYPE_CHECKING:
+    from gistgate.gates.gate import Gate  # a changed gate feature leaves stages that decode without a gate alone
     from gistgate.integrations.lm_eval.task import Task  # brings lm-eval along
 
 
@@ -52,32 +53,19 @@ def read_prompts(split: str) -> list[dict[str, Any]]:
 
 def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     """A fresh drafter by id; "none" is plain decoding."""
-    if drafter_id == "none":
-        return None
     if drafter_id in RETRIEVAL:
         return RETRIEVAL[drafter_id](pair)
-    if drafter_id not in DRAFTERS:
-        raise UserError(f"There is no drafter '{drafter_id}'. Known: none, {', '.join([*DRAFTERS, *RETRIEVAL])}.")
-    with_model = issubclass(DRAFTERS[drafter_id], ModelDrafter)
-    drafter: Drafter = DRAFTERS[drafter_id](pair.draft) if with_model else DRAFTERS[drafter_id]()
-    return drafter
+    if drafter_id not in builder.KNOWN:
+        raise UserError(f"There is no drafter '{drafter_id}'. {nearest(drafter_id, {*builder.KNOWN, *RETRIEVAL})}")
+    return builder.make_drafter(drafter_id, builder.Sources(pair.target, draft=pair.draft))
 
 
 def make_decoder(
     pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, gate: Gate | None = None, **parts: Any
 ) -> Decoder:
     """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
-    drafter = make_drafter(pair, method.drafter)
-    return Decoder(
-        pair.target,
-        drafter,
-        make_rule(method.rule, **settings),
-        block,
-        gate=gate,
-        tokenizer=pair.tokenizer,
-        vocabulary=len(pair.tokenizer),
-        **parts,
-    )
+    choice = Choice(method.rule, settings, block, method.drafter)
+    return assemble(pair.target, pair.tokenizer, choice, make_drafter(pair, method.drafter), gate, **parts)
 
 
 def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""From label rows to gate heads: reading, splitting by problem, fitting, probability maps, measuring."""
+"""From labelled features to gate heads: reading, splitting by problem, fitting, probability maps, measuring."""

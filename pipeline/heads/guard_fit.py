@@ -1,6 +1,7 @@
-"""What a gate has to know to notice prompts unlike its calibration ones: `models/domain`, which `export` takes along.
+"""Fit the guard that notices prompts unlike the calibration prompts: `models/domain`, which the stage `export` adds.
 
-Half of the calibration prompts give mean and covariance, the other half the thresholds.
+One half of the calibration prompts gives the mean and the covariance of the target's states, the other half the
+thresholds of the alarms.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ MOST_STATES = 40_000
 
 
 @dataclass
-class Spy:
-    """Keeps the target's states along the texts, up to a limit."""
+class StateRecorder:
+    """An observer that keeps the target's states along the texts, up to a limit."""
 
     layers: Collection[str] = (LAYER,)
     wants_q: bool = False
@@ -70,9 +71,9 @@ def fit_domain(
         outcomes = run_split(decoder, task, pair, prompts[half::2], params, f"domain, half {half + 1}")
         return [outcome.statistics for outcome in outcomes]
 
-    spy = Spy()
-    counted = total(decode(0, observer=spy))
-    open_guard = DomainGuard(*fit(torch.cat(spy.states)), layer=LAYER, rate=counted.loose / counted.tokens)
+    recorder = StateRecorder()
+    counted = total(decode(0, observer=recorder))
+    open_guard = DomainGuard(*fit(torch.cat(recorder.states)), layer=LAYER, rate=counted.loose / counted.tokens)
     usual = [one.extra for one in decode(1, guards=[open_guard])]
     return replace(
         open_guard,

@@ -27,17 +27,17 @@ from pipeline.heads.split import split_by_problem
 from pipeline.params import Params, TrainParams
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
-"""Settings of params.train that concern every head."""
+"""Settings of params.train that every head depends on."""
 NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
 OWN: Registry[tuple[str, ...]] = Registry(
     "gate head", {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
 )
-"""Heads that can be trained, and the settings that concern each alone; a change of others leaves it as it is."""
+"""The heads that can be trained, and the other settings that each depends on."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What a job leaves behind."""
+    """A trained head: its gate and what was measured."""
 
     gate: Gate
     metrics: dict[str, Any]
@@ -52,21 +52,21 @@ class Trained:
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that a head depends on besides the code and the rows, which `provenance` names by hash."""
+    """Everything that a head depends on besides the code and the rows; `config.provenance` holds a hash of the rows."""
 
     head: str
     """Id of the head in params.train.heads: logistic, or an id of gistgate.gates.HEADS."""
     config: GateConfig
-    """The gate's configuration but for what training finds out."""
+    """The gate's configuration without what training finds out."""
     params: TrainParams
     seed: int
 
     def as_json(self) -> dict[str, Any]:
-        """What the fingerprint of a finished head is made of."""
+        """The settings that the fingerprint of a finished head is made of."""
         return {"head": self.head, "config": self.config.as_json(), "settings": settings_of(self.head, self.params)}
 
     def run(self, rows: Rows, scratch: Path) -> Trained:
-        """Fit on some problems, calibrate on others, measure on a third kind."""
+        """Fit, calibrate and measure the head, each on problems of their own."""
         parts = split_by_problem(rows.problem, self.params, self.seed)
         net, report = self._fit(rows, parts.train, parts.validation, scratch)
         logits_N = logits_of(net, rows.x)
@@ -77,7 +77,7 @@ class Job:
     def _fit(
         self, rows: Rows, train_N: Tensor, validation_N: Tensor, scratch: Path
     ) -> tuple[nn.Module, dict[str, Any]]:
-        """The head's net on raw features, and a report."""
+        """The head's net on raw features, and a report of its training."""
         if self.head == "logistic":
             head, losses = fit_logistic(rows.where(train_N | validation_N), self.params.c, self.params.folds)
             return head, {"loss_by_c": losses}
@@ -106,7 +106,7 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
 
 
 def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str]) -> Job:
-    """The job for one head; `data` names the hash of every label folder."""
+    """The job for one head; `data` holds the hash of every folder of features."""
     kind = "linear" if head == "logistic" else head
     sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     config = GateConfig(
@@ -130,6 +130,6 @@ def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Par
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the weights depend on."""
+    """Versions of the packages that the weights depend on."""
     packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
     return {"python": platform.python_version(), **{name: version(name) for name in packages}}

@@ -20,7 +20,7 @@ from pipeline.heads.soft import Array, as_classes
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
-    """A linear head, and the log loss per row that each C left on folds of unseen problems.
+    """A linear head, and for each C the log loss per row on folds of unseen problems.
 
     Raises:
         UserError: all labels are alike.
@@ -28,7 +28,7 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
     kept = rows.kept.double().numpy()
     if not 0 < kept.mean() < 1:
         raise UserError(
-            f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), nothing can be learnt from them. "
+            f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), so nothing can be learnt. "
             "Raise prompts.train in params.yaml."
         )
     raw = rows.x.double().numpy()
@@ -59,7 +59,7 @@ def cross_validate(
 
 
 def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = None) -> LogisticRegression:
-    """A regression of strength C against soft labels; `start` lends its weights to begin with."""
+    """A regression of strength C against soft labels; it begins with the weights of `start`."""
     index, label, weight = as_classes(kept)
     model = LogisticRegression(C=c, max_iter=2000, warm_start=True)
     if start is not None:

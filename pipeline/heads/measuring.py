@@ -1,6 +1,6 @@
-"""How good a head is on problems it has not seen, beside references that need no training.
+"""How good a head is on problems that it has not seen, beside references that need no training.
 
-The headline is on the prefixes of the gate's own texts: while a gate decodes, nearly every position it judges lies
+The headline numbers come from the gate's own texts: while a gate decodes, nearly every position that it judges lies
 behind loose accepts, which strict texts never show.
 """
 
@@ -12,13 +12,17 @@ from torch import Tensor, nn
 
 from pipeline.heads.maps import fit_map
 from pipeline.heads.metrics import measure, precision_recall, reliability
-from pipeline.heads.rows import POLICIES, Rows
-from pipeline.heads.split import Parts
+from pipeline.heads.rows import Rows
+from pipeline.heads.split import ProblemParts
+from pipeline.labels.schema import Policy
 
 
 def references(rows: Rows) -> dict[str, Tensor]:
-    """Training-free scores that grow with "kept" [N]: an undecided target (FLy, arXiv 2511.22972), a draft token nearly
-    as probable as the best, two models that agree (KL judge, arXiv 2601.04766; absent without a draft distribution)."""
+    """Training-free scores that grow with P(kept) [N].
+
+    They are the target's entropy (FLy, arXiv 2511.22972), the draft token's probability against the best one, and the
+    agreement of both models (KL judge, arXiv 2601.04766), which is absent without a draft distribution.
+    """
     scores = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
     if rows.kl.isfinite().all():
         scores["kl"] = -rows.kl
@@ -26,11 +30,11 @@ def references(rows: Rows) -> dict[str, Tensor]:
 
 
 def measure_head(
-    rows: Rows, parts: Parts, logits_N: Tensor, fitted: nn.Module, map_kind: str
+    rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """metrics.json and curves.json: the headline policy, every policy apart, and the references.
+    """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
 
-    References get the same kind of map, fitted on the same calibration part.
+    References get the same kind of map as the head, fitted on the same calibration part.
     """
     policy = headline_policy(rows, parts)
     metrics, curves = measure_score(rows, parts.test, logits_N, fitted, policy)
@@ -43,9 +47,9 @@ def measure_head(
     return metrics, curves
 
 
-def headline_policy(rows: Rows, parts: Parts) -> str:
-    """Gated prefixes where there are any, else all."""
-    gated = rows.prefix == POLICIES.index("gated")
+def headline_policy(rows: Rows, parts: ProblemParts) -> str:
+    """Return "gated" where the test part has rows on gated texts, else "all"."""
+    gated = rows.policy == Policy.GATED
     return "gated" if bool((gated & parts.test).any()) else "all"
 
 
@@ -53,7 +57,7 @@ def measure_score(
     rows: Rows, test_N: Tensor, score_N: Tensor, fitted: nn.Module, headline: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Metrics and curves of one score on the test part."""
-    chosen = {"all": test_N} | {name: test_N & (rows.prefix == i) for i, name in enumerate(POLICIES)}
+    chosen = {"all": test_N} | {policy.name.lower(): test_N & (rows.policy == policy) for policy in Policy}
     probability_N = fitted(score_N.float())
     arrays = {
         name: tuple(tensor[mask].double().numpy() for tensor in (rows.kept, score_N, probability_N))

@@ -1,10 +1,11 @@
-"""How good a score of "the meaning is kept" is. Labels may be soft: kept is a probability in [0, 1].
+"""How good a score of P(kept) is. Labels may be soft: `kept` is the probability [0, 1] that the meaning is kept.
 
-Harm is what a gate is for, so average precision is that of the harmful class.
+Lost meanings are rare and are what a gate has to find, so average precision is that of the class "lost".
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ BINS = 15
 
 
 def rank_metrics(kept_N: Array, score_N: Array) -> dict[str, float | None]:
-    """AUC, and average precision of the harmful class, of any score that grows with "kept".
+    """AUC, and average precision of the class "lost", of any score that grows with P(kept).
 
     Both are None where only one class occurs.
     """
@@ -35,25 +36,32 @@ def probability_metrics(kept_N: Array, probability_N: Array) -> dict[str, float]
     """Brier score and expected calibration error of P(kept)."""
     index, label, weight = as_classes(kept_N)
     brier = brier_score_loss(label, probability_N[index].clip(0, 1), sample_weight=weight, pos_label=1)
-    bins = reliability(kept_N, probability_N)
-    ece = sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / len(kept_N)
-    return {"brier": float(brier), "ece": float(ece)}
+    return {"brier": float(brier), "ece": expected_calibration_error(reliability(kept_N, probability_N))}
+
+
+def expected_calibration_error(bins: Sequence[Mapping[str, float]]) -> float:
+    """Expected calibration error: the mean distance of prediction and observation over the bins, weighted by rows."""
+    gaps = [abs(one["predicted"] - one["observed"]) * one["n"] for one in bins]
+    return float(sum(gaps) / sum(one["n"] for one in bins))
 
 
 def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:
-    """AUC, AP, Brier, ECE with the number of rows and the share of harm; all but the number None without rows."""
+    """Number of rows, mean label, AUC, AP, Brier and ECE; all but the number are None without rows."""
     if not len(kept_N):
-        return {"n": 0, "harm": None, "auc": None, "ap": None, "brier": None, "ece": None}
+        return {"n": 0, "kept": None, "auc": None, "ap": None, "brier": None, "ece": None}
     return {
         "n": len(kept_N),
-        "harm": float(1 - kept_N.mean()),
+        "kept": float(kept_N.mean()),
         **rank_metrics(kept_N, score_N),
         **probability_metrics(kept_N, probability_N),
     }
 
 
 def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:
-    """Mean prediction against observed share of kept, in bins of equal mass; equal predictions share a bin."""
+    """Mean prediction against mean label, in bins of equal mass; equal predictions share a bin.
+
+    `sklearn.calibration.calibration_curve` refuses soft labels and does not say how many rows a bin has.
+    """
     order = np.argsort(probability_N, kind="stable")
     ranked = probability_N[order]
     cuts = [np.searchsorted(ranked, ranked[len(ranked) * b // bins], side="left") for b in range(1, bins)]
@@ -66,7 +74,7 @@ def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[d
 
 
 def precision_recall(kept_N: Array, score_N: Array, points: int = 100) -> list[dict[str, float]]:
-    """Precision and recall of the harmful class, at most about `points` places along the curve."""
+    """Precision and recall of the class "lost", at no more than about `points` places along the curve."""
     index, label, weight = as_classes(kept_N)
     if len(np.unique(label)) < 2:
         return []

@@ -1,7 +1,7 @@
-"""Heads trained by gradient with PyTorch Lightning: the plain net is handed in and leaves without the trainer.
+"""Heads trained by gradient descent with PyTorch Lightning; what comes back is a plain net.
 
 A training that was killed goes on from its last epoch and ends with the same weights: the order of an epoch's batches
-follows from the seed and the epoch's number, the dropout of a step from the seed and the step's.
+follows from the seed and the number of the epoch, and the dropout of a step from the seed and the number of the step.
 
 Axis letters: N rows, F features.
 """
@@ -9,18 +9,18 @@ Axis letters: N rows, F features.
 from __future__ import annotations
 
 import logging
+import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
-from torch.utils.data import BatchSampler, DataLoader, Dataset, Sampler
-from tqdm import tqdm
+from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.gates.heads import HEADS, build_head, fold_standardisation
 from pipeline.heads.rows import Rows
@@ -46,36 +46,28 @@ class Standardisation:
         return ((x_NF - self.mean) / self.scale).float()
 
 
-class Labelled(Dataset):
-    """Standardised features and labels; a batch is one indexing operation, not one per row."""
+class EpochBatches(Sampler[Tensor]):
+    """Batches of row numbers in an order that follows from seed and epoch alone."""
 
-    def __init__(self, x_NF: Tensor, kept_N: Tensor) -> None:
-        self.x, self.kept = x_NF, kept_N
-
-    def __len__(self) -> int:
-        return len(self.kept)
-
-    def __getitems__(self, index: list[int]) -> tuple[Tensor, Tensor]:
-        chosen = torch.tensor(index)
-        return self.x[chosen], self.kept[chosen]
-
-
-class EpochOrder(Sampler[int]):
-    """All rows in an order that follows from seed and epoch alone."""
-
-    def __init__(self, num: int, seed: int) -> None:
-        self.num, self.seed, self.epoch = num, seed, 0
+    def __init__(self, num: int, size: int, seed: int) -> None:
+        self.num, self.size, self.seed, self.epoch = num, size, seed, 0
 
     def set_epoch(self, epoch: int) -> None:
         """Called by Lightning before every epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.num
+        return math.ceil(self.num / self.size)
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Tensor]:
+        # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets the epoch.
         generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
-        return iter(torch.randperm(self.num, generator=generator).tolist())
+        yield from torch.randperm(self.num, generator=generator).split(self.size)
+
+
+def loader(x_NF: Tensor, kept_N: Tensor, batches: Iterable[Tensor]) -> DataLoader:
+    """A loader whose batches are one indexing operation each, not one per row."""
+    return DataLoader(TensorDataset(x_NF, kept_N), sampler=batches, batch_size=None)
 
 
 class HeadTraining(pl.LightningModule):
@@ -101,28 +93,6 @@ class HeadTraining(pl.LightningModule):
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.params.lr, weight_decay=self.params.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-class Progress(pl.Callback):
-    """One bar over the epochs, with rate and time left."""
-
-    def __init__(self, title: str, epochs: int) -> None:
-        self.bar = tqdm(total=epochs, desc=f"train, {title}", unit="epoch", mininterval=5)
-
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bar.update(trainer.current_epoch)
-
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bar.set_postfix(loss=f"{float(trainer.callback_metrics['validation_loss']):.4f}", refresh=False)
-        self.bar.update()
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        self.bar.close()
-
-
-def identity(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The dataset returns whole batches; nothing is left to collate."""
-    return batch
 
 
 def fit_net(
@@ -151,17 +121,13 @@ def fit_net(
         devices=1,
         logger=False,
         enable_model_summary=False,
-        enable_progress_bar=False,
         num_sanity_val_steps=0,
         default_root_dir=scratch,
-        callbacks=[best, stop, Progress(kind, params.epochs)],
+        callbacks=[best, stop, TQDMProgressBar(refresh_rate=20)],
     )
-    order = EpochOrder(len(train), seed)
-    batches = BatchSampler(order, params.batch_size, drop_last=False)
-    seen = DataLoader(Labelled(standardise(train.x), train.kept), batch_sampler=batches, collate_fn=identity)
-    unseen = DataLoader(
-        Labelled(standardise(validation.x), validation.kept), batch_size=params.batch_size, collate_fn=identity
-    )
+    seen = loader(standardise(train.x), train.kept, EpochBatches(len(train), params.batch_size, seed))
+    in_order = torch.arange(len(validation)).split(params.batch_size)
+    unseen = loader(standardise(validation.x), validation.kept, in_order)
     last = scratch / "last.ckpt"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
@@ -169,13 +135,14 @@ def fit_net(
     state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
+    assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, standardise.mean, standardise.scale)
     report = {"validation_loss": float(best.best_model_score), "epochs": trainer.current_epoch}
     return net.float().eval(), report
 
 
 def start_at(rate: float, net: nn.Module) -> None:
-    """Let the untrained net say the base rate of every row; harm is rare, and a bias learns slowly."""
+    """Let the untrained net give the base rate to every row; few rows are lost, and a bias learns slowly."""
     output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
     nn.init.zeros_(output.weight)
     nn.init.constant_(output.bias, float(torch.tensor(rate).logit(eps=1e-3)))

@@ -1,4 +1,4 @@
-"""Who a gate is trained for, as its config.json will say."""
+"""The pair that a gate is trained for, as the gate's config.json names it."""
 
 from __future__ import annotations
 

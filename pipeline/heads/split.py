@@ -1,4 +1,4 @@
-"""Parts for fitting, stopping, calibrating and measuring. No problem serves two of them."""
+"""Parts of the rows for fitting, stopping, calibrating and measuring; no problem is in two parts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pipeline.params import TrainParams
 
 
 @dataclass(frozen=True)
-class Parts:
+class ProblemParts:
     """Masks over the rows [N]; every row is in exactly one."""
 
     train: Tensor
@@ -23,10 +23,10 @@ class Parts:
     calibration: Tensor
     """Fits the probability map."""
     test: Tensor
-    """Measures, nothing else."""
+    """Measures the head and does nothing else."""
 
 
-def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Parts:
+def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts.
 
     Raises:
@@ -45,4 +45,4 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Parts
         num = min(max(1, round(share * total)), len(problems) - 1)
         parts[name] = torch.isin(problem_N, torch.tensor(problems[:num]))
         problems = problems[num:]
-    return Parts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)
+    return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)

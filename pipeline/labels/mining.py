@@ -1,4 +1,4 @@
-"""Sequential mining: walk along the target's answer, force every draft token, keep what does no harm.
+"""Sequential mining: walk along the target's answer, force every draft token, keep those that do no harm.
 
 After arXiv 2504.20039, batched over problems: each step forces one token in every problem at once, and both models go
 on from remembered keys and values instead of reading the prefix again.
@@ -14,12 +14,14 @@ import torch
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.forward.cache import RowCache
-from gistgate.request.rows import Generation, Memory
-from pipeline.labels.mismatches import Table, Watcher, concatenated, num_rows, picked
-from pipeline.labels.texts import SEQUENTIAL, STRICT, Trunk
+from gistgate.request.rows import Memory
+from pipeline.labels.mismatches import MismatchRecorder, stamped
+from pipeline.labels.schema import Policy
+from pipeline.labels.tables import Table, concatenated, num_rows, picked
+from pipeline.labels.texts import AnswerText
 
 Same = Callable[[int, list[int], list[int]], bool | None]
-"""(problem, answer, reference answer) -> whether the task cannot tell them apart; None where nothing is known."""
+"""(problem, answer, reference answer) -> whether both mean the same; None where the task cannot compare them."""
 
 
 @dataclass
@@ -29,7 +31,7 @@ class Walk:
     problem: int
     prompt: list[int]
     reference: list[int]
-    """The target's own answer; what every forced one is compared with."""
+    """The target's own answer; every answer behind a forced token is compared with it."""
     memory: Memory
     ahead: Table
     """Records on the present text, by position; the walk takes them from the front."""
@@ -42,81 +44,54 @@ class Walk:
         return self.next >= num_rows(self.ahead)
 
     @property
-    def fork(self) -> tuple[int, list[int]]:
-        """Tokens of the text to keep, and the draft token to force behind them."""
+    def continuation(self) -> tuple[int, list[int]]:
+        """The number of text tokens to keep, and the draft token to force behind them."""
         position = int(self.ahead["position"][self.next])
         return len(self.prompt) + position, [int(self.ahead["draft_id"][self.next])]
 
 
 def mine(
     decoder: Decoder,
-    watcher: Watcher,
+    recorder: MismatchRecorder,
     problems: Sequence[int],
     prompts: Sequence[list[int]],
     same: Same,
     num_strict: int,
     **request: Any,
-) -> tuple[Table, list[Trunk]]:
+) -> tuple[Table, list[AnswerText]]:
     """Records of every mismatch on the walks and on the first `num_strict` strict texts, and the texts they lie on.
 
-    The column `outcome` is 1 where the forced token kept the meaning, 0 where not, and -1 on strict texts, where the
-    tokens behind the first have not been forced.
+    `greedy_kept` is known on the walks and -1 on strict texts, where no token has been forced.
     """
     starts = [Memory(list(prompt), RowCache([]), RowCache([])) for prompt in prompts]
-    whole = [(len(prompt), []) for prompt in prompts]
+    whole: list[tuple[int, list[int]]] = [(len(prompt), []) for prompt in prompts]
     lengths = [len(prompt) for prompt in prompts]
     first = decoder.resume(starts, whole, lengths, **request)
-    records = by_row(watcher.take(), first)
+    records = recorder.take([answer for answer, _ in first])
     walks = [
-        Walk(problem, list(prompt), answer.ids, memory, records[index])
-        for index, (problem, prompt, (answer, memory)) in enumerate(zip(problems, prompts, first, strict=True))
+        Walk(problem, list(prompt), answer.ids, memory, found)
+        for problem, prompt, (answer, memory), found in zip(problems, prompts, first, records, strict=True)
         if memory is not None and same(problem, answer.ids, answer.ids)
     ]
-    tables = [stamped(walk.ahead, walk.problem, STRICT, [-1] * num_rows(walk.ahead)) for walk in walks[:num_strict]]
+    tables = [stamped(walk.ahead, walk.problem, Policy.STRICT) for walk in walks[:num_strict] if walk.ahead]
     while live := [walk for walk in walks if not walk.over]:
-        step(decoder, watcher, live, same, **request)
-    trunks = [Trunk(walk.problem, STRICT, walk.reference) for walk in walks]
-    trunks += [Trunk(walk.problem, SEQUENTIAL, walk.memory.text[len(walk.prompt) :]) for walk in walks]
+        step(decoder, recorder, live, same, **request)
+    texts = [AnswerText(walk.problem, Policy.STRICT, walk.reference) for walk in walks]
+    texts += [AnswerText(walk.problem, Policy.SEQUENTIAL, walk.memory.text[len(walk.prompt) :]) for walk in walks]
     tables += [table for walk in walks for table in walk.walked]
-    filled = [table for table in tables if num_rows(table)]
-    return (concatenated(filled) if filled else {}), trunks
+    return (concatenated(tables) if tables else {}), texts
 
 
-def step(decoder: Decoder, watcher: Watcher, live: Sequence[Walk], same: Same, **request: Any) -> None:
-    """Force the next draft token of every walk, judge the outcome, and go on along the text that it leaves."""
-    forks = [walk.fork for walk in live]
+def step(decoder: Decoder, recorder: MismatchRecorder, live: Sequence[Walk], same: Same, **request: Any) -> None:
+    """Force the next draft token of every walk, ask whether the meaning is kept, and go on along the right text."""
+    continuations = [walk.continuation for walk in live]
     memories = [walk.memory for walk in live]
-    done = decoder.resume(memories, forks, [len(walk.prompt) for walk in live], **request)
-    records = by_row(watcher.take(), done)
+    done = decoder.resume(memories, continuations, [len(walk.prompt) for walk in live], **request)
+    records = recorder.take([answer for answer, _ in done])
     for walk, (answer, memory), found in zip(live, done, records, strict=True):
         kept = bool(same(walk.problem, answer.ids, walk.reference))
         here = picked(walk.ahead, torch.tensor([walk.next]))
-        walk.walked.append(stamped(here, walk.problem, SEQUENTIAL, [int(kept)]))
+        walk.walked.append(stamped(here, walk.problem, Policy.SEQUENTIAL, int(kept)))
         walk.next += 1
         if kept and memory is not None:
             walk.memory, walk.ahead, walk.next = memory, found, 0
-
-
-def by_row(table: Table, done: Sequence[tuple[Generation, Memory | None]]) -> list[Table]:
-    """The records of each row, without those that its stop cut off."""
-    lengths = [len(answer.ids) for answer, _ in done]
-    if not table:
-        return [{} for _ in lengths]
-    inside = picked(table, table["position"] < torch.tensor(lengths)[table["row"]])
-    counts = torch.bincount(inside["row"], minlength=len(lengths)).tolist()
-    ends = torch.tensor(counts).cumsum(0).tolist()
-    return [picked(inside, torch.arange(end - count, end)) for count, end in zip(counts, ends, strict=True)]
-
-
-def stamped(table: Table, problem: int, prefix: int, outcomes: Sequence[int]) -> Table:
-    """The records with their problem, policy and outcome."""
-    if not table:
-        return {}
-    num = num_rows(table)
-    rest = {name: column for name, column in table.items() if name != "row"}
-    return {
-        **rest,
-        "problem": torch.full((num,), problem, dtype=torch.int64),
-        "prefix": torch.full((num,), prefix, dtype=torch.int8),
-        "outcome": torch.tensor(list(outcomes), dtype=torch.int8),
-    }

@@ -1,35 +1,30 @@
-"""Every labelled mismatch once more as the first token of a block: what a decoder would do there, in one round.
+"""Labelled mismatches once more as the first token of a block: what a decoder would do there, in one round.
 
-The decoder goes on from the text in front of the mismatch, so its drafter proposes the mismatching token first and the
+The decoder goes on from the text in front of the mismatch. Its drafter proposes the mismatching token first and the
 tokens that it would write behind it; one target forward judges the block, and the answer ends.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Row
-from pipeline.common.resume import read_shards
-from pipeline.labels.mismatches import Table, concatenated, num_rows, picked
-from pipeline.labels.texts import Trunk, unpack
-
-MISMATCHES, LABELS = Path("data/mismatches"), Path("data/labels")
-POLICIES = ("strict", "gated")
-
-Trunks = dict[tuple[int, int], Trunk]
+from pipeline.labels.rollouts import memories_of
+from pipeline.labels.tables import Table, num_rows, picked
+from pipeline.labels.texts import Texts
 
 
 class FirstBlocks:
-    """An observer that hands out the blocks of one round together with what was accepted of them."""
+    """An observer that hands out the block of one round together with what was accepted of it."""
 
-    def __init__(self, layers: Sequence[str] = ()) -> None:
-        self.layers, self.wants_q = tuple(layers), False
+    def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
+        self.layers, self.wants_q = layers, wants_q
         self._seen: list[tuple[Block, Acceptance]] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
@@ -42,55 +37,58 @@ class FirstBlocks:
         return seen
 
 
-def read_labelled() -> tuple[Table, Trunks]:
-    """All labelled mismatches of both policies, and the texts they lie on."""
-    trunks: Trunks = {}
-    for policy in POLICIES:
-        for shard in read_shards(MISMATCHES / policy):
-            trunks |= unpack(shard)[1]
-    return concatenated([shard for policy in POLICIES for shard in read_shards(LABELS / policy)]), trunks
-
-
 def rounds(
     decoder: Decoder,
     observer: FirstBlocks,
     table: Table,
-    trunks: Trunks,
+    texts: Texts,
     prompts: Sequence[dict[str, Any]],
     batch_size: int,
     **request: Any,
 ) -> Iterator[tuple[Table, Block, Acceptance]]:
-    """One round at every record of `table`, in batches.
+    """One round at every record of `table`, in batches; a block holds one row per record.
 
     Records whose token the drafter does not propose again are left out: near ties may fall differently in another
-    batch. A block holds one row per record.
+    batch.
     """
-    for index in torch.arange(num_rows(table)).split(batch_size):
-        part = picked(table, index)
-        texts = [text_before(part, row, trunks, prompts) for row in range(len(index))]
-        prompt_lengths = [len(prompts[problem]["ids"]) for problem in part["problem"].tolist()]
-        decoder.resume(
-            decoder.remember(texts),
-            [(len(text), []) for text in texts],
-            prompt_lengths,
-            is_decided=lambda _row: "read",
-            remember=False,
-            **request,
-        )
-        block, acceptance = observer.take()
+    for part in batches(table, batch_size):
+        block, acceptance = one_round(decoder, observer, part, texts, prompts, **request)
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
-        yield picked(part, again), rows_where(block, again), kept_of(acceptance, again)
+        yield picked(part, again), rows_where(block, again), acceptance_where(acceptance, again)
 
 
-def text_before(part: Table, row: int, trunks: Trunks, prompts: Sequence[dict[str, Any]]) -> list[int]:
-    """Prompt and answer up to the mismatch, as token ids."""
-    problem = int(part["problem"][row])
-    trunk = trunks[problem, int(part["prefix"][row])]
-    return [*prompts[problem]["ids"], *trunk.answer[: int(part["position"][row])]]
+def batches(table: Table, batch_size: int) -> Iterator[Table]:
+    """The rows of a table, `batch_size` at a time."""
+    for index in torch.arange(num_rows(table)).split(batch_size):
+        yield picked(table, index)
 
 
-def rows_where(block: Block, chosen: torch.Tensor) -> Block:
-    """Some rows of a block; only what records of one round are asked for."""
+def one_round(
+    decoder: Decoder,
+    observer: FirstBlocks,
+    part: Table,
+    texts: Texts,
+    prompts: Sequence[dict[str, Any]],
+    **request: Any,
+) -> tuple[Block, Acceptance]:
+    """Decode one round behind the text in front of every record; a text that several records share is read once."""
+    problems = part["problem"].tolist()
+    lengths = [len(prompts[problem]["ids"]) for problem in problems]
+    keys = zip(problems, part["policy"].tolist(), strict=True)
+    whole = [(*prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
+    decoder.resume(
+        memories_of(decoder, whole),
+        [(length + position, []) for length, position in zip(lengths, part["position"].tolist(), strict=True)],
+        lengths,
+        is_decided=lambda _row: "read",
+        remember=False,
+        **request,
+    )
+    return observer.take()
+
+
+def rows_where(block: Block, chosen: Tensor) -> Block:
+    """Some rows of a block, with the fields that one round of a strict or loose rule leaves behind."""
     return Block(
         block.draft_ids[chosen],
         block.valid[chosen],
@@ -101,6 +99,6 @@ def rows_where(block: Block, chosen: torch.Tensor) -> Block:
     )
 
 
-def kept_of(acceptance: Acceptance, chosen: torch.Tensor) -> Acceptance:
+def acceptance_where(acceptance: Acceptance, chosen: Tensor) -> Acceptance:
     """Some rows of an acceptance."""
     return Acceptance(acceptance.length[chosen], acceptance.own_ids[chosen], acceptance.reasons[chosen])

@@ -1,4 +1,4 @@
-"""What becomes of a text after one forced token: many continuations at once, from remembered keys and values."""
+"""Rollouts: how a text goes on behind one forced token, many at once, from remembered keys and values."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Memory, Row
 
 MOST_AT_ONCE = 64
-"""Most tokens that a round adds; how far back the test for rejoining looks."""
+"""Most tokens that a round adds; the test for rejoining looks that far back."""
 REJOINED = "rejoined"
-"""Finish of a rollout that came back to the reference's words."""
+"""Finish of a rollout that came back to the words of its reference."""
 
 
 @dataclass(frozen=True)
@@ -22,10 +22,10 @@ class Rollout:
 
     prompt: list[int]
     """Prompt as token ids."""
-    trunk: list[int]
+    text: list[int]
     """The answer that the prefix is taken from, as token ids."""
     position: int
-    """Tokens of the trunk to keep."""
+    """Tokens of the text to keep."""
     token: int
     """The token to force behind them."""
     reference: list[int]
@@ -34,7 +34,7 @@ class Rollout:
 
 
 class Roller:
-    """Makes rollouts in batches; texts that several share are read once."""
+    """Makes rollouts in batches; a text that several of a batch share is read once."""
 
     def __init__(self, decoder: Decoder, batch_size: int, rejoin: int | None, **request: Any) -> None:
         """`rejoin`: tokens in a row that have to equal the reference's before a rollout stops early; None: never."""
@@ -47,7 +47,7 @@ class Roller:
         return [answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)]
 
     def _batch(self, rollouts: Sequence[Rollout], sampling: Sampling | None) -> list[tuple[list[int], bool]]:
-        memories = self._memories(rollouts)
+        memories = memories_of(self.decoder, [(*r.prompt, *r.text) for r in rollouts])
         done = self.decoder.resume(
             memories,
             [(len(r.prompt) + r.position, [r.token]) for r in rollouts],
@@ -60,12 +60,13 @@ class Roller:
         )
         return [(answer.ids, answer.finish == REJOINED) for answer, _ in done]
 
-    def _memories(self, rollouts: Sequence[Rollout]) -> list[Memory]:
-        """What both models remember of each rollout's prefix; a text several share is read once."""
-        texts = {(*r.prompt, *r.trunk): len(r.prompt) for r in rollouts}
-        read = self.decoder.remember([list(text) for text in texts])
-        by_text = dict(zip(texts, read, strict=True))
-        return [by_text[(*r.prompt, *r.trunk)] for r in rollouts]
+
+def memories_of(decoder: Decoder, texts: Sequence[tuple[int, ...]]) -> list[Memory]:
+    """What both models remember of each text; equal texts are read once."""
+    different = list(dict.fromkeys(texts))
+    read = decoder.remember(different)
+    by_text = dict(zip(different, read, strict=True))
+    return [by_text[text] for text in texts]
 
 
 def rejoins(rollouts: Sequence[Rollout], num: int) -> Callable[[Row], str | None]:
@@ -86,3 +87,13 @@ def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int, since: int = 
     grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
     starts = range(max(rollout.position + 1, since), len(answer) - num + 1)
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
+
+
+def is_trustworthy(rollouts: Sequence[Rollout], answers: Sequence[list[int]], kept: Sequence[bool], num: int) -> bool:
+    """Whether at least 99 % of the whole rollouts that ever rejoin their reference keep the meaning."""
+    rejoining = [
+        fine
+        for rollout, answer, fine in zip(rollouts, answers, kept, strict=True)
+        if rejoined_at(rollout, answer, num) is not None
+    ]
+    return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)

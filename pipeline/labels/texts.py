@@ -1,44 +1,71 @@
-"""Texts that many mismatches share: a mismatch is a position on a trunk, and its prefix is the trunk up to there."""
+"""The texts that mismatches lie on: many mismatches share a text, and the prefix of each is the text up to it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
-from pipeline.labels.mismatches import Table
-
-STRICT, SEQUENTIAL, GATED = 0, 1, 2
-"""Whose prefixes: the target's own text; its text with harmless replacements kept; a gate's text."""
+from pipeline.common.resume import num_shards, read_shards
+from pipeline.labels.schema import LABEL_FOLDER, LABELS, PASSES, Column, checked
+from pipeline.labels.tables import Table, concatenated
 
 
 @dataclass(frozen=True)
-class Trunk:
-    """One text in which mismatches were found."""
+class AnswerText:
+    """One answer in which mismatches were found."""
 
     problem: int
     """Index of its prompt in the split."""
-    prefix: int
-    """STRICT, SEQUENTIAL or GATED."""
-    answer: list[int]
-    """The answer as token ids, behind the prompt."""
+    policy: int
+    """Whose text it is, a Policy."""
+    ids: list[int]
+    """The answer as token ids, without the prompt."""
 
 
-def pack(trunks: Sequence[Trunk]) -> Table:
-    """Trunks as tensors; names begin with `trunk_` and do not share the leading axis of the records."""
-    lengths = torch.tensor([len(trunk.answer) for trunk in trunks], dtype=torch.int64)
+Texts = dict[tuple[int, int], AnswerText]
+"""Texts by (problem, policy)."""
+
+
+def pack(records: Table, texts: Iterable[AnswerText]) -> Table:
+    """Records and their texts as one shard; the columns `text_*` do not share the leading axis of the records."""
+    texts = list(texts)
     return {
-        "trunk_ids": torch.tensor([token for trunk in trunks for token in trunk.answer], dtype=torch.int32),
-        "trunk_lengths": lengths,
-        "trunk_problem": torch.tensor([trunk.problem for trunk in trunks], dtype=torch.int64),
-        "trunk_prefix": torch.tensor([trunk.prefix for trunk in trunks], dtype=torch.int8),
+        **records,
+        "text_ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
+        "text_lengths": torch.tensor([len(text.ids) for text in texts], dtype=torch.int64),
+        "text_problem": torch.tensor([text.problem for text in texts], dtype=torch.int64),
+        "text_policy": torch.tensor([text.policy for text in texts], dtype=torch.int8),
     }
 
 
-def unpack(table: Table) -> tuple[Table, dict[tuple[int, int], Trunk]]:
-    """The records without their trunks, and the trunks by (problem, prefix)."""
-    texts = table["trunk_ids"].split(table["trunk_lengths"].tolist())
-    keys = zip(table["trunk_problem"].tolist(), table["trunk_prefix"].tolist(), strict=True)
-    trunks = {key: Trunk(*key, answer=text.tolist()) for key, text in zip(keys, texts, strict=True)}
-    return {name: column for name, column in table.items() if not name.startswith("trunk_")}, trunks
+def unpack(shard: Table) -> tuple[Table, Texts]:
+    """The records of a shard, and its texts."""
+    parts = shard["text_ids"].split(shard["text_lengths"].tolist())
+    keys = zip(shard["text_problem"].tolist(), shard["text_policy"].tolist(), strict=True)
+    texts = {key: AnswerText(*key, ids=part.tolist()) for key, part in zip(keys, parts, strict=True)}
+    return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
+
+
+def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Table, Texts]]:
+    """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts.
+
+    Raises:
+        UserError: there are no shards, or one of them breaks the schema `columns`.
+    """
+    num_shards(folder)
+    shards = [unpack(shard) for shard in read_shards(folder)]
+    for index, (records, _) in enumerate(shards):
+        checked(records, columns, f"{folder}, shard {index}")
+    return shards
+
+
+def read_labels() -> tuple[Table, Texts]:
+    """All labels of both passes, and the texts they lie on."""
+    shards = [shard for name in PASSES for shard in read_records(LABEL_FOLDER / name, LABELS)]
+    texts: Texts = {}
+    for _, some in shards:
+        texts |= some
+    return concatenated([records for records, _ in shards]), texts

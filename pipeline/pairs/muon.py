@@ -24,10 +24,10 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices only.
+    """Muon for matrices only, by hand because it is twice as fast as torch.optim.Muon on small matrices.
 
-    torch.optim.Muon treats one matrix at a time and always in bfloat16, which processors without matrix tiles do
-    slowly: here equal shapes share one batched product in a chosen precision (2 times faster there).
+    torch.optim.Muon treats one matrix at a time and always in bfloat16, which is slow on processors without matrix
+    tiles. Here matrices of equal shape share one batched product in a chosen precision.
     """
 
     def __init__(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
@@ -86,6 +85,7 @@ class LanguageModule(pl.LightningModule):
             optimizer.step()
             optimizer.zero_grad()
         self.steps_done += 1
+        self.log("loss", loss.detach(), prog_bar=True)
         return loss.detach()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -95,29 +95,6 @@ class LanguageModule(pl.LightningModule):
         others = [p for name, p in named if p.ndim != 2 or "embed" in name]
         dtype = torch.bfloat16 if self.fast_bfloat16 else torch.float32
         return [Muon(matrices, dtype=dtype), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
-
-
-class Progress(pl.Callback):
-    """Prints steps, loss, rate and time left every few seconds."""
-
-    def __init__(self, name: str, steps: int, seconds: float = 10.0) -> None:
-        self.name, self.steps, self.seconds = name, steps, seconds
-        self.began = self.shown = time.monotonic()
-        self.first: int | None = None
-
-    def on_train_batch_end(self, trainer, module: LanguageModule, outputs, batch, batch_idx) -> None:
-        """Lightning's hook."""
-        done, now = int(module.steps_done), time.monotonic()
-        self.first = done - 1 if self.first is None else self.first
-        if now - self.shown < self.seconds and done < self.steps:
-            return
-        self.shown = now
-        rate = (done - self.first) / (now - self.began)
-        left = (self.steps - done) / rate
-        loss = float(outputs["loss"])
-        print(
-            f"{self.name}: step {done}/{self.steps}, loss {loss:.3f}, {rate:.2f} steps/s, {left:.0f} s left", flush=True
-        )
 
 
 class Batches(pl.LightningDataModule):
@@ -163,10 +140,9 @@ def train_model(
         accelerator="auto",
         devices=1,
         logger=False,
-        enable_progress_bar=False,
         enable_model_summary=False,
         callbacks=[
-            Progress(name, size.steps),
+            TQDMProgressBar(refresh_rate=10),
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
         ],
     )

@@ -21,11 +21,11 @@ class DecodingParams:
     """K at which strict decoding is timed, in tokens: its own best."""
     max_new_tokens: Count = 160
     """Longest answer where the task sets no limit of its own, in tokens."""
-    batch_size: Count = 64
+    batch_size: Count = 128
     """Rows decoded together where only ids matter, in prompts; speed is always measured with one."""
-    workers: Count = 1
+    workers: Count = 2
     """Processes that share the methods or shards of a stage, each with one thread; more than one pays on a CPU."""
-    prompt_memory_mb: Annotated[int, Between(0)] = 1500
+    prompt_memory_mb: Annotated[int, Between(0)] = 1000
     """Keys and values of prompts that calibration keeps between settings, in megabytes; 0 reads prompts anew."""
 
 

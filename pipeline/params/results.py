@@ -20,7 +20,7 @@ class CalibrateParams:
     """Confidence of every certificate, in [0.5, 1)."""
     settings: Count = 3
     """Settings per method that development prompts may send to certification behind the strictest, in settings."""
-    evaluations: Count = 6
+    evaluations: Count = 5
     """Settings per method that development prompts may measure, in settings; each further variant allows one more."""
     reserve: Annotated[float, Between(0, 3)] = 1.0
     """What the choice of settings leaves free below a budget, in standard errors of the loss on calibration prompts
@@ -47,9 +47,9 @@ class CertifyParams:
 class BenchmarkParams:
     """How speed is measured."""
 
-    prompts: Count = 60
+    prompts: Count = 30
     """Test prompts that every method decodes, in prompts."""
-    repeats: Count = 3
+    repeats: Count = 1
     """Times every prompt is decoded by every method, in runs."""
     threads: Count = 1
     """Processor threads; one row of a small model gains nothing from more."""
@@ -61,7 +61,9 @@ class BenchmarkParams:
 class SpeedParams:
     """What `make speed` certifies anew, so that every method is timed at its own K."""
 
-    blocks: dict[str, Annotated[int, Between(1)]] = field(default_factory=dict)
+    blocks: dict[str, Annotated[int, Between(1)]] = field(
+        default_factory=lambda: {"prob": 4, "prob-ratio": 4, "autojudge": 5, "ensemble": 5, "judge": 4}
+    )
     """K by method, in tokens, the large table's methods among them; all others are timed at decoding.block."""
 
 

@@ -16,11 +16,17 @@ from pipeline.params.reading import Between, nearest
 class TableParams:
     """What `make table` compares besides `methods`: every rule with a knob that greedy decoding defines."""
 
-    skip: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ("wisv",)
     """Rules to leave out, by id."""
-    fixed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fixed: dict[str, dict[str, Any]] = field(
+        default_factory=lambda: {
+            "csd": {"counts": "models/table/pairs.safetensors"},
+            "trt-relaxed": {"scope": "all"},
+            "typical": {"greedy": "raw"},
+        }
+    )
     """Settings of rules that differ from their defaults, by rule id."""
-    heads: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, str] = field(default_factory=lambda: {"judge": "judge"})
     """Head that a learned rule asks where it is not train.headline_head, by rule id."""
     span: Annotated[int, Between(1)] = 3
     """Draft tokens that share the label of the mismatch they begin with, for heads on span labels, in tokens."""

@@ -17,6 +17,8 @@ class TrainParams:
 
     features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
     """What a head sees of each position, as feature ids."""
+    pilot_features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
+    """What the pilot gate sees, as feature ids; the gated texts depend on it, so a change repeats their rollouts."""
     heads: tuple[str, ...] = ("logistic", "linear", "mlp")
     """Kinds of head to train, as head ids."""
     headline_head: str = "logistic"

@@ -1,7 +1,7 @@
 """Copy the last run's results into Git and renew the page that shows them.
 
 python -m pipeline.report.publish             reports/ -> docs/results/, README.md
-python -m pipeline.report.publish table       reports/table/ -> docs/results/table/, docs/rules.md
+python -m pipeline.report.publish table       reports/table/ -> docs/results/table/, docs/rules.md, README.md
 python -m pipeline.report.publish seed-2      reports/summary.json -> docs/results/beside/seed-2.json, README.md
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
@@ -27,6 +28,7 @@ def main() -> None:
     reports, results, readme = Path("reports"), Path("docs/results"), Path("README.md")
     if sys.argv[1:] == ["table"]:
         publish(reports / "table", results / "table", Path("docs/rules.md"))
+        renew(readme, results)
     elif len(sys.argv) > 1:
         publish_beside(reports, results, readme, sys.argv[1])
     else:
@@ -36,18 +38,29 @@ def main() -> None:
 def publish_beside(reports: Path, results: Path, readme: Path, name: str) -> None:
     """Keep the summary of another run (another seed, another world) beside the published one."""
     write_json(results / "beside" / f"{name}.json", read_json(reports / "summary.json"))
-    write_text(readme, with_table(read_text(readme), content_of(results)))
+    renew(readme, results)
 
 
 def content_of(results: Path) -> str:
     """What a page shows of published results: the table, who is right, and one line for each run beside it."""
     summary = read_json(results / "summary.json")
     if (results / JUDGEMENTS).exists():
-        return f"{tables.markdown(summary)}\n\n{tables.judgements(read_json(results / JUDGEMENTS))}"
+        table = tables.markdown(summary, {column: column for column in tables.HEADER})
+        return f"{table}\n\n{tables.judgements(read_json(results / JUDGEMENTS))}"
+    shown = with_rival(summary, results / "table" / "summary.json")
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
-        return tables.markdown(summary)
-    return f"{tables.markdown(summary)}\n\nBeside it:\n\n{tables.beside({'published': summary, **runs})}"
+        return tables.markdown(shown)
+    return f"{tables.markdown(shown)}\n\nOther seeds and worlds:\n\n{tables.beside({'published': summary, **runs})}"
+
+
+def with_rival(summary: dict[str, Any], large: Path) -> dict[str, Any]:
+    """The core methods and the best of all rules without training, as the large table has them, if it was published."""
+    if not large.exists():
+        return summary
+    table = read_json(large)
+    names = {*summary["methods"], tables.best(table["methods"], gate=False)}
+    return {**table, "methods": {name: method for name, method in table["methods"].items() if name in names}}
 
 
 def publish(reports: Path, results: Path, readme: Path) -> None:
@@ -61,7 +74,12 @@ def publish(reports: Path, results: Path, readme: Path) -> None:
     for name in (*FILES, *([JUDGEMENTS] if (reports / JUDGEMENTS).exists() else [])):
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
-    write_text(readme, with_table(read_text(readme), content_of(results)))
+    renew(readme, results)
+
+
+def renew(page: Path, results: Path) -> None:
+    """Write the published results between the markers of the page."""
+    write_text(page, with_table(read_text(page), content_of(results)))
 
 
 def with_table(readme: str, content: str) -> str:

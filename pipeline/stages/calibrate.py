@@ -6,16 +6,17 @@
     python -m pipeline.stages.calibrate table-free, table-learned      what only the large table compares
     python -m pipeline.stages.calibrate speed      the methods of `speed.blocks`, each at its own K
 
-Reads data/prompts and data/reference, writes <method>.json below reports/calibration, reports/table/calibration or
-reports/speed.
+Reads data/prompts and data/reference, writes <method>.json and <method>.csv below reports/calibration,
+reports/table/calibration or reports/speed; the second file has the outcome of every prompt at every tested setting.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
-fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of all they depend on: an
-interruption loses one at most.
+fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of everything that they depend
+on: an interruption loses one setting at most.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,15 +26,19 @@ from pipeline.common.entry import item, run  # first: it sets the environment th
 # isort: split
 import numpy as np
 
+from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import upper_bound
-from gistgate.certificates.fixed_sequence import Verdict, fixed_sequence
-from gistgate.certificates.search import Aims, Choice, Setting, choose_settings
+from gistgate.certificates.calibration import Finding, Method, Request
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.search import Setting
+from gistgate.certificates.tango import Array
 from gistgate.files import write_json
-from pipeline.certification.outcomes import Arm, Bench, Run
+from pipeline.certification.outcomes import Setup, method_of
+from pipeline.certification.records import write_records
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, calibration_file
 from pipeline.common.pool import side_by_side
 from pipeline.common.scope import scope_of
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 
 GROUPS = {"free": (False, False), "learned": (False, True), "table-free": (True, False), "table-learned": (True, True)}
 """Names of the groups: whether only the large table has their methods, and whether these are learned."""
@@ -57,11 +62,14 @@ def main() -> None:
 
 def calibrator(params: Params, reports: Path = REPORTS) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
-    bench = Bench(params)
+    setup = Setup(params)
 
     def work(name: str) -> None:
-        report = calibrate(Arm(bench, name))
-        write_json(calibration_file(params, name, reports), report)
+        finding, report = calibrate(setup, name)
+        path, prompts = calibration_file(params, name, reports), setup.prompts["calibration"]
+        strict = [setup.reference[prompt["id"]]["score"] for prompt in prompts]
+        write_records(path.with_suffix(".csv"), finding.verdicts.tested, prompts, strict)
+        write_json(path, report)
         print(f"{name}: {summary(report)}")
 
     return work
@@ -75,102 +83,91 @@ def methods_of(params: Params, group: str) -> list[str]:
     return [name for name, method in params.methods.items() if (method.extra, method.learned) == GROUPS[group]]
 
 
-def calibrate(arm: Arm) -> dict[str, Any]:
-    """The calibration file of one method, without dates, so that equal runs give equal bytes."""
-    params, method = arm.params, arm.method
-    choice = choose(arm)
-    tested = test_sequence(arm, choice.settings)
-    differences = [run.differences for run in tested]
+def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
+    """What calibration of one method showed, and its file, which has no dates, so that equal runs give equal bytes."""
+    params, outcomes, method = setup.params, setup.outcomes(name), method_of(setup.params, name)
+    finding = engine.calibrate(method, outcomes, request_of(params))
+    selection, verdicts = finding.selection, finding.verdicts
     confidence = params.calibrate.confidence
-    verdicts = [fixed_sequence(differences, budget, confidence) for budget in budgets(params)]
-    return {
-        "method": arm.name,
+    scores = np.array([setup.reference[prompt["id"]]["score"] for prompt in setup.prompts["calibration"]])
+
+    def measured(setting: Setting) -> dict[str, Any]:
+        decoded = outcomes.decoded("development", method.settings(setting))
+        strict = np.array([setup.reference[prompt["id"]]["score"] for prompt in setup.prompts["development"]])
+        return describe(method, setting, decoded, strict, confidence)
+
+    scope = scope_of(params, name, setup.pair, setup.task, setup.gate(name))
+    source = f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these"
+    report = {
+        "method": name,
         "rule": method.rule,
         "drafter": method.drafter,
-        "head": method.head,
-        "block": params.block_of(arm.name),
+        "head": params.method(name).head,
+        "block": method.block,
         "knob": method.knob,
         "confidence": confidence,
         "headline_budget": params.headline_budget,
-        "sequence": [place(method, setting) for setting in choice.settings],
-        "settings": [describe(method, run, confidence) for run in tested],
-        "development": [describe(method, arm.run("development", setting), confidence) for setting in choice.measured],
-        "budgets": {f"{verdict.budget:g}": decide(method, verdict, tested) for verdict in verdicts},
-        "scope": scope_of(params, arm.name, arm.bench.pair, arm.bench.task, arm.gate),
-        "source": f"training documents of the task '{arm.bench.task.name}'; certificates hold for prompts like these",
+        "sequence": [place(method, setting) for setting in selection.settings],
+        "settings": [
+            describe(method, setting, one.decoded, scores, confidence)
+            for setting, one in zip(selection.settings, verdicts.tested, strict=False)
+        ],
+        "development": [measured(setting) for setting in selection.measured],
+        "budgets": {f"{budget:g}": decide(finding, budget) for budget in verdicts.budgets},
+        "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
     }
+    return finding, report
 
 
-def choose(arm: Arm) -> Choice:
-    """The settings to test, by development prompts; a rule without a knob has but one."""
-    if arm.method.knob is None:
-        return Choice([Setting(None, arm.method.variants[0])], [])
-    return choose_settings(
-        arm.method.grid,
-        arm.method.variants,
-        lambda setting: arm.run("development", setting).measured,
-        aims(arm.params),
+def request_of(params: Params) -> Request:
+    """What params.yaml asks for: every planned prompt is decoded, and the bound is computed once."""
+    block = params.calibrate
+    return Request(
+        budgets=tuple(sorted({*block.budgets, params.headline_budget})),
+        confidence=block.confidence,
+        n=params.prompts.calibration,
+        stop="planned",
+        settings=block.settings,
+        evaluations=block.evaluations,
+        reserve=block.reserve,
+        headline=params.headline_budget,
     )
 
 
-def budgets(params: Params) -> list[float]:
-    """All budgets, small to large; the headline is one of them."""
-    return sorted({*params.calibrate.budgets, params.headline_budget})
-
-
-def aims(params: Params) -> Aims:
-    """What the settings of every method are chosen for."""
-    block = params.calibrate
-    return Aims(
-        budgets(params), params.headline_budget, params.prompts.calibration, block.confidence,
-        block.settings, block.evaluations, block.reserve,
-    )  # fmt: skip
-
-
-def test_sequence(arm: Arm, settings: Sequence[Setting]) -> list[Run]:
-    """Decode the calibration prompts from strict to loose, up to the first setting that fails the largest budget."""
-    tested: list[Run] = []
-    for setting in settings:
-        tested.append(arm.run("calibration", setting))
-        bound = upper_bound(tested[-1].differences, arm.params.calibrate.confidence)
-        if not bound.within(max(budgets(arm.params))):
-            break
-    return tested
-
-
-def place(method: MethodParams, setting: Setting) -> dict[str, Any]:
+def place(method: Method, setting: Setting) -> dict[str, Any]:
     """The knob, and all other settings of the rule."""
     return {"knob": setting.value, "fixed": {**method.fixed, **setting.variant}}
 
 
-def describe(method: MethodParams, run: Run, confidence: float) -> dict[str, Any]:
-    """One decoded setting: losses and gains are prompts, `loss` and the bounds shares."""
-    bound, counted = upper_bound(run.differences, confidence), run.statistics
+def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, confidence: float) -> dict[str, Any]:
+    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores."""
+    d, counted = decoded.differences, decoded.counted
+    bound = upper_bound(d, confidence)
     return {
-        **place(method, run.setting),
+        **place(method, setting),
         "n": bound.n,
         "losses": bound.losses,
         "gains": bound.gains,
         "loss": bound.mean,
         "bound": bound.value,
         "bound_kind": bound.kind,
-        "harm": float(np.maximum(run.differences, 0).mean()),
+        "harm": float(np.maximum(d, 0).mean()),
         "harm_bound": bound.harm,
-        "accuracy": float(run.loose.mean()),
-        "strict_accuracy": float(run.strict.mean()),
+        "accuracy": float((strict - d).mean()),
+        "strict_accuracy": float(strict.mean()),
         "mean_accepted_length": counted.mean_accepted_length,
         "loose_per_100": counted.loose_per_100,
         "statistics": counted.as_dict(timed=False),
     }
 
 
-def decide(method: MethodParams, verdict: Verdict, tested: Sequence[Run]) -> dict[str, Any]:
+def decide(finding: Finding, budget: float) -> dict[str, Any]:
     """What one budget permits."""
-    bound = verdict.bound
-    assert bound is not None
-    kept = None if verdict.passed is None else place(method, tested[verdict.passed].setting)
+    verdicts, bound = finding.verdicts, finding.verdicts.bound(budget)
+    passed = verdicts.passed(budget)
+    kept = None if passed is None else place(finding.method, finding.selection.settings[passed])
     return {
-        "certified": verdict.certified,
+        "certified": passed is not None,
         "knob": kept and kept["knob"],
         "fixed": kept and kept["fixed"],
         "bound": bound.value,
@@ -178,8 +175,8 @@ def decide(method: MethodParams, verdict: Verdict, tested: Sequence[Run]) -> dic
         "loss": bound.mean,
         "n": bound.n,
         "discordant": bound.discordant,
-        "needed_n": verdict.needed_n,
-        "refusal": verdict.refusal,
+        "needed_n": verdicts.needed(budget),
+        "refusal": verdicts.refusal(budget),
     }
 
 

@@ -1,10 +1,10 @@
-"""Decode the training prompts and keep what the target knew at every mismatch.
+"""Decode the training prompts and record every mismatch of target and draft.
 
     python -m pipeline.stages.collect strict     the target's own text and the sequential walk along it
     python -m pipeline.stages.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
 
-Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<policy>/rows-*.safetensors. An
-interruption costs one shard: finished ones wait in .scratch.
+Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<pass>/rows-*.safetensors: places and
+tokens, no features. An interruption costs one shard: finished ones wait in .scratch.
 """
 
 from __future__ import annotations
@@ -12,66 +12,60 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.task import Task, load_task
-from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
-from pipeline.labels.mining import by_row, mine, stamped
-from pipeline.labels.mismatches import Table, Watcher, concatenated, num_rows
-from pipeline.labels.texts import GATED, Trunk, pack
-from pipeline.pairs.pair import Pair, load_pair, pair_files
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
+from pipeline.labels.tables import Table
+from pipeline.labels.texts import AnswerText, pack
+from pipeline.pairs.pair import load_pair, pair_files
+from pipeline.params import Params, read_params
+from pipeline.tasks.loading import load_task
 
 SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.gates.features",
-    "pipeline.stages.collect", "pipeline.labels.mining", "pipeline.labels.mismatches", "pipeline.labels.texts", "gistgate.integrations.lm_eval.task",
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.integrations.lm_eval.task",
+    "pipeline.labels.collecting", "pipeline.labels.mining", "pipeline.labels.mismatches",
+    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.collect",
 )  # fmt: skip
 """Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
-REFERENCE = Path("data/reference/train.jsonl")
-PILOT = Path("models/pilot")
-MISMATCHES = Path("data/mismatches")
-POLICIES = ("strict", "gated")
-
-Collect = Callable[[Sequence[int]], tuple[Table, list[Trunk]]]
 
 
 def main() -> None:
-    policy, params = item(), read_params()
-    if policy not in POLICIES:
-        raise UserError(f"There is no policy '{policy}'. Use one of: {', '.join(POLICIES)}.")
+    name, params = item(), read_params()
+    if name not in PASSES:
+        raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
-    side_by_side(collecting, (params, policy), range(count), params.decoding.workers, f"collect, {policy}", "shard")
-    shards_of(params, policy).publish(count, MISMATCHES / policy)
+    side_by_side(collecting, (params, name), range(count), params.decoding.workers, f"collect, {name}", "shard")
+    shards_of(params, name).publish(count, MISMATCH_FOLDER / name)
 
 
-def shards_of(params: Params, policy: str) -> Shards:
-    """Where finished shards wait."""
-    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *([PILOT] if policy == "gated" else []), *sources(*SOURCES)]
-    settings = [policy, params.pair, params.seed, params.decoding, params.collect, params.train.features]
-    return Shards(f"collect-{policy}", *settings, *files)
+def shards_of(params: Params, name: str) -> Shards:
+    """Where finished shards of a pass wait."""
+    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
+    if name == "gated":
+        files += [PILOT, *sources("gistgate.gates")]
+    return Shards(f"collect-{name}", name, params.pair, params.seed, params.decoding, params.collect, *files)
 
 
 def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Collects one shard after another."""
-    params, policy = settings
+    params, name = settings
     torch.set_grad_enabled(False)
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    collect = (strict_collector if policy == "strict" else gated_collector)(params, pair, task, prompts)
-    shards, problems, size = shards_of(params, policy), minable(params), params.collect.shard_prompts
+    collect = (strict_collector if name == "strict" else gated_collector)(params, pair, task, prompts)
+    shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
 
     def work(index: int) -> None:
         part = problems[index * size : (index + 1) * size]
-        shards.make(index, lambda: checked(*collect(part), index=index), {"policy": policy})
+        shards.make(index, lambda: shard_of(*collect(part), index=index), {"pass": name})
 
     return work
 
@@ -93,58 +87,18 @@ def minable(params: Params) -> list[int]:
     return problems
 
 
-def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on strict texts and on the walk that keeps harmless replacements."""
-    watcher = Watcher(params.train.features)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=watcher)
+def shard_of(records: Table, texts: Sequence[AnswerText], index: int) -> Table:
+    """The shard's tensors.
 
-    def same(problem: int, answer: list[int], reference: list[int]) -> bool | None:
-        text, expected = task.text(pair.tokenizer, answer), task.text(pair.tokenizer, reference)
-        return task.same_meaning(prompts[problem]["doc"], text, expected)
-
-    def collect(problems: Sequence[int]) -> tuple[Table, list[Trunk]]:
-        ids = [prompts[problem]["ids"] for problem in problems]
-        num_strict = round(params.collect.strict_share * len(ids))
-        return mine(decoder, watcher, problems, ids, same, num_strict, **request_of(prompts, pair))
-
-    return collect
-
-
-def gated_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on the pilot gate's own texts."""
-    watcher = Watcher(params.train.features)
-    gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
-    settings = {"risk": params.collect.pilot_risk}
-    decoder = make_decoder(pair, MethodParams("autojudge"), settings, params.decoding.block, gate, observer=watcher)
-
-    def collect(problems: Sequence[int]) -> tuple[Table, list[Trunk]]:
-        answers = decoder.generate([prompts[p]["ids"] for p in problems], **request_of(prompts, pair))
-        found = by_row(watcher.take(), [(answer, None) for answer in answers])
-        tables = [
-            stamped(table, problem, GATED, [-1] * num_rows(table))
-            for problem, table in zip(problems, found, strict=True)
-            if num_rows(table)
-        ]
-        trunks = [Trunk(problem, GATED, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
-        return (concatenated(tables) if tables else {}), trunks
-
-    return collect
-
-
-def checked(table: Table, trunks: list[Trunk], index: int) -> dict[str, Tensor]:
-    """The shard's tensors, refused when a state is not finite."""
-    if not table:
+    Raises:
+        UserError: there is no mismatch, or a record breaks the schema.
+    """
+    if not records:
         raise UserError(
             f"Shard {index} has no mismatch: target and draft agree everywhere or no answer could be read. "
             "Choose a weaker draft or check the task's filter."
         )
-    for name, column in table.items():
-        if name != "kl" and column.is_floating_point() and not bool(column.isfinite().all()):
-            row = int((~column.isfinite().flatten(1).all(-1)).nonzero()[0])
-            raise UserError(
-                f"Shard {index}: '{name}' is not finite in row {row}. Load the target in bfloat16 or float32."
-            )
-    return {**table, **pack(trunks)}
+    return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
 
 if __name__ == "__main__":

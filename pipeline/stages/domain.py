@@ -1,4 +1,4 @@
-"""Prompts unlike those of the calibration: what looseness costs there, without a guard and with one.
+"""Measure what looseness costs on prompts unlike the calibration prompts, without a guard and with a guard.
 
     python -m pipeline.stages.domain            models/domain from the calibration prompts, then reports/domain.json
     python -m pipeline.stages.domain fit        models/domain alone, which `export` puts beside the gate
@@ -22,7 +22,7 @@ import numpy as np
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards import CLOSED, DomainGuard
 from gistgate.request.statistics import total
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
@@ -34,6 +34,7 @@ from pipeline.pairs.world.corpus import documents
 from pipeline.params import Params, read_params
 from pipeline.report.paired_statistics import accuracy_difference
 from pipeline.stages.export import exported_method
+from pipeline.tasks.loading import load_task
 
 REPORT = Path("reports/domain.json")
 PROMPTS = 600

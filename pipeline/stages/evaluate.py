@@ -23,7 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.entry import item, run
 from pipeline.common.gates import gate_folder, load_gate
@@ -37,6 +37,7 @@ from pipeline.params import Params, read_params
 from pipeline.stages.prompts import context_length
 from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.evaluation import Judged, judge
+from pipeline.tasks.loading import load_task
 
 PLAIN = "plain"
 SOURCES = (
@@ -80,11 +81,11 @@ def decoding_of(point: Operating) -> str:
 
 def evaluator(params: Params) -> Callable[[list[tuple[Operating, Path]]], None]:
     """Judges methods that decode alike, each into its folder."""
-    bench = Bench(params)
+    evaluation = Evaluation(params)
 
     def work(alike: list[tuple[Operating, Path]]) -> None:
         for point, folder in alike:
-            write_atomic(folder, lambda part, point=point: bench.evaluate(point, part))  # type: ignore[misc]
+            write_atomic(folder, lambda part, point=point: evaluation.evaluate(point, part))  # type: ignore[misc]
 
     return work
 
@@ -99,7 +100,7 @@ def dependencies(params: Params, point: Operating) -> str:
     return fingerprint(*(repr(setting) for setting in settings), *files, *sources(*SOURCES))
 
 
-class Bench:
+class Evaluation:
     """What all methods share: the pair, the task and the prompts."""
 
     def __init__(self, params: Params) -> None:
@@ -150,7 +151,7 @@ class Bench:
         """
         if point.knob is None:
             return
-        certified = read_json(calibration_file(self.params, point.method))["scope"]
+        certified = read_json(calibration_file(self.params, point.method))["proof"]["scope"]
         broken = scope_mismatch(certified, scope_of(self.params, point.method, self.pair, self.task, gate))
         if broken:
             raise UserError(f"Method '{point.method}': {broken}")

@@ -1,6 +1,6 @@
 """The headline gate as a folder that decodes with plain transformers, registered as a model.
 
-    python -m pipeline.stages.export     models/heads/<head> and reports/calibration/learned/<method>.json -> models/export/
+    python -m pipeline.stages.export     models/heads/<head>, reports/calibration/learned/<method>.json -> models/export
 
 The method is the learned one that asks `train.headline_head`. Equal inputs give equal bytes.
 """
@@ -13,7 +13,7 @@ from typing import Any
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
-from gistgate.certificates.certificate import TASK, OperatingPoint, Proof
+from gistgate.certificates.certificate import Proof, proof_from
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from gistgate.gates.gate import Gate
@@ -66,40 +66,13 @@ def proof_for(gate: Gate, report: Report) -> Proof:
     Raises:
         UserError: the calibration is another gate's.
     """
-    if report["scope"]["gate"] != gate_hash(gate):
+    proof = proof_from(report["proof"])
+    if proof.scope["gate"] != gate_hash(gate):
         raise UserError(
             f"The calibration of '{report['method']}' was made with other weights than the gate's. "
             "Run the stage `calibrate_learned` again."
         )
-    kept = ("rule", "drafter", "block", "knob", "confidence", "headline_budget", "scope", "source")
-    budgets = sorted(report["budgets"].items(), key=lambda item: float(item[0]))
-    return Proof(
-        score=TASK,
-        points=tuple(operating_point(report, float(budget), found) for budget, found in budgets),
-        sequence=tuple({"settings": settings_of(report, place)} for place in report["sequence"]),
-        **{name: report[name] for name in kept},
-    )
-
-
-def operating_point(report: Report, budget: float, found: dict[str, Any]) -> OperatingPoint:
-    """What one budget permits: the loosest certified setting, or the strictest one, which was refused."""
-    place = (found["knob"], found["fixed"])
-    known = [setting for setting in report["settings"] if (setting["knob"], setting["fixed"]) == place]
-    tested = known[0] if found["certified"] else report["settings"][0]
-    names = ("n", "losses", "gains", "loss", "bound", "bound_kind", "harm", "harm_bound", "mean_accepted_length")
-    return OperatingPoint(
-        budget=budget,
-        confidence=report["confidence"],
-        settings=settings_of(report, tested),
-        certified=found["certified"],
-        refusal=found["refusal"],
-        **{name: tested[name] for name in names},
-    )
-
-
-def settings_of(report: Report, place: dict[str, Any]) -> dict[str, Any]:
-    """All settings of the rule at a place of the calibration's sequence."""
-    return {**place["fixed"], report["knob"]: place["knob"]}
+    return proof
 
 
 def write_folder(gate: Gate, proof: Proof, text: str, folder: Path) -> None:

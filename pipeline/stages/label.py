@@ -2,63 +2,86 @@
 
     python -m pipeline.stages.label strict | gated
 
-Reads data/mismatches/<policy>, writes data/labels/<policy>/rows-*.safetensors and summary.json beside them. The first
-rollout of a mismatch is greedy; where it says harm, several sampled ones after the draft token and after the target's
-own tell how sure that is. An interruption costs one shard: finished ones wait in .scratch.
+Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
+rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
+target's own tell how sure that is. An interruption costs one shard: finished ones wait in .scratch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import torch
 
 from gistgate.files import read_json_lines, write_json
-from gistgate.integrations.lm_eval.task import load_task
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import item, run
 from pipeline.common.pool import side_by_side
-from pipeline.common.resume import Shards, num_shards, read_shards, sources
-from pipeline.labels.labelling import Labeller, outcome_rates, references_of
-from pipeline.labels.mismatches import concatenated
-from pipeline.labels.texts import unpack
+from pipeline.common.resume import Shards, num_shards, sources
+from pipeline.labels.labelling import Labeller
+from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, REFERENCE, Policy, checked
+from pipeline.labels.tables import Table, concatenated, num_rows, picked
+from pipeline.labels.texts import Texts, pack, read_records
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.collect import MISMATCHES, REFERENCE, SOURCES
+from pipeline.tasks.loading import load_task
 
-MODULES = (*SOURCES, "pipeline.stages.label", "pipeline.labels.labelling", "pipeline.labels.rollouts")
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.integrations.lm_eval.task",
+    "gistgate.rules.base", "gistgate.rules.exact", "pipeline.labels.labelling", "pipeline.labels.rollouts",
+    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.label",
+)  # fmt: skip
+"""Modules whose change makes finished shards worthless."""
 
 
 def main() -> None:
-    policy, params = item(), read_params()
-    output, shards = Path("data/labels") / policy, shards_of(params, policy)
-    count = num_shards(MISMATCHES / policy)
-    side_by_side(labelling, (params, policy), range(count), params.decoding.workers, f"label, {policy}", "shard")
+    name, params = item(), read_params()
+    output, shards = LABEL_FOLDER / name, shards_of(params, name)
+    count = num_shards(MISMATCH_FOLDER / name)
+    side_by_side(labelling, (params, name), range(count), params.decoding.workers, f"label, {name}", "shard")
     shards.publish(count, output)
-    write_json(output / "summary.json", outcome_rates(concatenated(read_shards(output))))
+    write_json(output / "summary.json", rates(concatenated([records for records, _ in read_records(output, LABELS)])))
 
 
-def shards_of(params: Params, policy: str) -> Shards:
-    """Where finished shards wait."""
-    files = [MISMATCHES / policy, REFERENCE, *pair_files(params.pair), *sources(*MODULES)]
-    return Shards(f"label-{policy}", policy, params.pair, params.seed, params.decoding, params.label, *files)
+def shards_of(params: Params, name: str) -> Shards:
+    """Where finished shards of a pass wait."""
+    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
+    return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, *files)
 
 
 def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Labels one shard after another."""
-    params, policy = settings
+    params, name = settings
     torch.set_grad_enabled(False)
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    references = references_of(read_json_lines(REFERENCE))
+    references = {problem: row["ids"] for problem, row in enumerate(read_json_lines(REFERENCE))}
     labeller = Labeller(decoder, task, pair.tokenizer, prompts, params, request_of(prompts, pair), references)
-    shards, tables = shards_of(params, policy), read_shards(MISMATCHES / policy)
+    shards, found = shards_of(params, name), read_records(MISMATCH_FOLDER / name, MISMATCHES)
+
+    def labelled(records: Table, texts: Texts, index: int) -> Table:
+        return pack(checked(labeller.label(records, texts), LABELS, f"Shard {index}"), texts.values())
 
     def work(index: int) -> None:
-        shards.make(index, lambda: labeller.label(*unpack(tables[index])), {"policy": policy})
+        shards.make(index, lambda: labelled(*found[index], index), {"pass": name})
 
     return work
+
+
+def rates(labels: Table) -> dict[str, Any]:
+    """For each policy: rows, the share that greedy rollouts keep, and the mean label of the others."""
+    found = {}
+    for policy in Policy:
+        rows = picked(labels, labels["policy"] == policy)
+        if num_rows(rows):
+            unsure = rows["kept"][rows["greedy_kept"] == 0]
+            found[policy.name.lower()] = {
+                "rows": num_rows(rows),
+                "greedy_kept": float(rows["greedy_kept"].float().mean()),
+                "kept_of_others": float(unsure.mean()) if len(unsure) else None,
+            }
+    return found
 
 
 if __name__ == "__main__":

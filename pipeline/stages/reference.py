@@ -9,12 +9,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gistgate.files import write_json_lines
-from gistgate.integrations.lm_eval.task import load_task
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params, read_params
+from pipeline.tasks.loading import load_task
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""

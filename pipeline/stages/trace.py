@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.files import write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.observing.trace import TracedToken, trace
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
@@ -20,6 +20,7 @@ from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params, read_params
+from pipeline.tasks.loading import load_task
 
 TRIES = 50
 """Prompts to look at before giving up."""

@@ -1,11 +1,10 @@
 """Train gate heads on labelled mismatches.
 
-    python -m pipeline.stages.train pilot    data/labels/strict -> models/pilot, the gate whose texts are collected next
-    python -m pipeline.stages.train heads    data/labels/{strict,gated} -> models/heads/<head>, every head of train.heads
-    python -m pipeline.stages.train judge    data/spans -> models/table/judge, the head on span labels
+    python -m pipeline.stages.train pilot    data/features/pilot -> models/pilot, the gate whose texts come next
+    python -m pipeline.stages.train heads    data/features/{strict,gated} -> models/heads/<head>, for all of train.heads
 
-A head's folder is a gate folder with metrics.json and curves.json beside it. All heads are trained in one process;
-finished ones and checkpoints of unfinished ones wait in .scratch, so an interruption costs one epoch and an unchanged
+A head's folder is a gate folder with metrics.json and curves.json beside it. All heads are trained in one process.
+Finished heads and checkpoints of unfinished ones wait in .scratch, so an interruption costs one epoch and an unchanged
 head keeps its bytes.
 """
 
@@ -14,6 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -26,47 +26,48 @@ from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.job import Job, head_job
 from pipeline.heads.partners import partners_of
 from pipeline.heads.rows import Rows, read_rows
+from pipeline.labels.schema import FEATURE_FOLDER, PASSES
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.report.figures import reliability_figure
-from pipeline.studies.table.spans import SPANS
 
-LABELS = Path("data/labels")
 PILOT = Path("models/pilot")
 HEADS = Path("models/heads")
-JUDGE = Path("models/table/judge")
-SOURCES = ("gistgate.gates", "pipeline.heads", "pipeline.heads.metrics", "pipeline.stages.train")
+SOURCES = ("gistgate.gates", "pipeline.heads", "pipeline.labels.schema", "pipeline.stages.train")
 """Modules whose change makes finished heads worthless."""
 
 
 def main() -> None:
     goal, params = item(), read_params()
     if goal == "pilot":
-        train(["logistic"], [LABELS / "strict"], {"logistic": PILOT}, "pilot", params)
+        own = with_features(params, params.train.pilot_features)
+        train(["logistic"], [FEATURE_FOLDER / "pilot"], {"logistic": PILOT}, "pilot", own)
     elif goal == "heads":
         outputs = {head: HEADS / head for head in params.train.heads}
-        train(params.train.heads, [LABELS / "strict", LABELS / "gated"], outputs, "head", params)
-    elif goal == "judge":
-        own = replace(params, train=replace(params.train, features=params.table.span_features))
-        train(["logistic"], [SPANS], {"logistic": JUDGE}, "judge", own)
+        train(params.train.heads, [FEATURE_FOLDER / name for name in PASSES], outputs, "head", params)
     else:
-        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot`, `heads` or `judge`.")
+        raise UserError(f"There is nothing called '{goal}' to train. Use `pilot` or `heads`.")
+
+
+def with_features(params: Params, features: tuple[str, ...]) -> Params:
+    """The same parameters for a head that sees these features."""
+    return replace(params, train=replace(params.train, features=features))
 
 
 def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path], stage: str, params: Params) -> None:
-    """Train every head on the rows of these label folders, publish its folder and record it."""
+    """Train every head on the rows of these folders, publish its folder and record it."""
     rows, widths = read_rows(folders, params.train.features)
     partners = partners_of(load_pair(params))
     data = {str(folder): fingerprint(folder) for folder in folders}
     for head in heads:
         job = head_job(head, params, widths, partners, data)
         done = finish(stage, job, rows)
-        write_atomic(outputs[head], lambda part, done=done: shutil.copytree(done, part))
+        write_atomic(outputs[head], partial(shutil.copytree, done))
         record(outputs[head], stage, job, params)
 
 
 def finish(stage: str, job: Job, rows: Rows) -> Path:
-    """The folder of the finished head in .scratch, trained now unless an earlier start did so."""
+    """The folder of the finished head in .scratch; the head is trained now unless an earlier start has done so."""
     name = f"{stage}-{job.head}"
     folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources(*SOURCES))}"
     done = folder / "done"
@@ -80,7 +81,7 @@ def finish(stage: str, job: Job, rows: Rows) -> Path:
 
 
 def record(folder: Path, stage: str, job: Job, params: Params) -> None:
-    """Parameters, metrics and files of a head as a run, and one line for whoever is watching."""
+    """Track parameters, metrics and files of a head as a run, and print one line."""
     metrics = read_json(folder / "metrics.json")
     shown = ", ".join(
         f"{name} {metrics[name]:.3f}" for name in ("auc", "ap", "brier", "ece") if metrics[name] is not None

@@ -195,7 +195,11 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
     decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to="4")
-    assert (decoder.parts.guards, decoder.engine.name, decoder.speculate_up_to) == ((LoopGuard(),), "compiled", 4)
+    assert (decoder.parts.guards.guards, decoder.engine.name, decoder.speculate_up_to) == (
+        (LoopGuard(),),
+        "compiled",
+        4,
+    )
     assert build(place, speculate_up_to="auto").speculate_up_to is None
 
 

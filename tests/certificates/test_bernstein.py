@@ -5,8 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gistgate.certificates.bernstein import bernstein_sequence
-from gistgate.certificates.bounds import bernstein_bound
+from gistgate.certificates.bernstein import bernstein_bound, bernstein_sequence
 from gistgate.errors import UserError
 
 ALPHA = 0.05

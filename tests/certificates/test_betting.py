@@ -8,7 +8,7 @@ import pytest
 
 from gistgate.certificates.betting import (
     STAKES_S,
-    Watch,
+    Wager,
     answer_at,
     betting_bound,
     counter_growth,
@@ -100,22 +100,22 @@ def test_extremes(losses, bound):
     assert betting_bound(d, ALPHA) == bound
 
 
-def test_the_watch_stops_when_the_answer_is_clear_and_stays_with_it():
-    watch = Watch(0.02, 0.95)
-    answers = [watch.see(0.0) for _ in range(400)]
+def test_the_wager_stops_when_the_answer_is_clear_and_stays_with_it():
+    wager = Wager(0.02, 0.95)
+    answers = [wager.see(0.0) for _ in range(400)]
     first = answers.index("within")
-    assert watch.n == first + 1 < 300
+    assert wager.n == first + 1 < 300
     assert answers[:first] == [None] * first
-    assert {watch.see(1.0) for _ in range(200)} == {"within"}
-    assert watch.n == first + 1
+    assert {wager.see(1.0) for _ in range(200)} == {"within"}
+    assert wager.n == first + 1
     assert wealth_of_table(0, 0, first, 0.02) < -math.log(0.05) <= wealth_of_table(0, 0, first + 1, 0.02)
 
 
-def test_the_watch_gives_up_a_lost_budget_early():
-    watch = Watch(0.02, 0.95)
-    answers = {watch.see(d) for d in draws(0.12, 0.02, 1000, 1, seed=2)[0]}
+def test_the_wager_gives_up_a_lost_budget_early():
+    wager = Wager(0.02, 0.95)
+    answers = {wager.see(d) for d in draws(0.12, 0.02, 1000, 1, seed=2)[0]}
     assert answers == {None, "beyond"}
-    assert watch.n < 400
+    assert wager.n < 400
 
 
 def test_either_answer_is_wrong_rarely():
@@ -129,18 +129,18 @@ def test_either_answer_is_wrong_rarely():
 def test_watching_prompt_by_prompt_says_what_the_whole_says(losses, gains):
     """Whether the budget is kept, lost or open at the end."""
     d = draws(losses, gains, 300, 1, seed=6)[0]
-    watch = Watch(0.03, 0.95)
+    wager = Wager(0.03, 0.95)
     for x in d:
-        watch.see(x)
-    assert (watch.answer, watch.n) == answer_at(d, 0.03, 0.95)
+        wager.see(x)
+    assert (wager.answer, wager.n) == answer_at(d, 0.03, 0.95)
 
 
 @pytest.mark.parametrize("budget, confidence", [(0.0, 0.95), (1.0, 0.95), (0.02, 1.0)])
 def test_what_cannot_be_watched_is_refused(budget, confidence):
     with pytest.raises(UserError, match=r"in \(0, 1\)"):
-        Watch(budget, confidence)
+        Wager(budget, confidence)
 
 
 def test_a_score_out_of_range_is_refused():
     with pytest.raises(UserError, match="outside"):
-        Watch(0.02, 0.95).see(1.5)
+        Wager(0.02, 0.95).see(1.5)

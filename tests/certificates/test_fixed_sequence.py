@@ -1,130 +1,77 @@
-"""A certificate is wrong at most as often as it says, for every world; what it refuses, it explains."""
+"""Fixed sequences with early stopping: what is certified, when decoding ends, and that the error is kept."""
 
 import numpy as np
 import pytest
-from scipy.optimize import minimize_scalar
-from scipy.stats import multinomial
+from scipy.stats import binom
 
-from gistgate.certificates.bounds import BERNSTEIN, EXACT, bernstein_bound, hoeffding_bentkus, upper_bound
-from gistgate.certificates.fixed_sequence import fixed_sequence, needed_n
-from gistgate.certificates.tango import exact_bound, p_value, score
+from gistgate.certificates.bernstein import PLUG_IN
+from gistgate.certificates.betting import BETTING
+from gistgate.certificates.bounds import EXACT
+from gistgate.certificates.differences import spread_out
+from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import needed_n
 from gistgate.errors import UserError
 
-ALPHA = 0.05
+
+def chunks(d, size=100, seen=None):
+    """Differences in pieces; `seen` counts the prompts that were asked for."""
+    for start in range(0, len(d), size):
+        if seen is not None:
+            seen.append(len(d[start : start + size]))
+        yield Decoded(np.asarray(d[start : start + size], float))
 
 
-def outcomes(losses: int, gains: int, n: int) -> np.ndarray:
-    """Differences d = strict - loose of n prompts."""
-    return np.r_[np.ones(losses), -np.ones(gains), np.zeros(n - losses - gains)]
+def fair(n, rate, seed=0):
+    """Differences of right-or-wrong scores with `rate` losses and no gain."""
+    return (np.random.default_rng(seed).random(n) < rate).astype(float)
 
 
-def tables(n: int) -> list[tuple[int, int]]:
-    """All tables of n pairs, as (losses, gains)."""
-    return [(losses, gains) for losses in range(n + 1) for gains in range(n + 1 - losses)]
+def test_planned_decodes_all_and_takes_the_exact_bound():
+    seen = []
+    tested = try_setting(chunks(np.zeros(800), seen=seen), [0.01], 0.95, "planned")
+    assert (sum(seen), tested.within, tested.bounds[0].kind) == (800, (True,), EXACT)
 
 
-def largest_probability(chosen: list[tuple[int, int]], n: int, differences: list[float]) -> float:
-    """Largest probability of these tables over worlds with such a difference and any discordance."""
-    counts = np.array([(losses, gains, n - losses - gains) for losses, gains in chosen])
-    found = [0.0]
-    for difference in differences:
-        for discordance in np.linspace(difference, 1, 60):
-            p_loss, p_gain = (discordance + difference) / 2, (discordance - difference) / 2
-            found.append(multinomial.pmf(counts, n, [p_loss, p_gain, 1 - discordance]).sum())
-    return max(found)
+def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
+    seen = []
+    lost = try_setting(chunks(fair(4000, 0.2), seen=seen), [0.01, 0.02], 0.95, "lost")
+    assert sum(seen) < 500
+    assert (lost.within, lost.wagered[1]) == ((False, False), "beyond")
+    seen.clear()
+    kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "lost")
+    assert (sum(seen), kept.within, kept.wagered) == (4000, (True,), (None,))
 
 
-@pytest.mark.parametrize("losses, gains, n, difference", [(3, 5, 40, 0.1), (0, 4, 30, 0.05), (9, 0, 50, 0.02)])
-def test_the_nuisance_in_the_statistic_maximises_the_likelihood(losses, gains, n, difference):
-    """The closed form is compared with a search over p_gain under p_loss = p_gain + difference."""
-
-    def loss(p_gain: float) -> float:
-        rest = 1 - 2 * p_gain - difference
-        return -(losses * np.log(p_gain + difference) + gains * np.log(p_gain) + (n - losses - gains) * np.log(rest))
-
-    p_gain = minimize_scalar(loss, bounds=(1e-9, (1 - difference) / 2 - 1e-9), options={"xatol": 1e-10}).x
-    variance = n * (2 * p_gain + difference - difference**2)
-    expected = (losses - gains - n * difference) / np.sqrt(variance)
-    assert score(losses, gains, n, difference) == pytest.approx(expected, abs=1e-3)
+def test_clear_stops_on_either_answer():
+    seen = []
+    kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "clear")
+    assert sum(seen) < 1000
+    assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
+    assert kept.bounds[0].value <= 0.02
 
 
-@pytest.mark.parametrize("difference", [0.001, 0.02, 0.1, 0.5, 0.9])
-def test_more_losses_among_the_same_discordant_pairs_never_look_better(difference):
-    """The boundary of the hypothesis is its worst case only if this holds."""
-    for discordant in range(1, 61):
-        losses = np.arange(discordant + 1)
-        assert (np.diff(score(losses, discordant - losses, 60, difference)) > 0).all()
+def test_clear_shares_the_error():
+    """On the edge of the budget no more than 5 % of the sequences may certify; 150 draws, binomial at the 1 % level."""
+    rng = np.random.default_rng(7)
+    wrong = 0
+    for _ in range(150):
+        d = rng.choice([1.0, -1.0, 0.0], size=600, p=[0.035, 0.005, 0.96])  # mean 0.03
+        wrong += try_setting(chunks(d, 200), [0.03], 0.95, "clear").within[0]
+    assert wrong <= binom.isf(0.01, 150, 0.05)
 
 
-@pytest.mark.parametrize("n, budget", [(30, 0.05), (30, 0.1), (30, 0.3), (60, 0.05)])
-def test_a_budget_is_certified_wrongly_at_most_as_often_as_promised(n, budget):
-    """Full enumeration: in no world whose loss is the budget or more do the certifying tables weigh more than alpha."""
-    certifying = [table for table in tables(n) if p_value(*table, n, budget) <= ALPHA]
-    level = largest_probability(certifying, n, [budget, budget + 0.02, budget + 0.2])
-    assert 0.5 * ALPHA < level <= ALPHA
+def test_scores_that_are_not_right_or_wrong_get_the_plug_in_bound():
+    d = np.random.default_rng(0).normal(0, 0.02, 2000).clip(-1, 1)
+    tested = try_setting(chunks(d), [0.02], 0.95, "planned", ternary=False)
+    assert (tested.bounds[0].kind, tested.within) == (PLUG_IN, (True,))
+    equal = try_setting(chunks(np.zeros(500)), [0.02], 0.95, "planned", ternary=False)
+    assert equal.bounds[0].kind == PLUG_IN
 
 
-def test_bounds_cover_the_true_loss():
-    """Full enumeration: in no world does the bound fall short of the loss more often than alpha."""
-    n = 14
-    bound = {table: exact_bound(*table, n, ALPHA) for table in tables(n)}
-    for true in (0.02, 0.1, 0.25, 0.5):
-        short = [table for table, value in bound.items() if value < true]
-        assert largest_probability(short, n, [true]) <= ALPHA
-
-
-def test_the_discordance_is_searched_finely_enough():
-    """Ten times as many discordances find no worse world."""
-    import gistgate.certificates.tango as tango
-
-    found = p_value.__wrapped__(6, 4, 200, 0.04)
-    points, tango.NUISANCE_POINTS = tango.NUISANCE_POINTS, 480
-    try:
-        assert p_value.__wrapped__(6, 4, 200, 0.04) == pytest.approx(found, rel=1e-3)
-    finally:
-        tango.NUISANCE_POINTS = points
-
-
-def test_published_margins():
-    """1000 problems, 25 losses and 25 gains: a little above the normal margin of 1.16 points, at most 1.21."""
-    assert 0.0116 < exact_bound(25, 25, 1000, ALPHA) <= 0.0121
-    assert bernstein_bound(0.0, 0.05, 1000, ALPHA) == pytest.approx(0.036, abs=0.001)
-    assert 2 * hoeffding_bentkus(0.5, 1000, ALPHA) - 1 == pytest.approx(0.067, abs=0.001)
-
-
-def test_300_problems_certify_one_percent_only_without_a_loss():
-    assert p_value(0, 0, 300, 0.01) <= ALPHA
-    assert p_value(1, 0, 300, 0.01) > ALPHA
-    assert p_value(1, 1, 300, 0.01) > ALPHA
-    assert exact_bound(0, 0, 300, ALPHA) <= 0.01 < exact_bound(0, 0, 298, ALPHA)
-
-
-@pytest.mark.parametrize(
-    "losses, gains, n, expected",
-    [(30, 0, 30, 1.0), (0, 30, 30, 0.0), (1, 0, 1, 1.0), (0, 0, 1, 0.9501)],  # without data nothing is certain
-)
-def test_extreme_tables_have_sensible_bounds(losses, gains, n, expected):
-    assert exact_bound(losses, gains, n, ALPHA) == pytest.approx(expected, abs=1e-4)
-
-
-def test_the_harm_bound_is_valid_and_not_far_from_exact():
-    """Against the exact binomial bound of 10 harmed prompts in 500, 3.37 %."""
-    assert 0.0337 < hoeffding_bentkus(0.02, 500, ALPHA) < 0.045
-    assert hoeffding_bentkus(1.0, 10, ALPHA) == 1.0
-
-
-def test_scores_between_right_and_wrong_get_a_wider_bound_that_says_so():
-    d = np.resize([0.5, -0.5, 0.0, 0.0], 1000)
-    bound = upper_bound(d, 0.95)
-    assert bound.kind == BERNSTEIN
-    assert bound.value > upper_bound(np.sign(d) * (np.arange(1000) % 20 < 2), 0.95).value
-    assert upper_bound(outcomes(3, 2, 100), 0.95).kind == EXACT
-
-
-@pytest.mark.parametrize("bad", [[], [float("nan")], [1.5, 0.0]])
-def test_what_cannot_be_bounded_is_refused_with_a_remedy(bad):
-    with pytest.raises(UserError, match=r"Raise the size|task_metric"):
-        upper_bound(bad, 0.95)
+def sequence(*settings):
+    """The chunks of settings that are given by their differences."""
+    return ([Decoded(np.asarray(d, float))] for d in settings)
 
 
 def test_the_sequence_stops_at_the_first_failure_and_asks_for_nothing_behind_it():
@@ -133,35 +80,61 @@ def test_the_sequence_stops_at_the_first_failure_and_asks_for_nothing_behind_it(
     def decoded():
         for losses in (2, 5, 60, 0):
             asked.append(losses)
-            yield outcomes(losses, 0, 1000)
+            yield [Decoded(spread_out(losses, 0, 1000))]
 
-    verdict = fixed_sequence(decoded(), budget=0.03, confidence=0.95)
-    assert (verdict.passed, verdict.certified, asked) == (1, True, [2, 5, 60])
-    assert verdict.bound is verdict.bounds[1]
-    assert verdict.refusal is None
+    verdicts = fixed_sequence(decoded(), [0.03], 0.95)
+    assert (verdicts.passed(0.03), asked) == (1, [2, 5, 60])
+    assert verdicts.bound(0.03) is verdicts.tested[1].bounds[0]
+    assert (verdicts.refusal(0.03), verdicts.needed(0.03)) == (None, None)
+
+
+def test_the_sequence_ends_at_the_first_failure_of_the_largest_budget():
+    verdicts = fixed_sequence(sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost")
+    assert len(verdicts.tested) == 2
+    assert (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
+
+
+def test_each_budget_keeps_the_last_setting_before_its_own_first_failure():
+    settings = [spread_out(losses, 0, 1000) for losses in (2, 15, 3, 60)]
+    verdicts = fixed_sequence(sequence(*settings), [0.01, 0.03], 0.95)
+    assert (verdicts.passed(0.01), verdicts.passed(0.03)) == (0, 2)
+    assert verdicts.shown(0.01) is verdicts.tested[0]
 
 
 def test_a_refusal_names_the_number_of_prompts_that_would_do():
-    verdict = fixed_sequence([outcomes(30, 25, 1000), outcomes(0, 0, 1000)], budget=0.01, confidence=0.95)
-    assert not verdict.certified
-    assert len(verdict.bounds) == 1
-    needed = verdict.needed_n
+    verdicts = fixed_sequence(sequence(spread_out(30, 25, 1000), np.zeros(1000)), [0.01], 0.95)
+    assert (verdicts.passed(0.01), len(verdicts.tested)) == (None, 1)
+    needed = verdicts.needed(0.01)
     assert needed > 1000
-    assert f"About {needed} prompts" in verdict.refusal
-    share = needed / 1000
-    enough = outcomes(round(30 * share), round(25 * share), needed)
-    assert fixed_sequence([enough], 0.01, 0.95).certified
+    assert f"about {needed} prompts would do" in verdicts.refusal(0.01)
+    enough = spread_out(round(0.03 * needed), round(0.025 * needed), needed)
+    assert fixed_sequence(sequence(enough), [0.01], 0.95).passed(0.01) == 0
 
 
 def test_no_number_of_prompts_helps_where_the_loss_uses_up_the_budget():
-    verdict = fixed_sequence([outcomes(40, 10, 1000)], budget=0.03, confidence=0.95)
-    assert verdict.needed_n is None
-    assert "would not help" in verdict.refusal
+    verdicts = fixed_sequence(sequence(spread_out(40, 10, 1000)), [0.03], 0.95)
+    assert verdicts.needed(0.03) is None
+    assert "more prompts would not help; take a larger budget" in verdicts.refusal(0.03)
 
 
-def test_needed_n():
-    assert needed_n(0.01, 0.95, discordance=0.0) in (299, 300)
-    assert 900 < needed_n(0.0125, 0.95, discordance=0.05) < 1100
-    assert needed_n(0.02, 0.95, 0.05) < needed_n(0.02, 0.95, 0.05, loss=0.01) < needed_n(0.02, 0.99, 0.05, loss=0.01)
-    assert needed_n(0.02, 0.95, 0.05, exact=False) > needed_n(0.02, 0.95, 0.05)
-    assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8
+def test_a_lost_budget_is_refused_without_a_number():
+    pieces = (Decoded(part) for part in np.array_split(spread_out(400, 0, 1000), 10))
+    verdicts = fixed_sequence([pieces], [0.02], 0.95, "lost")
+    assert "is lost at the strictest setting tested: 100 prompts" in verdicts.refusal(0.02)
+
+
+def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
+    d = np.random.default_rng(0).uniform(-0.2, 0.2, 400)
+    d -= d.mean()
+    verdicts = fixed_sequence(sequence(d), [0.01], 0.95, "lost", False)
+    bound, named = verdicts.bound(0.01), verdicts.needed(0.01)
+    fixed_n = needed_n(0.01, 0.95, bound.spread, bound.mean, exact=False, more_than=400)
+    assert bound.kind == PLUG_IN
+    assert 400 < named < fixed_n  # the fixed-n bound, which decides nothing, wants more
+    for n, kept in ((named, True), (named - 20, False)):
+        assert try_setting([Decoded(np.resize(d, n))], [0.01], 0.95, "lost", False).within == (kept,)
+
+
+def test_an_unknown_way_to_stop_is_refused():
+    with pytest.raises(UserError, match="no way to stop called 'soon'"):
+        fixed_sequence([], [0.01], 0.95, "soon")

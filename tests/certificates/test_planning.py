@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
+from gistgate.certificates.bernstein import BERNSTEIN, PLUG_IN
 from gistgate.certificates.betting import BETTING
-from gistgate.certificates.bounds import BERNSTEIN, EXACT, expected_table
-from gistgate.certificates.fixed_sequence import needed_n
-from gistgate.certificates.planning import CERTIFIES, HOEFFDING, MOST, PLUG_IN, fewest, main, needed_prompts, spread_out
+from gistgate.certificates.bounds import EXACT
+from gistgate.certificates.differences import expected_table, spread_out
+from gistgate.certificates.planning import CERTIFIES, HOEFFDING, MOST, fewest, main, needed_n, needed_prompts
 from gistgate.errors import UserError
 
 

@@ -10,9 +10,9 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.request.markers import between_markers
 from gistgate.request.rows import Row
 from gistgate.rules import make_rule
+from gistgate.rules.thinking import Thinking, between_markers
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Watch
 
@@ -44,10 +44,12 @@ def test_between_markers(ids: list[int], before: bool, after: bool):
 
 
 def test_a_row_reads_only_what_is_new():
-    row = Row(0, [5, BEGIN, 6], 3)
-    assert row.is_thinking((BEGIN, END))
-    row.text += [7, END]
-    assert not row.is_thinking((BEGIN, END)) and row.seen == 5
+    row, thinking = Row(0, [5, BEGIN, 6], 3), Thinking((BEGIN, END))
+    assert thinking.is_thinking(row)
+    row.text = [END, END, END, 7]  # what was read before is not looked at again
+    assert thinking.is_thinking(row)
+    row.text += [END]
+    assert not thinking.is_thinking(row)
 
 
 def test_blocks_know_where_thinking_ends():
@@ -85,7 +87,7 @@ def test_unknown_think_markers_are_refused():
         decoder(tokenizer=Plain())
     with pytest.raises(UserError, match="Pass tokenizer="):
         decoder(tokenizer=None)
-    assert decoder(tokenizer=None, scope="all").parts.think_ids is None
+    assert decoder(tokenizer=None, scope="all").parts.protocol_ids == ()
 
 
 def test_costs_reach_the_rows_they_belong_to():

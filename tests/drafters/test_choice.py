@@ -29,7 +29,7 @@ class Fixed(PromptLookup):
     def continuation(self, text, num_draft):
         return [] if text[-1] == self.unless else [self.token] * num_draft
 
-    def settle(self, accepted):
+    def keep(self, accepted):
         self.settled.append(list(accepted))
 
 
@@ -69,7 +69,7 @@ def test_every_row_has_the_first_that_pays_and_finds_something():
     first, second = Fixed(1, unless=50), Fixed(2)
     drafter = ChoiceDrafter([Option(first), Option(second)])
     assert proposed(drafter, [[40], [50]], 3) == [[1, 1, 1], [2, 2, 2]]
-    drafter.settle([0, 3])
+    drafter.keep([0, 3])
     assert first.settled == [[0, 0]] and second.settled == [[0, 3]]
     assert proposed(drafter, [[40], [50]], 3) == [[2, 2, 2], [2, 2, 2]], "row 0 goes to the drafter without a failure"
 

@@ -25,7 +25,7 @@ def test_a_proposal_is_the_model_s_own_greedy_text(kind: str):
             draft = drafter.propose(texts, 3, **GREEDY)
             assert draft.ids.tolist() == [greedy(kind, tuple(text), 3) for text in texts]
             assert draft.valid.all() and draft.q is None and draft.forwards == 3
-            drafter.settle(accepted)
+            drafter.keep(accepted)
             kept = [ids[:num] for ids, num in zip(draft.ids.tolist(), accepted, strict=True)]
             texts = [[*text, *ids, 9] for text, ids in zip(texts, kept, strict=True)]
 
@@ -52,7 +52,7 @@ def test_rows_that_leave_are_forgotten():
     drafter.start(3)
     with torch.inference_mode():
         drafter.propose(texts, 3, **GREEDY)
-        drafter.settle([1, 0, 2])
+        drafter.keep([1, 0, 2])
         drafter.select([2, 0])
         rest = [[*texts[2], 8, 9, 10, 11], [*texts[0], 8]]
         memory = drafter.snapshot([1])

@@ -101,7 +101,7 @@ def test_rows_that_grow_leave_and_are_taken_back():
     for _ in range(10):
         check()
         texts = [[*text, *(dice.randrange(4) for _ in range(dice.randint(1, 4)))] for text in texts]
-        drafter.settle([0] * len(texts))
+        drafter.keep([0] * len(texts))
     drafter.select([2, 0, 1])
     texts = [texts[2], texts[0], texts[1]]
     check()

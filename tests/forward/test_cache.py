@@ -86,7 +86,7 @@ def test_a_reader_with_holes_predicts_like_one_without(kind: str):
     with torch.inference_mode():
         reader.read(*left_padded([first[:5], second[:8]], model.device), keep=1)
         reader.read(torch.tensor([first[5:8], second[8:11]]), None, keep=1)
-        reader.settle(3, [1, 2])
+        reader.keep(3, [1, 2])
         assert reader.known == [6, 10]
         rest = reader.unread([first, second])
         z = reader.read(*left_padded(rest, model.device), keep=1)[:, -1]
@@ -101,7 +101,7 @@ def test_a_single_row_has_no_holes():
     reader = Reader(model, 1)
     with torch.inference_mode():
         reader.read(torch.tensor([[5, 6, 7, 8]]), None, keep=4)
-        reader.settle(3, [1])
+        reader.keep(3, [1])
         reader.read(torch.tensor([[5, 6]]), None, keep=1)
-        reader.settle(1, [0])
+        reader.keep(1, [0])
     assert (reader.slots, reader.known, reader.mask) == (3, [3], None)

@@ -34,10 +34,16 @@ for name, request in json.loads((folder / "requests.json").read_text()).items():
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         arguments = {**inputs, **arguments, "report": report}
-        if name == "loaded":
-            ids = loaded(target, **arguments)
-        else:
-            ids = target.generate(custom_generate=str(folder / "gate"), trust_remote_code=True, **arguments)
+        try:
+            if name == "loaded":
+                ids = loaded(target, **arguments)
+            else:
+                ids = target.generate(custom_generate=str(folder / "gate"), trust_remote_code=True, **arguments)
+        except Exception as error:
+            if type(error).__name__ != "UserError":
+                raise
+            answers[name] = {"error": str(error)}
+            continue
     answers[name] = {
         "ids": ids.tolist(),
         "width": inputs.input_ids.shape[1],

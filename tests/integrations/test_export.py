@@ -14,7 +14,6 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
@@ -35,6 +34,9 @@ REQUESTS: dict[str, dict[str, Any]] = {
     },
     "stops": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "stop_strings": ["m", "n", "#"]}},
     "lookup": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "drafter": "lookup", "draft_model": None}},
+    "fly": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "rule": "fly"}},
+    "guarded": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "guards": ["loop"]}},
+    "compiled": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "engine": "compiled"}},
 }
 
 
@@ -60,8 +62,7 @@ def run_plain(place: Path, *command: str) -> str:
 
 def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: int = 4, **request: Any) -> Any:
     """The same request to the library's own decoder, as rows that begin with the padded prompt."""
-    drafter = PromptLookup() if name == "lookup" else ModelDrafter(pair[1])
-    decoder = Decoder(pair[0], drafter, rule, block, gate=gate, tokenizer=tokenizer)
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), rule, block, gate=gate, tokenizer=tokenizer)
     encoded = tokenizer(REQUESTS[name]["prompts"], return_tensors="pt", padding=True)
     prompts = tokenizer(REQUESTS[name]["prompts"]).input_ids
     limit = REQUESTS[name]["arguments"]
@@ -91,7 +92,10 @@ def test_a_budget_chooses_its_own_setting(answers: Any, pair: Any, tokenizer: An
 def test_a_setting_by_hand_is_taken_with_a_warning(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
     found = answers["by hand"]
     assert found["ids"] == library(pair, tokenizer, gate, "by hand", make_rule("autojudge", risk=0.25), block=7)
-    assert found["warnings"] == ["No certificate covers this: risk 0.25 is not among the certified values (0.2, 0.3)."]
+    assert found["warnings"] == [
+        "No certificate covers this: risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was "
+        "certified."
+    ]
 
 
 def test_without_a_certificate_it_decodes_strictly_and_says_so(answers: Any, pair: Any, tokenizer: Any) -> None:
@@ -120,10 +124,15 @@ def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate:
     assert found["ids"] != answers["batch"]["ids"]
 
 
-def test_prompt_lookup_needs_no_draft_and_is_not_certified(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
-    rule = make_rule("autojudge", risk=RISKS[0.03])
-    assert answers["lookup"]["ids"] == library(pair, tokenizer, gate, "lookup", rule)
-    assert "drafter is lookup, but model was certified" in answers["lookup"]["warnings"][0]
+@pytest.mark.parametrize("name", ["lookup", "fly", "guarded", "compiled"])
+def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
+    assert "This folder carries what its gate was certified with" in answers[name]["error"]
+    assert "pip install gistgate" in answers[name]["error"]
+
+
+def test_the_folder_is_small(place: Path) -> None:
+    """Whoever passes trust_remote_code=True has to be able to read it."""
+    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 12
 
 
 def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenizer: Any, gate: Gate) -> None:

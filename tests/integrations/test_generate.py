@@ -31,9 +31,9 @@ from tests.integrations.exported import EOS, PAD
         ({"stop_strings": ["x"]}, "no tokenizer was given"),
         ({"rule": "autojugde"}, "Did you mean 'autojudge'"),
         ({"budget": 0.03, "risk": 0.1}, "both say how loose"),
-        ({"gate": None, "budget": 0.03}, "Pass gate=<folder> as well"),
+        ({"gate": None, "budget": 0.03}, "Name a gate or a certificate as well"),
         ({"gate": None, "rule": "autojudge"}, "needs a gate"),
-        ({"draft_model": None}, "There is no draft. Pass draft_model="),
+        ({"draft_model": None}, "needs a draft model"),
         ({"draft_model": "/nowhere/at/all"}, "The draft '/nowhere/at/all' could not be loaded"),
         ({"gate": "/nowhere/at/all"}, "neither a folder nor a reachable hub id"),
         ({"drafter": "oracle"}, "There is no drafter 'oracle'"),
@@ -59,7 +59,7 @@ def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any
 
 
 def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
-    with pytest.warns(UserWarning, match="calibrated with the rule 'autojudge', not with 'prob'"):
+    with pytest.warns(UserWarning, match="the rule 'autojudge' was certified, not 'prob'"):
         generate(*pair, gate, rule="prob", r=0.5, max_new_tokens=8, **inputs)
 
 

@@ -180,7 +180,7 @@ def test_arguments_of_a_decoder_are_arguments_of_the_model(tmp_path: Path, pair:
     assert isinstance(lm.decoder.drafter, CorpusDrafter)
     lm = GatedLM(**names, engine="compiled", guards="loop", speculate_up_to=2)
     assert (lm.decoder.engine.name, lm.decoder.speculate_up_to) == ("compiled", 2)
-    assert lm.decoder.parts.guards == (LoopGuard(),)
+    assert lm.decoder.parts.guards.guards == (LoopGuard(),)
     with pytest.raises(UserError, match="datastore=<folder>"):
         GatedLM(**names, drafter="sen")
 

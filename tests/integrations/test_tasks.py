@@ -15,9 +15,10 @@ from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
 from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.params import Params, parse_params
+from pipeline.tasks.loading import load_task, task_spec
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
 CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"
@@ -28,7 +29,7 @@ def params(**blocks: Any) -> Params:
 
 
 def load(folder: Path, **blocks: Any) -> Task:
-    return Task(find_task("sums", folder=folder / "tasks"), params(**blocks))
+    return Task(find_task("sums", folder=folder / "tasks"), task_spec(params(**blocks)))
 
 
 @pytest.fixture
@@ -165,7 +166,7 @@ def test_documents_may_come_from_a_folder(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"test\.jsonl is missing"):
         find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks")
     write_rows(elsewhere / "test.jsonl", [{"question": "another?", "answer": "#### 1"}])
-    moved = Task(find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks"), params())
+    moved = Task(find_task("sums", data=str(elsewhere), folder=tmp_path / "tasks"), task_spec(params()))
     assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
 
 

@@ -1,8 +1,9 @@
-"""Prompts that somebody answers with a loop are timed for nobody."""
+"""A prompt on which any way of decoding loops is dropped for all of them."""
 
 from __future__ import annotations
 
 import pytest
+from rich.console import Console
 
 from gistgate.cli.show import timed
 from gistgate.decoding.decoder import Decoder
@@ -23,7 +24,10 @@ def test_a_loop_of_one_is_dropped_from_all(monkeypatch: pytest.MonkeyPatch, loop
     monkeypatch.setattr(LoopGuard, "is_loop", lambda self, ids: ids in loops)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=1e-9), 4)
     assert decoder.generate(BATCH[1:2], max_new_tokens=NUM)[0].ids not in loops  # the others loop, it does not
+    console = Console(width=100)
     clocks = timing.side_by_side(decoder, BATCH, max_new_tokens=NUM)
     assert [clock.statistics.tokens for clock in clocks] == [NUM * counted] * 3
     assert [clock.loops for clock in clocks] == [len(looping)] * 3 and all(clock.seconds > 0 for clock in clocks)
-    assert ("end in a loop: 1 prompts" in timed(clocks)) == (len(looping) == 1)
+    with console.capture() as shown:
+        console.print(timed(clocks))
+    assert ("1 prompts were answered with a loop" in shown.get()) == (len(looping) == 1)

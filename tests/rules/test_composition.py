@@ -14,12 +14,12 @@ from torch import Tensor
 from gistgate.block import Block, Reason, Sampling
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.base import Superset, draw, residual, settle
+from gistgate.rules.base import LooseRule, draw, residual, settle
 from tests.blocks import SPLIT, SURE, TORN, accepted, block
 
 
 @dataclass(frozen=True)
-class Says(Superset):
+class Says(LooseRule):
     """A rule with a fixed opinion."""
 
     opinion: Tensor

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gistgate.block import Block, Reason
+from gistgate.decoding.extensions import VERIFIERS
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.base import allowed
 from tests.blocks import accepted, random_block, rows_of
@@ -49,13 +50,8 @@ def test_a_rule_is_a_frozen_dataclass_that_names_its_knob(rule_id: str):
     rule = RULES[rule_id]
     assert rule.id == rule_id and is_dataclass(rule) and rule.__dataclass_params__.frozen
     assert rule.knob is None or rule.knob in {field.name for field in fields(rule)}
-    assert rule.looser in ("up", "down") and make_rule(rule_id, **CLOSED[rule_id]).needs <= {
-        "gate",
-        "q",
-        "uniforms",
-        "second",
-        "thinking",
-    }
+    assert rule.looser in ("up", "down") and make_rule(rule_id, **CLOSED[rule_id]).needs <= {"gate", "q", "uniforms"}
+    assert rule.verifier in VERIFIERS
 
 
 @pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.knob])

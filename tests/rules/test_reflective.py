@@ -127,7 +127,7 @@ def test_greedy_both_bases_are_the_same():
 
 
 def test_it_asks_for_its_second_reading():
-    assert Reflective.needs == {"second"}
+    assert Reflective.verifier == "twice"
     with pytest.raises(UserError, match="second reading, and none was given"):
         Reflective().accept(block(SURE[0], SURE[0], draft=[1]), {})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -60,8 +61,9 @@ def test_behind_the_end_marker_the_answer_is_strict():
 
 
 def test_markers_are_asked_for_only_where_they_count():
-    assert TrtRelaxed.needs == TrtRelaxed().needs == {"thinking"}
-    assert TrtRelaxed(scope="all").needs == frozenset()
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"<a>": 4, "</a>": 5})
+    assert TrtRelaxed().context(tokenizer, ("<a>", "</a>")).protocol_ids == (4, 5)
+    assert TrtRelaxed(scope="all").context(None, ("<a>", "</a>")).protocol_ids == ()
     assert TrtRelaxed(scope="all") == make_rule_of("all") and TrtRelaxed() != TrtRelaxed(scope="all")
     with pytest.raises(UserError, match="none were given"):
         TrtRelaxed().accept(block(P, P, draft=[1]), {})

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.decoding.engines.compiled import CompiledSession
-from gistgate.decoding.engines.program import UnsupportedError, missing_compiler
+from gistgate.decoding.checks import models_of
+from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.session import Session
-from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.reader import has_window
 from gistgate.request.rows import Row
 from gistgate.request.stopping import Stop
+
+if TYPE_CHECKING:
+    from gistgate.decoding.engines.compiled import CompiledSession
 
 ENGINES = ("eager", "compiled")
 
@@ -38,6 +42,9 @@ class Engine:
     def session(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> Session | CompiledSession:
         """A session for these rows; the first of a new shape builds its programs, which takes seconds or minutes."""
         if self.name == "compiled" and rows:
+            from gistgate.decoding.engines.compiled import CompiledSession
+            from gistgate.decoding.engines.program import UnsupportedError
+
             shape = (len(rows), sampling)
             why = self._failed.get(shape) or reason_against(parts, rows)
             if why is None:
@@ -60,28 +67,27 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
     drafter = parts.drafter
     if len(rows) > MOST_ROWS:
         return f"{len(rows)} rows are more than the {MOST_ROWS} for which programs are built"
-    if hasattr(drafter, "boundaries"):
-        return f"the drafter {type(drafter).__name__} writes segments, whose length is not known beforehand"
+    if drafter is not None and (why := reason_against_drafter(drafter)) is not None:
+        return f"the drafter {type(drafter).__name__} {why}"
     if parts.observer is not None:
         return "an observer looks at every block"
-    if parts.guards:
+    if type(parts.guards) is not Unguarded:
         return "guards look at every block"
-    if parts.rereads:
-        return f"the rule '{parts.rule.id}' reads drafts a second time"
-    if parts.think_ids is not None:
-        return f"the rule '{parts.rule.id}' asks where the think markers are"
-    if any(row.cost is not None for row in rows):
-        return "the request names costs"
-    if getattr(drafter, "nodes", None):
-        return f"the drafter {type(drafter).__name__} returns trees"
-    if (
-        drafter is not None
-        and not isinstance(drafter, ModelDrafter)
-        and (drafter.gives_q or hasattr(drafter, "observe"))
-    ):
-        return f"the drafter {type(drafter).__name__} looks at every block"
-    models = [parts.target, *([drafter.model] if isinstance(drafter, ModelDrafter) else [])]
+    if parts.context.needs_eager:
+        return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
+    models = models_of(parts.target, drafter)
     return next((why for model in models if (why := reason_against_model(model)) is not None), None)
+
+
+def reason_against_drafter(drafter: Drafter) -> str | None:
+    """Why a drafter needs the eager engine, as the end of a sentence about it."""
+    if drafter.stops_early:
+        return "writes segments, whose length is not known beforehand"
+    if drafter.nodes:
+        return "returns trees"
+    if drafter.learns or (drafter.gives_q and drafter.model is None):
+        return "looks at every block"
+    return None
 
 
 def reason_against_model(model: PreTrainedModel) -> str | None:
@@ -93,6 +99,8 @@ def reason_against_model(model: PreTrainedModel) -> str | None:
         return f"{name} does not let its attention be exchanged"
     if len({parameter.device for parameter in model.parameters()}) > 1:
         return f"{name} is spread over several devices"
+    from gistgate.decoding.engines.program import missing_compiler
+
     missing = missing_compiler(model.device)
     if missing is not None and model.device.type != "cuda":  # a CUDA graph helps without a compiler, too
         return missing

@@ -19,8 +19,7 @@ from gistgate.decoding.engines.rounds import DraftSteps, Prefill, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
-from gistgate.drafters.model import ModelDrafter
-from gistgate.request.rows import Generation, Row, count_notes, finished
+from gistgate.request.rows import Generation, Row, count_notes, finished, spend
 from gistgate.request.stopping import Stop
 
 
@@ -36,7 +35,7 @@ class CompiledSession:
         longest = max(len(row.text) for row in rows)
         # Room for the prompt in whole stretches, the answer, a block that runs over its end, and the last slot.
         self.slots = rounded(-(-longest // stretch) * stretch + stop.max_new_tokens + self.num + 3)
-        self.draft_model = parts.drafter.model if isinstance(parts.drafter, ModelDrafter) else None
+        self.draft_model = None if parts.drafter is None else parts.drafter.model
         self.results: dict[int, Generation] = {}
         if (move := getattr(parts.gate, "to", None)) is not None:  # tracing must not be what moves it
             move(self.device)
@@ -48,7 +47,7 @@ class CompiledSession:
 
     @property
     def _random(self) -> bool:
-        return not self.sampling.greedy or "uniforms" in self.parts.rule.needs
+        return not self.sampling.greedy or self.parts.random
 
     def _prefiller(self, model: PreTrainedModel) -> tuple[Program, list[Tensor]]:
         store, width = store_of(model), stretch_of(self.device)
@@ -89,9 +88,6 @@ class CompiledSession:
     def _uniforms(self, width: int) -> Tensor:
         width = width if self._random else 0
         return torch.zeros(self.batch, width, dtype=torch.float64, device=self.device)
-
-    def begin(self) -> None:
-        """Nothing has been read."""
 
     def run(self) -> list[tuple[Generation, None]]:
         """Round after round until every row has ended."""
@@ -136,11 +132,8 @@ class CompiledSession:
         verified = perf_counter()
         lengths = self._commit(live, answers, forwards)  # 4. commit   cut at the stop, count
         if self.parts.drafter is not None and self.draft_model is None:
-            self.parts.drafter.settle(lengths)
-        parts = {"draft": between - started, "verify": verified - between, "total": perf_counter() - started}
-        for row in live:
-            for part, seconds in parts.items():
-                row.statistics.spend(part, seconds / len(live))
+            self.parts.drafter.keep(lengths)
+        spend(live, draft=between - started, verify=verified - between, total=perf_counter() - started)
 
     def _feed(self, live: Sequence[Row]) -> Tensor:
         """Where every row stands [B, 4]; a row that has ended goes on writing into its own memory's beginning."""

@@ -1,12 +1,12 @@
-"""An evaluation task defines meaning: its contexts, its stops, and which two answers count as the same.
+"""An evaluation task defines meaning: its contexts, its stops, and which answers count as the same.
 
-    task = load_task(params)
+    task = load_task(TaskSpec("gsm8k"))
     ids = task.encode(tokenizer, task.context(document, tokenizer))
     task.score(document, text), task.same_meaning(document, text, reference_text)
 
 Any lm-eval `generate_until` task with a training split will do. Meaning is judged by one metric behind one filter:
-the first of the task's `metric_list` and the first of its `filter_list`, unless `task_metric` in params.yaml names
-another pair in lm-eval's own notation ("exact_match,flexible-extract").
+the first of the task's `metric_list` and the first of its `filter_list`, unless `TaskSpec.metric` names another pair in
+lm-eval's own notation ("exact_match,flexible-extract").
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from types import SimpleNamespace
 from typing import Any
@@ -25,7 +26,6 @@ from transformers import PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.task_files import find_task
-from pipeline.params import Params, PromptingParams
 
 log = logging.getLogger(__name__)
 
@@ -37,33 +37,60 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 """Names under which a task may limit its answers, in lm-eval's order of priority."""
 
 
-def load_task(params: Params) -> Task:
-    """The task of params.yaml, prompted as `prompting` says.
+@dataclass(frozen=True)
+class Prompting:
+    """How a document becomes a prompt; a gate keeps these entries, because it is trained on what users serve."""
+
+    num_fewshot: int | None = 0
+    """Solved examples in front of the question, in documents; None takes the task's own number."""
+    chat_template: bool = False
+    """Whether the prompt is wrapped in the tokenizer's chat template."""
+    system: str | None = None
+    """System text of the chat template; None for none."""
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """Which task, judged by what, on which data, and how it is asked."""
+
+    name: str
+    """File name in data/tasks without its ending, or the name of an lm-eval task."""
+    metric: str | None = None
+    """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
+    data: str | None = None
+    """Folder with a .jsonl file for each split, which replaces the task's own data."""
+    prompting: Prompting = Prompting()
+    """How documents become prompts."""
+    max_new_tokens: int = 256
+    """Longest answer where the task names no limit, in tokens."""
+
+
+def load_task(spec: TaskSpec) -> Task:
+    """The task, prompted as `spec.prompting` says.
 
     Raises:
         UserError: there is no such task, it cannot be loaded, it does not generate text or it has no training split.
     """
-    return Task(find_task(params.task, params.task_data), params)
+    return Task(find_task(spec.name, spec.data), spec)
 
 
 class Task:
-    """A loaded lm-eval task, as the pipeline sees it."""
+    """A loaded lm-eval task: prompts of its documents, and scores of answers."""
 
-    def __init__(self, harness: ConfigurableTask, params: Params) -> None:
+    def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
         self.harness = harness
         """The task object that lm-eval itself evaluates; prompting, limits and greedy decoding are already set."""
-        self.name: str = params.task
-        self.prompting: PromptingParams = params.prompting
+        self.name, self.prompting = spec.name, spec.prompting
         if not harness.has_training_docs():
             raise UserError(
                 f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
                 "Choose a task whose YAML names a `training_split`."
             )
-        self._prepare(params.decoding.max_new_tokens)
-        self._filter, self._metric = choose_metric(harness, params.task_metric)
+        self._prepare(spec.max_new_tokens)
+        self._filter, self._metric = choose_metric(harness, spec.metric)
 
     def _prepare(self, max_new_tokens: int) -> None:
-        """Make the harness's task prompt and decode as params.yaml says."""
+        """Make the harness's task prompt and decode as the specification says."""
         settings = dict(self.harness.config.generation_kwargs)
         if settings.get("do_sample") or settings.get("temperature") or self.harness.config.repeats > 1:
             log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
@@ -84,7 +111,7 @@ class Task:
 
     @property
     def max_new_tokens(self) -> int:
-        """Longest answer in tokens: the task's own limit, or `decoding.max_new_tokens` where it names none."""
+        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it names none."""
         return int(self.harness.config.generation_kwargs["max_gen_toks"])
 
     @property
@@ -175,10 +202,10 @@ class Task:
 
     def _in_range(self, value: Any) -> float:
         """The metric's value as a number, refused where it is none."""
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= value <= 1:
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
             raise UserError(
                 f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
-                "from 0 to 1. Name another by `task_metric` in params.yaml, for instance exact_match."
+                "from 0 to 1. Name another metric (`task_metric` in params.yaml), for instance exact_match."
             )
         return float(value)
 
@@ -236,7 +263,7 @@ class WithoutItself:
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """lm-eval's own rendering of a chat, with this tokenizer.
+    """The function that renders a chat as lm-eval does, with this tokenizer.
 
     Raises:
         UserError: the tokenizer has no chat template.
@@ -244,11 +271,13 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
 
     if not tokenizer.chat_template:
-        raise UserError("The tokenizer has no chat template. Set `prompting.chat_template: false` in params.yaml.")
+        raise UserError(
+            "The tokenizer has no chat template. Switch the chat template off (`prompting.chat_template: false`)."
+        )
     bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
 
     def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return HFLM.apply_chat_template(bare, history, add_generation_prompt)  # type: ignore[arg-type]
+        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
 
     return render
 

@@ -43,11 +43,11 @@ class GatedDecoding:
         check_supported(model, generation_config, prepared)
         sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
         ends = read_ends(stopping_criteria)
-        strings = (*self.strings, *ends.strings)
-        if self.decoder.tokenizer is None:
-            self.decoder.tokenizer = ends.tokenizer
+        strings, decoder = (*self.strings, *ends.strings), self.decoder
+        if decoder.tokenizer is None:
+            decoder = decoder.having(tokenizer=ends.tokenizer)
         self.warn(sampling)
-        answers = self.decoder.generate(
+        answers = decoder.generate(
             prompts_of(input_ids, prepared.get("attention_mask")),
             max_new_tokens=ends.max_length - input_ids.shape[1],
             eos_ids=ends.eos_ids,

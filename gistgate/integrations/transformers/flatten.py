@@ -22,6 +22,8 @@ from gistgate.rules import RULES
 
 ENTRY = "gistgate.integrations.transformers.generate"
 """The module whose folder becomes generate.py."""
+SEGMENTS = ("gistgate.build.segments", "gistgate.optional.segments.building")
+"""The modules that a folder of segment probes needs besides the loop."""
 FOLDER, FILE, BASE = "custom_generate", "generate", "base"
 """Where transformers looks for a function `generate`; the last is the file of modules that lie in no folder."""
 HEADER = '"""Generated from {names}. Do not edit: change the library and export again."""\n\n'
@@ -96,7 +98,7 @@ def file_of(module: str, entry: str, package: Package) -> str:
     folder = parts if path is not None and path.name == "__init__.py" else parts[:-1]
     if folder == entry.split(".")[1:-1]:
         return FILE
-    return "_".join(folder[:2] if folder[:1] == ["optional"] else folder[:1]) or BASE
+    return folder[0] if folder else BASE
 
 
 def written(file: str, parts: Sequence[Source], files: dict[str, str]) -> str:
@@ -159,7 +161,9 @@ def late(item: Import, file: str, files: dict[str, str]) -> list[str]:
     if item.module not in files:
         error = [] if file == BASE else [f"from .{BASE} import UserError"]
         return [*error, *missing(item.module)]
-    return [] if files[item.module] == file else [f"from .{files[item.module]} import {names}"]
+    if files[item.module] == file:
+        return [f"{alias.asname} = {alias.name}" for alias in item.node.names if alias.asname]
+    return [f"from .{files[item.module]} import {names}"]
 
 
 def missing(module: str) -> list[str]:

@@ -53,7 +53,7 @@ def generate(
         UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
     arguments = supported({**kwargs, "draft": draft_model, "gate": gate}, stop_strings, tokenizer)
-    wishes = loaded_parts(wishes_from(arguments), model, tokenizer)
+    wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     decoder = build_decoder(model, tokenizer, wishes)
     decoding = GatedDecoding(decoder, strings, report, is_gated=wishes.gate is not None)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 
 from gistgate.block import Acceptance, Block
+from gistgate.decoding.guarding import Unguarded
 from gistgate.request.rows import Row
 from gistgate.rules.base import Rule, State, settle
 from gistgate.rules.exact import Exact
@@ -49,17 +50,27 @@ class Guard(Protocol):
         ...
 
 
-def settle_guarded(guards: Sequence[Guard], rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
-    """`settle`, with every row at the strictest setting that a guard asks for; a lossless rule has nothing to lose."""
-    acceptance = settle(rule, block, state)
-    if not guards or rule.lossless:
+class Guards(Unguarded):
+    """Several guards as one: every row is judged at the strictest setting that a guard asks for."""
+
+    def __init__(self, guards: Sequence[Guard]) -> None:
+        self.guards = tuple(guards)
+        self.layers = frozenset().union(*(guard.layers for guard in guards))
+
+    def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
+        acceptance = super().settle(rule, block, state, rows)
+        if rule.lossless:  # there is nothing to lose
+            return acceptance
+        opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
+        chosen = [strictest(rule, row) for row in zip(*opinions, strict=True)]
+        for verdict in {verdict for verdict in chosen if verdict is not None}:
+            mask_B = torch.tensor([verdict == other for other in chosen], device=block.draft_ids.device)
+            acceptance = either(mask_B, settle(narrowed(rule, verdict), block, state), acceptance)
         return acceptance
-    opinions = [guard.verdicts(rule, block, rows) for guard in guards]
-    chosen = [strictest(rule, row) for row in zip(*opinions, strict=True)]
-    for verdict in {verdict for verdict in chosen if verdict is not None}:
-        mask_B = torch.tensor([verdict == other for other in chosen], device=block.draft_ids.device)
-        acceptance = either(mask_B, settle(narrowed(rule, verdict), block, state), acceptance)
-    return acceptance
+
+    def committed(self, rows: Sequence[Row]) -> None:
+        for guard in self.guards:
+            guard.committed(rows)
 
 
 def firsts(rows: Sequence[Row]) -> dict[int, Row]:

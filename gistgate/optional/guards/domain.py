@@ -81,7 +81,7 @@ class DomainGuard:
         distance_BR = self.distance(block.hidden[self.layer][list(first)])
         sums, numbers = (distance_BR * sure_BR).sum(-1).tolist(), sure_BR.sum(-1).tolist()
         for row, total, number in zip(first.values(), sums, numbers, strict=True):
-            known: Watched = row.guarded.setdefault(self.id, Watched())
+            known: Watched = row.memory.setdefault(self.id, Watched())
             was = known.strangest
             known.see(total, number)
             row.statistics.extra["domain_distance"] = known.strangest
@@ -98,12 +98,12 @@ class DomainGuard:
         return self.stricter if known and alarms == 1 and self.stricter is not None else CLOSED
 
     def _alarms(self, row: Row) -> int:
-        known: Watched = row.guarded[self.id]
+        known: Watched = row.memory[self.id]
         return (known.strangest > self.far) + (known.highest > self.bet)
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
-            known: Watched = row.guarded.setdefault(self.id, Watched())
+            known: Watched = row.memory.setdefault(self.id, Watched())
             reasons = row.reasons[known.seen :]
             known.seen = len(row.reasons)
             was = known.highest
@@ -128,8 +128,8 @@ class DomainGuard:
         folder = Path(folder)
         if not (folder / CONFIG_FILE).is_file():
             raise UserError(
-                f"{folder} does not know which prompts its gate was calibrated on. Run `python -m pipeline.stages.domain fit` "
-                "and export the gate again, or leave the guard 'domain' out."
+                f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
+                "exported with its guard, or leave the guard 'domain' out."
             )
         config: dict[str, Any] = read_json(folder / CONFIG_FILE)
         tensors = load_tensors(folder / TENSORS_FILE)

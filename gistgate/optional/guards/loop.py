@@ -48,35 +48,35 @@ class LoopGuard:
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
         for row in firsts(rows).values():
-            row.guarded["loop_closed"] = self._is_closed(row)
-            count(row, "loop_rounds", row.guarded["loop_closed"])
+            row.memory["loop_closed"] = self._is_closed(row)
+            count(row, "loop_rounds", row.memory["loop_closed"])
         return [CLOSED if self._is_closed(row) else None for row in rows]
 
     def _is_closed(self, row: Row) -> bool:
-        return bool(len(row.answer) < row.guarded.get(self.id, 0))
+        return bool(len(row.answer) < row.memory.get(self.id, 0))
 
     def committed(self, rows: Sequence[Row]) -> None:
         for row in rows:
             self._look(row)
 
     def _look(self, row: Row) -> None:
-        answer, until = row.answer, row.guarded.get(self.id, 0)
-        if row.guarded.pop("loop_closed", False):
-            mark(row, row.guarded["loop_seen"])
+        answer, until = row.answer, row.memory.get(self.id, 0)
+        if row.memory.pop("loop_closed", False):
+            mark(row, row.memory["loop_seen"])
         # The target's own token ends every round and may differ each time, so all new ends are looked at.
-        new = range(row.guarded.get("loop_seen", 0) + 1, len(answer) + 1)
-        row.guarded["loop_seen"] = len(answer)
+        new = range(row.memory.get("loop_seen", 0) + 1, len(answer) + 1)
+        row.memory["loop_seen"] = len(answer)
         longest = max(self.span, self.period * self.repeats)
         loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in new]
         row.statistics.extra["loop_open"] = float(bool(loops) and loops[-1])
         if not any(loops) or len(answer) < until:
             return
         # A loop without a loose token since the last alarm, or at all, is the target's.
-        own = Reason.LOOSE not in row.reasons[row.guarded.get("loop_at", 0) :]
+        own = Reason.LOOSE not in row.reasons[row.memory.get("loop_at", 0) :]
         count(row, "loop_target", own)
         count(row, "loop_alarms", not own)
-        row.guarded["loop_at"] = len(answer)
-        row.guarded[self.id] = len(answer) + self.window if self.window is not None else float("inf")
+        row.memory["loop_at"] = len(answer)
+        row.memory[self.id] = len(answer) + self.window if self.window is not None else float("inf")
 
     def is_loop(self, ids: Sequence[int]) -> bool:
         """Whether the text ends in a period that stands `repeats` times, or is poor in grams over its last `span`."""

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import ragged
 from gistgate.errors import UserError
 from gistgate.optional.retrieval.suffix_array import SuffixArray
 
 
 @dataclass
-class CorpusDrafter(TextDrafter):
+class CorpusDrafter(Drafter):
     """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go on as it does."""
 
     corpus: SuffixArray

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gistgate.block import Acceptance, Block, Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, ragged
+from gistgate.block import Acceptance, Block, Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import ragged
 from gistgate.errors import UserError
 from gistgate.optional.retrieval.choosing import index_for
 from gistgate.optional.retrieval.search import Index
@@ -40,9 +40,10 @@ class RowStates:
 
 
 @dataclass
-class SenDrafter(TextDrafter):
-    """Needs the decoder to call `observe` after every verification; before the first one only texts are compared."""
+class SenDrafter(Drafter):
+    """Compare texts alone until `observe` has given the first states."""
 
+    learns = True
     store: Datastore
     n_max: int = 8
     """Longest end of the text that is looked up, in tokens."""
@@ -89,7 +90,7 @@ class SenDrafter(TextDrafter):
         return self.index or index_for(self.store, self._projection.bias.device)
 
     @property
-    def layers(self) -> frozenset[str]:
+    def layers(self) -> frozenset[str]:  # type: ignore[override]
         """Hidden states that blocks have to carry."""
         return frozenset({self.store.config.layer}) if self.semantic else frozenset()
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft, Sampling
 from gistgate.errors import UserError
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.optional.retrieval.votes import trie
@@ -19,6 +18,7 @@ from gistgate.optional.trees.merge import tree
 class SenTree(SenDrafter):
     """Greedy requests, and sampled ones by the rules that walk trees of different siblings."""
 
+    form = "tree"
     nodes: int = 16
     """Most nodes of a tree."""
     min_share: float = 0.02

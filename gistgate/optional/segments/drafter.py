@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft
 from gistgate.drafters.model import ModelDrafter
 from gistgate.forward.states import tap
 from gistgate.optional.segments.boundaries import Boundaries
@@ -21,6 +21,8 @@ from gistgate.optional.segments.boundaries import Boundaries
 
 class SegmentDrafter(ModelDrafter):
     """Drafts every row up to the end of its segment, K tokens at most."""
+
+    stops_early = True
 
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.drafter import SegmentDrafter
 
@@ -48,8 +48,8 @@ class RewritingDrafter(SegmentDrafter):
         self.lengths = [0 if own else length for own, length in zip(self.own, self.lengths, strict=True)]
         return draft
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        super().settle(accepted)
+    def keep(self, accepted: Sequence[int]) -> None:
+        super().keep(accepted)
         for row, kept in enumerate(accepted):
             whole = 0 < self.lengths[row] <= kept
             if self.own[row] is None and not whole:

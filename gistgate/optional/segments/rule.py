@@ -13,14 +13,14 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import State, Superset, own_token
+from gistgate.rules.base import LooseRule, State, own_token
 
 NO_SEGMENT = -1.0
 """In place of an opinion where there is no finished segment; 0 is an opinion."""
 
 
 @dataclass(frozen=True)
-class SegmentRule(Superset):
+class SegmentRule(LooseRule):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
     threshold: float = 0.9

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft, Sampling
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.forward.reader import left_padded
 from gistgate.optional.trees.growth import Growth
+from gistgate.optional.trees.masks import tree_layout
 from gistgate.rules.base import draw
 
 
@@ -26,6 +26,8 @@ class TreeDrafter(ModelDrafter):
     continuations, each nodes / chains tokens long: nothing is left out because of what was drawn, so that lossless
     rules stay lossless.
     """
+
+    form = "tree"
 
     def __init__(
         self, model: PreTrainedModel, nodes: int = 16, width: int = 4, branch: int = 3, chains: int = 2
@@ -82,7 +84,8 @@ class TreeDrafter(ModelDrafter):
             if level == num_draft - 1 or (not sampling.greedy and room < self.chains):
                 break
             fresh = growth.advance(self.width if sampling.greedy else self.chains)
-            z = self.reader.read(fresh, None, fresh.shape[1], growth.read_parents)[..., :vocabulary]
+            z = self.reader.read(fresh, None, fresh.shape[1], tree_layout(growth.read_parents))
+            z = z[..., :vocabulary]
             forwards += 1
         self._growth = growth
         return growth.draft(self.nodes, forwards, with_q=want_q or not sampling.greedy)
@@ -93,12 +96,12 @@ class TreeDrafter(ModelDrafter):
         u = uniforms[:, used : used + width * branch].view(-1, width, branch)
         return draw(q_BWV[:, :, None].expand(-1, -1, branch, -1), u)
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        """Of a tree that turned out a chain, as many tokens stayed."""
-        self.settle_path([list(range(num)) for num in accepted])
+    def keep(self, accepted: Sequence[int]) -> None:
+        """Take back what was read of a tree that turned out a chain, but its first `accepted[b]` nodes."""
+        self.keep_paths([list(range(num)) for num in accepted])
 
-    def settle_path(self, paths: Sequence[Sequence[int]]) -> None:
+    def keep_paths(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what was read of the accepted nodes."""
         if self._growth is not None and (num := self._growth.num_read):
-            self.reader.settle_paths(num, self._growth.read_of(paths))
+            self.reader.keep_paths(num, self._growth.read_of(paths))
         self._growth = None

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft
 
 
 class Growth:

@@ -8,38 +8,25 @@ Axis letters: B rows, N nodes, P paths of each row, D tokens of the longest path
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Reason
+from gistgate.decoding.form import Judged, Settle
 from gistgate.optional.trees.shape import paths_of, stacked
 from gistgate.optional.trees.walks import Walk, nodes_of, passing_with
 from gistgate.rules.base import draw
 
 
-@dataclass(frozen=True)
-class Judged:
-    """The best path of every row as a block of its own."""
-
-    block: Block
-    """One path of each row [B, D]."""
-    acceptance: Acceptance
-    """What of it stays."""
-    paths: list[list[int]]
-    """The accepted nodes of each row."""
-
-
-def judge(nodes: Block, parents: Tensor, settle: Callable[[Block, int], tuple[Block, Acceptance]]) -> Judged:
+def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
     """The path of every row of which most stays; of equals the one with fewer loose tokens, then the likelier one.
 
     Args:
         nodes: a block whose position n is node n and whose row n + 1 is the target's behind it.
         parents: the tree [B, N].
-        settle: judges a block of B * P paths, P being its second argument; rows of one tree stand together. It
-            returns the block, with what it learned of it, and what of every path stays.
+        settle: judges a block of B * P paths, P being its second argument.
     """
     paths = paths_of(parents, nodes.valid)
     batch, num_paths, _ = paths.shape
@@ -93,8 +80,6 @@ def unfold(nodes: Block, paths: Tensor) -> Block:
         q=None if nodes.q is None else taken(nodes.q, at, num_paths),
         hidden={layer: taken(state, rows, num_paths) for layer, state in nodes.hidden.items()},
         uniforms=uniforms,
-        thinking=None if nodes.thinking is None else taken(nodes.thinking, at, num_paths),
-        cost=None if nodes.cost is None else nodes.cost.repeat_interleave(num_paths, 0),
     )
     # paths share most of their rows: what every rule asks for is worked out once per node
     tree = torch.arange(len(paths), device=paths.device).repeat_interleave(num_paths)[:, None]

@@ -10,17 +10,18 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter, shared
+from gistgate.block import Draft, Sampling
+from gistgate.drafters.base import Drafter
+from gistgate.drafters.chains import shared
 from gistgate.errors import UserError
 from gistgate.optional.trees.merge import Candidate, merge
 
 
 @dataclass
-class LookupTree(TextDrafter):
+class LookupTree(Drafter):
     """Longer matches come first, of equals the later occurrence; one candidate alone is a plain chain."""
 
+    form = "tree"
     n_max: int = 3
     """Longest n-gram looked for, in tokens."""
     candidates: int = 4

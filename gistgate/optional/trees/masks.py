@@ -13,10 +13,21 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
+from gistgate.forward.reader import Layout
 from gistgate.optional.trees.shape import lineage
 
 MASKABLE = ("sdpa", "eager")
 """Attention of transformers that takes a mask for every pair of tokens."""
+
+
+def tree_layout(parents: Tensor) -> Layout:
+    """The layout of a read whose last slots, together with those of earlier reads, are the nodes of a tree [B, T]."""
+
+    def arranged(model: PreTrainedModel, used: Tensor, num_new: int) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
+        positions, sees = layout(used, num_new, parents)
+        return positions[:, -num_new:].clamp_min(0), masks(model, positions, sees)
+
+    return arranged
 
 
 def layout(used: Tensor, num_new: int, parents: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from gistgate.drafters.base import Draft
+from gistgate.block import Draft
+from gistgate.drafters.chains import right_padded
 
 Candidate = tuple[Sequence[int], float]
 """Tokens that may follow, and how good they are held to be; higher is better."""
@@ -58,11 +58,6 @@ def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], forward
     branches = any(parent != node - 1 for row in parents for node, parent in enumerate(row))
     lengths = torch.tensor([len(row) for row in ids], dtype=torch.long)
     valid = torch.arange(widest) < lengths[:, None]
-    return Draft(padded(ids, widest, 0), valid, None, forwards, padded(parents, widest, -1) if branches else None)
-
-
-def padded(rows: Sequence[Sequence[int]], widest: int, filler: int) -> Tensor:
-    """Rows of unequal length as [B, N]."""
-    return torch.tensor([[*row, *[filler] * (widest - len(row))] for row in rows], dtype=torch.long).view(
-        len(rows), widest
+    return Draft(
+        right_padded(ids, widest), valid, None, forwards, right_padded(parents, widest, -1) if branches else None
     )

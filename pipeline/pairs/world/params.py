@@ -129,7 +129,7 @@ class PairTrainingParams:
     """Steps between checkpoints; an interrupted training loses at most this many."""
     check_problems: int = 200
     """Test problems answered greedily after the training, to report both accuracies."""
-    min_target_accuracy: float = 0.0
+    min_target_accuracy: float = 0.9
     """Refuse the pair when the target answers fewer than this share; 0 accepts any."""
 
     def __post_init__(self) -> None:

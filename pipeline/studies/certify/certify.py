@@ -13,7 +13,9 @@ lengths can be compared.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +26,24 @@ from pipeline.common.entry import item, run  # first: it sets the environment th
 # isort: split
 import torch
 
+from gistgate.certificates.calibration import Finding, Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
-from gistgate.certificates.scores import TaskScore
+from gistgate.certificates.outcomes import Outcomes
+from gistgate.certificates.planning import check_possible, plan_sentence
+from gistgate.certificates.scores import Ids
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
-from gistgate.integrations.lm_eval.task import load_task
-from pipeline.certification.certificate import (
-    Finding,
-    Request,
-    check_possible,
-    find,
-    plan_sentence,
-    proof,
-    scope_of_trial,
-)
-from pipeline.certification.prompts import unused_prompts, used_prompts, world_documents
-from pipeline.certification.trial import Ground, Trial
+from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
+from pipeline.certification.outcomes import Setup, method_of
 from pipeline.common.decoders import read_prompts
-from pipeline.common.gates import load_gate
-from pipeline.common.scope import task_hash
+from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.params import Params, read_params
-from pipeline.stages.prompts import Maker, Prompt, context_length
+from pipeline.pairs.world.corpus import documents
+from pipeline.pairs.world.params import WorldParams
+from pipeline.params import MethodParams, Params, read_params
+from pipeline.stages.prompts import context_length
+from pipeline.tasks.loading import load_task
 
 REPORTS = Path("reports/certify")
 WORLD_TASK = "wordproblems"
@@ -76,52 +73,70 @@ def save_all(kept: dict[float, Proof], folder: Path) -> None:
 
 
 def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proof]]:
-    """What one method may do within each budget, with counts of every prompt, and the certificates of what is kept."""
+    """What one method may do within each budget, with counts of every prompt, and the proofs of what is certified."""
     request = request_of(params)
     for budget in request.budgets:
         print(plan_sentence(budget, request.confidence, request.n))
         check_possible(budget, request.confidence, request.n)
-    trial = trial_of(params, name)
-    finding = find(trial, request)
-    scope = scope_of_trial(trial, task_hash(load_task(params), params), params.prompting)
-    kept = {
-        budget: proof(trial, finding, [budget], scope, SOURCE)
-        for budget in request.budgets
-        if finding.certified(budget) is not None
+    setup = setup_of(params)
+    outcomes, method = outcomes_of(setup, name)
+    finding = calibrate(method, outcomes, request)
+    asked = [prompt["ids"] for prompt in setup.prompts["calibration"]]
+    scope = scope_of(setup.params, name, setup.pair, setup.task, setup.gate(name), asked)
+    certified = [budget for budget in request.budgets if finding.verdicts.passed(budget) is not None]
+    made = datetime.now(UTC).date().isoformat()
+    kept = {budget: finding.proof(setup.scorer.id, scope, SOURCE, [budget], made) for budget in certified}
+    found = {f"{budget:g}": entry(finding, budget) for budget in request.budgets}
+    return {"method": name, "learned": params.method(name).learned, "block": method.block, "budgets": found}, kept
+
+
+def entry(finding: Finding, budget: float) -> dict[str, Any]:
+    """One budget: what was certified, or why nothing was."""
+    refusal = finding.verdicts.refusal(budget)
+    if refusal is not None:
+        return {"refusal": refusal, "rounds": None}
+    point, counted = finding.point(budget), finding.verdicts.shown(budget).decoded.statistics
+    return {
+        **asdict(point),
+        "block": finding.method.block,
+        "discordant": point.losses + point.gains,
+        "rounds": [[one.tokens, one.forwards] for one in counted],
     }
-    found = {f"{budget:g}": entry(finding, budget, kept.get(budget)) for budget in request.budgets}
-    return {"method": name, "learned": params.method(name).learned, "block": trial.block, "budgets": found}, kept
-
-
-def entry(finding: Finding, budget: float, kept: Proof | None) -> dict[str, Any]:
-    """One budget: its certificate, or why there is none."""
-    at = finding.certified(budget)
-    if kept is None or at is None:
-        return {"refusal": finding.refusal(budget), "rounds": None}
-    counted = finding.tested[at].decoded.statistics
-    point, rounds = asdict(kept.points[0]), [[one.tokens, one.forwards] for one in counted]
-    return {**point, "block": kept.block, "discordant": point["losses"] + point["gains"], "rounds": rounds}
 
 
 def request_of(params: Params) -> Request:
     """The request that params.yaml makes."""
     block, common = params.certify, params.calibrate
     return Request(
-        tuple(sorted(block.budgets)), common.confidence, block.prompts, "lost", common.settings, common.evaluations + 1,
-        common.reserve,
-    )  # fmt: skip
+        budgets=tuple(sorted(block.budgets)),
+        confidence=common.confidence,
+        n=block.prompts,
+        stop="lost",
+        settings=common.settings,
+        evaluations=common.evaluations + 1,
+        reserve=common.reserve,
+    )
 
 
-def trial_of(params: Params, name: str) -> Trial:
-    """A method on the prompts of this stage."""
-    pair, task, method = load_pair(params), load_task(params), params.method(name)
+def setup_of(params: Params) -> Setup:
+    """The prompts of this stage, every method at the K that they share."""
+    methods = {name: replace(method, block=params.certify.block) for name, method in params.methods.items()}
     choosing = read_prompts("development") + read_prompts("calibration")
     prompts = {"development": choosing, "calibration": calibration_prompts(params)}
-    ground = Ground(
-        pair, prompts, TaskScore(task, pair.tokenizer), params.decoding.batch_size, params.decoding.prompt_memory_mb
-    )
-    gate = load_gate(method.head, pair) if method.head else None
-    return Trial(ground, method, params.certify.block, gate)
+    return Setup(replace(params, methods=methods), prompts)
+
+
+def outcomes_of(setup: Setup, name: str) -> tuple[Outcomes, Method]:
+    """A method against strict decoding at the same K and with the same drafter."""
+    method = method_of(setup.params, name)
+    strict = MethodParams("exact", drafter=method.drafter)
+    reader = setup.loose("exact", strict, method.block)
+    loose = setup.loose(name, setup.params.method(name), method.block)
+
+    def strict_answers(prompts: Sequence[Prompt], start: int) -> list[Ids]:
+        return [answer.ids for answer in reader({}, prompts, start)]
+
+    return Outcomes(setup.prompts, setup.scorer, strict_answers, loose), method
 
 
 def calibration_prompts(params: Params) -> list[Prompt]:
@@ -142,13 +157,18 @@ def calibration_prompts(params: Params) -> list[Prompt]:
 def new_prompts(params: Params, count: int) -> list[Prompt]:
     """At most `count` prompts that no stage of the run uses."""
     source, task = read_pair(params.pair), load_task(params)
-    maker = Maker(task, load_pair(params).tokenizer, context_length(source))
+    maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
     if params.task == WORLD_TASK and params.task_data is None:
         docs = world_documents(params.world, params.seed, count)
     else:
         docs = task.documents("train")
     used = used_prompts(splits=("train", "development", "calibration", "test"))
     return unused_prompts(maker, docs, count, params.seed, used)
+
+
+def world_documents(params: WorldParams, seed: int, count: int) -> list[dict[str, str]]:
+    """Problems of the embedded world behind those of the task's training file, which they never repeat."""
+    return documents(params, seed, "train", params.task_train + count)[params.task_train :]
 
 
 def summary(params: Params) -> dict[str, Any]:

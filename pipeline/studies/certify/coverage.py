@@ -1,11 +1,11 @@
 """Do certificates hold as often as they promise, and how many prompts does each bound need?
 
-    python -m pipeline.studies.certify.coverage [folder]      writes coverage.json and coverage.png there; default benchmarks/results
+    python -m pipeline.studies.certify.coverage [folder]      -> coverage.json, coverage.png; default benchmarks/results
 
 Outcomes are resampled, not decoded again: the recorded d = strict - loose of every calibrated setting and prompt of a
-finished run is taken for the truth. One resampled calibration draws as many prompts from it, with replacement and the
-same ones for all settings of a method, tests the fixed sequence, and asks whether the true loss of the certified
-setting is below the budget; fresh prompts are drawn beside it. Settings behind the last recorded one are not tested.
+finished run is taken for the truth. One resampled calibration draws as many prompts with replacement, the same prompts
+for all settings of a method. It tests the fixed sequence and asks whether the true loss of the certified setting is
+below the budget; fresh prompts are drawn beside it. Settings behind the last recorded one are not tested.
 
 Three kinds of worlds: `recorded` at the usual budgets; `recorded, at its loss`, where the budget is the true loss of a
 setting, so that certifying it is an error; and `boundary`, made up, with a loss exactly at the budget and discordant
@@ -28,8 +28,9 @@ import numpy as np
 from scipy.stats import binomtest
 
 from gistgate.certificates.betting import answer_at
-from gistgate.certificates.bounds import EXACT, right_or_wrong
-from gistgate.certificates.planning import CERTIFIES, needed_prompts, spread_out
+from gistgate.certificates.bounds import EXACT
+from gistgate.certificates.differences import right_or_wrong, spread_out
+from gistgate.certificates.planning import CERTIFIES, needed_prompts
 from gistgate.certificates.tango import Array, p_value
 from gistgate.files import write_json
 from pipeline.common.entry import run
@@ -44,8 +45,8 @@ LEVEL = 0.01
 """A share of holding certificates is refuted where it would come by chance this rarely."""
 BUDGETS, DISCORDANCES = (0.01, 0.02, 0.03, 0.05), (0.02, 0.05, 0.1)
 BOUNDARY_DISCORDANCE, BOUNDARY_PROMPTS = 0.05, 1000
-LONGEST_WATCH = 4000
-"""Prompts after which a watch without an answer ends."""
+LONGEST_WAGER = 4000
+"""Prompts after which a wager without an answer ends."""
 TINY = 1e-12
 """Rounding of a mean; a loss this close to the budget counts as beyond it."""
 
@@ -215,8 +216,8 @@ def certified_share(bound: str, n: int, budget: float, discordance: float, confi
 
 
 def stopped(budget: float, loss: float, discordance: float, confidence: float) -> dict[str, Any]:
-    """When a watch answers in a world with this loss."""
-    worlds_RN = (drawn(loss, discordance, LONGEST_WATCH, resample) for resample in range(RESAMPLES))
+    """When a wager answers in a world with this loss."""
+    worlds_RN = (drawn(loss, discordance, LONGEST_WAGER, resample) for resample in range(RESAMPLES))
     answers = [answer_at(d, budget, confidence) for d in worlds_RN]
     return {
         "budget": budget,

@@ -1,11 +1,12 @@
 """Do certificates hold that stop early, and those of scores that are not right or wrong?
 
-    python -m pipeline.studies.certify.stopping [folder]      writes coverage-stopping.json there; default benchmarks/results
+    python -m pipeline.studies.certify.stopping [folder]      -> coverage-stopping.json; default benchmarks/results
 
-What `gistgate calibrate` does with one setting, `gistgate.certificates.sequence.try_setting`, runs on made-up prompts in
-chunks of its usual size, once for every `--stop`. On the boundary the true loss is the budget, so any certificate is an
-error; a share of holding ones is refuted as in `pipeline.studies.certify.coverage`. Beside it the same where nothing is lost, and
-where 5 % are: how often it certifies, and how many prompts it decodes. Nothing is decoded; seeds stand in this file.
+`gistgate.certificates.fixed_sequence.try_setting`, which `gistgate calibrate` calls for each setting, runs on made-up
+prompts in chunks of its usual size, once for every `--stop`. On the boundary the true loss is the budget, so any
+certificate is an error; a share of holding certificates is refuted as in `pipeline.studies.certify.coverage`. Two more
+worlds, without a loss and with a loss of 5 %, show how often a setting is certified and how many prompts that takes.
+Nothing is decoded; the seeds stand in this file.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from typing import Any, get_args
 import numpy as np
 from scipy.stats import binomtest
 
-from gistgate.certificates.sequence import Stop, Tested, try_setting
+from gistgate.certificates.fixed_sequence import Stop, Tested, try_setting
+from gistgate.certificates.outcomes import CHUNK, Decoded
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
-from pipeline.certification.trial import CHUNK, Decoded
 from pipeline.common.entry import run
 from pipeline.params import read_params
 from pipeline.studies.certify.coverage import LEVEL, RESAMPLES, SEED

@@ -24,7 +24,7 @@ import torch
 from gistgate.block import Acceptance, Block, Reason
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.observing.shadow import shadow, would_be
 from gistgate.request.statistics import Statistics, total
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
@@ -33,6 +33,7 @@ from pipeline.common.operating_point import Operating, evaluation_folder, operat
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.report.paired_statistics import ratio_of_sums
+from pipeline.tasks.loading import load_task
 
 REPORT = Path("reports/shadow.json")
 COMMONEST = 10

@@ -1,12 +1,11 @@
 """How far the served gate's probabilities are from the truth, on texts of the gate itself.
 
     python -m pipeline.studies.labels.calibration_error      models/heads -> reports/studies/calibration_error.json
-    python -m pipeline.studies.labels.calibration_error --problems 40      the first 40 only -> calibration_error-40.json
+    python -m pipeline.studies.labels.calibration_error --problems 40      the first 40 -> calibration_error-40.json
 
-Problems that no stage has used are decoded with the gate at `collect.pilot_risk`; every mismatch on
-these texts is labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of equal mass.
-The number of problems is `certify.ece_problems`. Finished parts wait in .scratch, so an interrupted or a shorter start
-is taken up by the next one.
+Problems that no stage has used are decoded with the gate at `collect.pilot_risk`. Every mismatch on these texts is
+labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of equal mass. The number of
+problems is `certify.ece_problems`. Finished parts wait in .scratch, so the next start goes on behind them.
 """
 
 from __future__ import annotations
@@ -17,32 +16,34 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.stats import bootstrap
 from torch import Tensor
 
 from gistgate.certificates.tango import Array
 from gistgate.files import load_tensors, write_json
-from gistgate.integrations.lm_eval.task import load_task
+from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.resume import Shards, sources
-from pipeline.heads.metrics import probability_metrics, rank_metrics, reliability
+from pipeline.heads.metrics import expected_calibration_error, probability_metrics, rank_metrics, reliability
+from pipeline.labels.collecting import gated_texts
 from pipeline.labels.labelling import Labeller
-from pipeline.labels.mining import by_row, stamped
-from pipeline.labels.mismatches import Table, Watcher, concatenated, num_rows
-from pipeline.labels.texts import GATED, Trunk, unpack
+from pipeline.labels.mismatches import MismatchRecorder
+from pipeline.labels.tables import Table, concatenated
+from pipeline.labels.texts import Texts
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.collect import checked
 from pipeline.stages.prompts import Prompt
 from pipeline.studies.certify.certify import new_prompts
+from pipeline.tasks.loading import load_task
 
 OUTPUT = Path("reports/studies/calibration_error.json")
 SHARD = 20
-"""Problems decoded and labelled together; an interruption loses at most so many."""
+"""Problems decoded and labelled together; an interruption loses at most one shard."""
 RESAMPLES = 1000
 UNSURE = 0.9
-"""P(kept) below which rows are measured apart: nearly all rows are sure, and bins of equal mass show little else."""
+"""P(kept) below which rows are measured apart; nearly all rows are above it and fill most bins of equal mass."""
 
 
 def main() -> None:
@@ -63,7 +64,8 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
-        *sources("gistgate.decoding", "gistgate.rules", "pipeline.labels.labelling", "pipeline.studies.labels.calibration_error"),
+        *sources("gistgate.decoding", "gistgate.rules", "pipeline.labels.labelling", "pipeline.labels.mismatches",
+                 "pipeline.studies.labels.calibration_error"),
     )  # fmt: skip
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     starts = range(0, len(prompts[:problems]), SHARD)
@@ -73,10 +75,10 @@ def labelled(params: Params, problems: int | None = None) -> Table:
             part = prompts[start : start + SHARD]
             request = request_of(part, pair)
             own = strict.generate([prompt["ids"] for prompt in part], **request)
-            table, trunks = unpack(collected(params, pair, part))
+            table, texts = collected(params, pair, part)
             references = {number: answer.ids for number, answer in enumerate(own)}
             labeller = Labeller(strict, task, pair.tokenizer, part, params, request, references)
-            done = labeller.label(table, trunks)
+            done = labeller.label(table, texts)
             return {**done, "problem": done["problem"] + start}
 
         shards.make(index, produce, {})
@@ -84,20 +86,12 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     return concatenated([load_tensors(shards.path(index)) for index in range(len(starts))])
 
 
-def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> Table:
-    """Every mismatch on the gate's own texts, with the gate's P(kept) beside it."""
+def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> tuple[Table, Texts]:
+    """Every mismatch on the gate's own texts, with the gate's P(kept) beside it, and these texts."""
     gate = load_gate(params.train.headline_head, pair)
-    watcher = Watcher(gate.features)
-    decoder = make_decoder(
-        pair, MethodParams("autojudge"), {"risk": params.collect.pilot_risk}, params.decoding.block, gate,
-        observer=watcher,
-    )  # fmt: skip
-    answers = decoder.generate([prompt["ids"] for prompt in prompts], **request_of(prompts, pair))
-    found = by_row(watcher.take(), [(answer, None) for answer in answers])
-    tables = [stamped(table, at, GATED, [-1] * num_rows(table)) for at, table in enumerate(found) if num_rows(table)]
-    table = concatenated(tables)
-    table["probability"] = gate.probability(torch.cat([table[name] for name in gate.features], -1))
-    return checked(table, [Trunk(at, GATED, answer.ids) for at, answer in enumerate(answers)], 0)
+    recorder = MismatchRecorder(params.decoding.block, more=lambda block: {"probability": block.gate_probs})
+    table, texts = gated_texts(params, pair, gate, prompts, range(len(prompts)), recorder)
+    return table, {(text.problem, text.policy): text for text in texts}
 
 
 def measured(table: Table) -> dict[str, Any]:
@@ -107,7 +101,7 @@ def measured(table: Table) -> dict[str, Any]:
     return {
         "n": len(kept),
         "problems": int(table["problem"].unique().numel()),
-        "harm": float(1 - kept.mean()),
+        "kept": float(kept.mean()),
         **rank_metrics(kept, probability),
         **probability_metrics(kept, probability),
         "ece_interval": ece_interval(kept, probability, table["problem"].numpy()),
@@ -117,27 +111,29 @@ def measured(table: Table) -> dict[str, Any]:
 
 
 def of_unsure(kept: Array, probability: Array) -> dict[str, Any]:
-    """What the gate says on average of these rows, what was seen, and the error over bins; None without rows."""
+    """Mean prediction of the gate, mean label and calibration error of these rows; None without rows."""
     if not len(kept):
         return {"predicted": None, "observed": None, "ece": None}
     bins = reliability(kept, probability)
-    return {"predicted": float(probability.mean()), "observed": float(kept.mean()), "ece": weighted_gap(bins)}
+    return {
+        "predicted": float(probability.mean()),
+        "observed": float(kept.mean()),
+        "ece": expected_calibration_error(bins),
+    }
 
 
 def ece_interval(kept: Array, probability: Array, problem: np.ndarray, seed: int = 0) -> list[float]:
     """95 % bootstrap interval of the calibration error, drawn by problem; resampling widens it upwards a little."""
     rows = [np.flatnonzero(problem == one) for one in np.unique(problem)]
-    rng = np.random.default_rng(seed)
-    found = []
-    for _ in range(RESAMPLES):
-        drawn = np.concatenate([rows[at] for at in rng.integers(0, len(rows), len(rows))])
-        found.append(weighted_gap(reliability(kept[drawn], probability[drawn])))
-    return [float(q) for q in np.quantile(found, (0.025, 0.975))]
 
+    def error(problems: np.ndarray) -> float:
+        drawn = np.concatenate([rows[at] for at in problems])
+        return expected_calibration_error(reliability(kept[drawn], probability[drawn]))
 
-def weighted_gap(bins: list[dict[str, Any]]) -> float:
-    """Mean distance of what is predicted from what is observed, by rows."""
-    return float(sum(abs(one["predicted"] - one["observed"]) * one["n"] for one in bins) / sum(b["n"] for b in bins))
+    found = bootstrap(
+        (np.arange(len(rows)),), error, vectorized=False, method="percentile", n_resamples=RESAMPLES, rng=seed
+    )
+    return [float(end) for end in found.confidence_interval]
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """Which features a gate should see: every set on the same labels, problems and logistic head.
 
-    python -m pipeline.studies.labels.features      data/labels, data/mismatches -> reports/studies/features.json
+    python -m pipeline.studies.labels.features      data/labels -> reports/studies/features.json
     python -m pipeline.studies.labels.features --limit 400      every n-th label, about 400 in all -> features-400.json
 
-Every labelled mismatch is read once more as the first token of a block, with all features of the sweep; then one head
-is trained for each set. Measured as the stage `train` does: on gated texts of problems that only measure. The choice
-is by folds of the training problems (`loss`), so that the best line of the table is not picked on what it shows. The
-labels that were read wait in .scratch; a line of the table is written as soon as it is measured.
+All features of the sweep are read at every labelled mismatch, as the stage `features` does; then one head is trained
+for each set. The heads are measured as the stage `train` does: on gated texts of problems that only measure. Folds of
+the training problems choose (`loss`), so that the best line of the table is not picked on the numbers that it shows.
+The features wait in .scratch; a line of the table is written as soon as it is measured.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ from typing import Any
 import torch
 
 from gistgate.files import load_tensors, save_tensors, write_json
-from gistgate.gates.features import extract, layers_needed
-from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.maps import fit_map
 from pipeline.heads.measuring import measure_score
-from pipeline.heads.rows import COLUMNS, Rows
+from pipeline.heads.rows import Rows, rows_of
 from pipeline.heads.split import split_by_problem
-from pipeline.labels.mismatches import Table, concatenated, num_rows, picked
-from pipeline.labels.replay import LABELS, MISMATCHES, FirstBlocks, read_labelled, rounds
+from pipeline.labels.features import FeatureReader
+from pipeline.labels.schema import LABEL_FOLDER
+from pipeline.labels.tables import Table, num_rows, picked
+from pipeline.labels.texts import read_labels
 from pipeline.pairs.pair import load_pair, pair_files
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 
 OUTPUT = Path("reports/studies/features.json")
 HEADLINE = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
@@ -52,7 +53,7 @@ SETS: tuple[tuple[str, ...], ...] = (
     (*HEADLINE, "draft"),
     ("h_tok:layer:2", *HEADLINE),
 )
-"""What is compared."""
+"""The sets that are compared."""
 
 
 def main() -> None:
@@ -69,41 +70,28 @@ def main() -> None:
 
 
 def features_of(params: Params, limit: int | None = None) -> Table:
-    """All features of the sweep at every label (of `limit` at most): from the scratch folder, or read now."""
+    """All features of the sweep at every label (at about `limit` of them), from the scratch folder or read now."""
     names = tuple(dict.fromkeys(name for one in SETS for name in one))
-    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.labels.replay")
-    mark = fingerprint(list(names), limit, params.decoding, LABELS, MISMATCHES, *pair_files(params.pair), *modules)
+    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.labels.features", "pipeline.labels.replay")
+    mark = fingerprint(list(names), limit, params.decoding, LABEL_FOLDER, *pair_files(params.pair), *modules)
     path = SCRATCH / f"study-features-{mark}.safetensors"
     if not path.exists():
         save_tensors(path, read(params, names, limit))
     return load_tensors(path)
 
 
-@torch.no_grad()
 def read(params: Params, names: Sequence[str], limit: int | None = None) -> Table:
-    """Labels with their features, from one round of strict decoding at each."""
+    """Labels with their features."""
     pair, prompts = load_pair(params), read_prompts("train")
-    observer = FirstBlocks(layers_needed(names))
-    observer.wants_q = True
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
-    table, trunks = read_labelled()
-    if limit is not None:  # spread over all problems and both policies
+    table, texts = read_labels()
+    if limit is not None:  # spread over all problems and both passes
         table = picked(table, torch.arange(0, num_rows(table), max(1, -(-num_rows(table) // limit))))
-    parts, request = [], request_of(prompts, pair)
-    for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request):
-        columns = {name: part[name] for name in (*COLUMNS, "rollouts", "greedy_kept")}
-        parts.append({**columns, **{k: v[:, 0].float().cpu() for k, v in extract(block, names).items()}})
-    return concatenated(parts)
-
-
-def rows_of(table: Table, names: Sequence[str]) -> Rows:
-    """The labels with one set of features."""
-    columns = {name: table[name].to(dtype) for name, dtype in COLUMNS.items()}
-    return Rows(torch.cat([table[name] for name in names], -1), table["scalars"], **columns)
+    reader = FeatureReader(pair, prompts, names, params.decoding.block)
+    return {**table, **reader.read(table, texts, params.decoding.batch_size, **request_of(prompts, pair))}
 
 
 def measured(rows: Rows, params: Params) -> dict[str, Any]:
-    """Metrics of a logistic head on these rows, and the loss on folds of its training problems."""
+    """Metrics of a logistic head on these rows, and its loss on folds of the training problems."""
     parts = split_by_problem(rows.problem, params.train, params.seed)
     head, losses = fit_logistic(rows.where(parts.train | parts.validation), params.train.c, params.train.folds)
     with torch.no_grad():

@@ -1,9 +1,9 @@
 """How many labels a gate needs, and whether it pays to choose them.
 
-    python -m pipeline.studies.labels.learning_curve      data/labels -> reports/studies/learning_curve.{json,png}
+    python -m pipeline.studies.labels.learning_curve      data/features -> reports/studies/learning_curve.{json,png}
 
-From the same first labels, one head goes on with random ones, another with those that it is least sure of. Both are
-measured on gated texts of problems that only measure; a third curve trains on hard instead of soft labels.
+From the same first labels, one head goes on with random labels, another with those that it is least sure of. Both are
+measured on gated texts of problems that only measure. A third head trains on hard instead of soft labels.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.metrics import rank_metrics
 from pipeline.heads.rows import Rows, read_rows
 from pipeline.heads.split import split_by_problem
+from pipeline.labels.schema import FEATURE_FOLDER, PASSES, Policy
 from pipeline.params import read_params
-from pipeline.stages.train import LABELS
 
 OUTPUT = Path("reports/studies/learning_curve")
 SIZES = (300, 600, 1200, 2400, 4800)
@@ -34,14 +34,14 @@ STRENGTH = 0.003
 """C of every head, so that sizes differ by labels alone."""
 SEEDS = 3
 WAYS = ("random", "active", "hard")
-"""Random labels; the least sure; random ones taken as kept or harmed for good."""
+"""Random labels; the labels that the head is least sure of; random labels rounded to kept or lost."""
 
 
 def main() -> None:
     params = read_params()
-    rows, _ = read_rows([LABELS / "strict", LABELS / "gated"], params.train.features)
+    rows, _ = read_rows([FEATURE_FOLDER / name for name in PASSES], params.train.features)
     parts = split_by_problem(rows.problem, params.train, params.seed)
-    pool, test = rows.where(~parts.test), rows.where(parts.test & (rows.prefix == 2))
+    pool, test = rows.where(~parts.test), rows.where(parts.test & (rows.policy == Policy.GATED))
     sizes = [size for size in SIZES if size < len(pool)] + [len(pool)]
     curves = {way: [curve(pool, test, way, sizes, params.seed + seed) for seed in range(SEEDS)] for way in WAYS}
     report = {"sizes": sizes, "test_rows": len(test), "ap": curves}
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def curve(pool: Rows, test: Rows, way: str, sizes: Sequence[int], seed: int) -> list[float | None]:
-    """Average precision of harm on the test rows, by number of labels."""
+    """Average precision of the class "lost" on the test rows, by number of labels."""
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
     if way == "hard":
         pool = replace(pool, kept=(pool.kept > 0.5).float())
@@ -86,7 +86,7 @@ def draw(report: dict[str, Any], path: Path) -> None:
         values = np.array(runs, float)
         axes.plot(report["sizes"], values.mean(0), marker="o", label=way)
         axes.fill_between(report["sizes"], values.min(0), values.max(0), alpha=0.15)
-    axes.set(xscale="log", xlabel="labels trained on", ylabel="average precision of harm")
+    axes.set(xscale="log", xlabel="labels trained on", ylabel="average precision of lost meanings")
     axes.set_title("gated texts of unseen problems; mean and range of the seeds", fontsize=8)
     axes.set_xticks(report["sizes"], [str(size) for size in report["sizes"]])
     axes.set_xticks([], minor=True)

@@ -21,7 +21,6 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.task import load_task
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
@@ -31,6 +30,7 @@ from pipeline.report.paired_statistics import accuracy_difference
 from pipeline.speed.clock import Contender, ours
 from pipeline.studies.retrieval.drafters import store_for
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
+from pipeline.tasks.loading import load_task
 
 METHOD = "sen-sense"
 PARTS = {

@@ -1,6 +1,6 @@
 """Certify SENSE's soft gate together with each drafter: the loosest setting at every budget.
 
-    python -m pipeline.studies.retrieval.calibrate              every method of pipeline/studies/retrieval/params.yaml that has a knob
+    python -m pipeline.studies.retrieval.calibrate              every method of the study that has a knob
     python -m pipeline.studies.retrieval.calibrate sen-sense    one of them
 
 Works as `pipeline.stages.calibrate` does, by fixed-sequence testing, and writes reports/retrieval/calibration.
@@ -9,17 +9,13 @@ Works as `pipeline.stages.calibrate` does, by fixed-sequence testing, and writes
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from functools import partial
 
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
-from gistgate.files import write_json
-from pipeline.certification.outcomes import Arm, Bench
-from pipeline.common.operating_point import calibration_file
 from pipeline.common.pool import side_by_side
-from pipeline.params import Params
-from pipeline.stages.calibrate import calibrate, summary
+from pipeline.stages.calibrate import calibrator
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
 
 
@@ -28,19 +24,7 @@ def main() -> None:
     names = sys.argv[1:] or [name for name, method in params.methods.items() if method.knob is not None]
     for name in names:
         params.method(name)
-    side_by_side(calibrator, params, names, params.decoding.workers, "calibrate", "method")
-
-
-def calibrator(params: Params) -> Callable[[str], None]:
-    """Calibrates one method after another on the same pair and prompts."""
-    bench = Bench(params)
-
-    def work(name: str) -> None:
-        report = calibrate(Arm(bench, name))
-        write_json(calibration_file(params, name, REPORTS), report)
-        print(f"{name}: {summary(report)}")
-
-    return work
+    side_by_side(partial(calibrator, reports=REPORTS), params, names, params.decoding.workers, "calibrate", "method")
 
 
 if __name__ == "__main__":

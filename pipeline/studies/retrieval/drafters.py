@@ -8,7 +8,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel
 
-from gistgate.build.drafters import STORED
+from gistgate.build.drafters import STORED, Sources, make_drafter
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.choice import ChoiceDrafter, Option
@@ -29,14 +29,20 @@ def store_for(target: PreTrainedModel) -> Datastore:
     Raises:
         UserError: there is none, or it does not fit.
     """
-    if not STORE.is_dir():
-        raise UserError(f"{STORE} is missing. Run `make retrieval` in this folder first.")
+    check_store()
     return Datastore.load(STORE, target)
 
 
-def stored(make: Callable[[Datastore], Drafter], pair: Pair) -> Drafter:
+def check_store() -> None:
+    """Refuse to go on without the datastore of this run."""
+    if not STORE.is_dir():
+        raise UserError(f"{STORE} is missing. Run `make retrieval` in this folder first.")
+
+
+def stored(name: str, pair: Pair) -> Drafter | None:
     """A drafter that reads the datastore of this run."""
-    return make(store_for(pair.target))
+    check_store()
+    return make_drafter(name, Sources(pair.target, datastore=STORE))
 
 
 def corpus(_pair: Pair) -> Drafter:
@@ -55,9 +61,9 @@ def choice(pair: Pair, params: ChoiceParams | None = None) -> Drafter:
     return ChoiceDrafter(options, params.verify, block=params.block, prior=params.prior, weight=params.weight)
 
 
-RETRIEVAL: dict[str, Callable[[Pair], Drafter]] = {
+RETRIEVAL: dict[str, Callable[[Pair], Drafter | None]] = {
     "corpus": corpus,
-    **{name: partial(stored, make) for name, make in STORED.items()},
+    **{name: partial(stored, name) for name in STORED},
     "choice": choice,
 }
 """By id, as in the method tables of params.yaml."""

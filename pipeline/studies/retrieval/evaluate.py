@@ -17,7 +17,7 @@ from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.request.statistics import total
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
 from pipeline.common.operating_point import Operating, calibration_file, operating_point
@@ -26,6 +26,7 @@ from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params
 from pipeline.report.paired_statistics import accuracy_difference
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
+from pipeline.tasks.loading import load_task
 
 PLAIN = Path("reports/evaluation/plain/samples.jsonl")
 
@@ -63,7 +64,7 @@ def certified_point(params: Params, name: str, pair: Pair, task: Task) -> Operat
     """
     point = operating_point(params, name, reports=REPORTS)
     if point.knob is not None:
-        certified = read_json(calibration_file(params, name, REPORTS))["scope"]
+        certified = read_json(calibration_file(params, name, REPORTS))["proof"]["scope"]
         if broken := scope_mismatch(certified, scope_of(params, name, pair, task, None)):
             raise UserError(f"Method '{name}': {broken}")
     return point

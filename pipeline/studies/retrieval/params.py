@@ -30,7 +30,7 @@ class ChoiceParams:
     """K, tokens at which promises are compared."""
     min_match: Annotated[int, Between(0)] = 2
     """Latest tokens that have to occur earlier in the text before prompt lookup is asked."""
-    prior: Annotated[float, Between(0, 1)] = 0.8
+    prior: Annotated[float, Between(0, 1)] = 0.5
     """Acceptance that every drafter begins a request with."""
     weight: Annotated[float, Between(0.1, 10_000)] = 16.0
     """Tokens that the prior counts for."""

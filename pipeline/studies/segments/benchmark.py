@@ -26,7 +26,7 @@ from pipeline.params import MethodParams, Params, read_params
 from pipeline.report.paired_statistics import ratio_of_sums
 from pipeline.speed.clock import Contender, Prompts, Timed, machine, ours
 from pipeline.stages.benchmark import measure
-from pipeline.studies.segments.calibrate import REPORTS, Bench, operating
+from pipeline.studies.segments.calibrate import REPORTS, Segments, operating
 from pipeline.studies.segments.methods import methods_of
 
 SLOW = ("score", "pair")
@@ -46,10 +46,10 @@ class OnProcessor(Contender):
 def main() -> None:
     params = read_params()
     torch.set_num_threads(params.benchmark.threads)
-    bench = Bench(params)
+    segments = Segments(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
-    decoders = {**token_decoders(bench, params), **segment_decoders(bench)}
-    results = race(decoders, prompts, request_of(prompts, bench.pair), params)
+    decoders = {**token_decoders(segments, params), **segment_decoders(segments)}
+    results = race(decoders, prompts, request_of(prompts, segments.pair), params)
     write_json(Path("reports/segments/benchmark.json"), {"prompts": len(prompts), **results, "machine": machine()})
 
 
@@ -58,23 +58,23 @@ def strict_names(params: Params) -> dict[str, int]:
     return {f"strict, K = {k}": k for k in (params.decoding.strict_block, params.decoding.block)}
 
 
-def token_decoders(bench: Bench, params: Params) -> dict[str, Decoder]:
+def token_decoders(segments: Segments, params: Params) -> dict[str, Decoder]:
     """Plain decoding, strict verification, and the token gate alone at both lengths."""
-    exact, gated = MethodParams("exact"), MethodParams("autojudge", learned=True, head=bench.own.head)
-    settings = {"risk": bench.own.risk}
-    strict = {name: make_decoder(bench.pair, exact, {}, k) for name, k in strict_names(params).items()}
+    exact, gated = MethodParams("exact"), MethodParams("autojudge", learned=True, head=segments.own.head)
+    settings = {"risk": segments.own.risk}
+    strict = {name: make_decoder(segments.pair, exact, {}, k) for name, k in strict_names(params).items()}
     gates = {
-        f"token gate, K = {k}": make_decoder(bench.pair, gated, settings, k, gate=bench.gate)
-        for k in (params.decoding.block, bench.own.limit)
+        f"token gate, K = {k}": make_decoder(segments.pair, gated, settings, k, gate=segments.gate)
+        for k in (params.decoding.block, segments.own.limit)
     }
-    return {"plain": make_decoder(bench.pair, MethodParams("exact", "none"), {}, 0), **strict, **gates}
+    return {"plain": make_decoder(segments.pair, MethodParams("exact", "none"), {}, 0), **strict, **gates}
 
 
-def segment_decoders(bench: Bench) -> dict[str, Decoder]:
+def segment_decoders(segments: Segments) -> dict[str, Decoder]:
     """Every way of judging segments, where calibration compares it."""
     return {
-        f"segments: {name}": method.decoder(bench.parts, operating(read_json(REPORTS / f"{name}.json"))["value"])
-        for name, method in methods_of(bench.own).items()
+        f"segments: {name}": method.decoder(segments.parts, operating(read_json(REPORTS / f"{name}.json"))["value"])
+        for name, method in methods_of(segments.own).items()
         if name not in SLOW
     }
 

@@ -9,12 +9,11 @@ Points that nobody certifies are measured on the first development prompts. Deco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from scipy.stats import norm
 
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
@@ -22,31 +21,22 @@ from pipeline.common.entry import run  # first: it sets the environment that the
 # isort: split
 from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.loss_curve import error_apart
-from gistgate.certificates.tango import Array
-from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
+from gistgate.certificates.outcomes import Decoded, Outcomes
+from gistgate.files import read_json, write_json
 from gistgate.identity import gate_hash
-from gistgate.integrations.lm_eval.task import load_task
 from gistgate.optional.segments.files import load_probes
-from gistgate.request.statistics import Statistics, total
-from pipeline.certification.outcomes import strict_scores
-from pipeline.common.decoders import read_prompts, run_split
+from gistgate.request.statistics import Statistics
+from pipeline.certification.outcomes import Setup
 from pipeline.common.gates import load_gate
 from pipeline.common.pool import side_by_side
-from pipeline.common.prompt_cache import Prefilled
-from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import task_hash
-from pipeline.pairs.pair import load_pair
+from pipeline.common.resume import fingerprint, sources
 from pipeline.params import Params, read_params
-from pipeline.studies.segments.methods import METHODS, Method, Parts, methods_of
+from pipeline.studies.segments.methods import METHODS, Method, OpinionParts, methods_of
 from pipeline.studies.segments.params import local_models, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 REPORTS = Path("reports/segments/calibration")
-SPLITS = ("development", "calibration")
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.gates", "gistgate.rules",
-    "gistgate.optional.segments", "pipeline.common.decoders", "pipeline.common.prompt_cache", "pipeline.studies.segments.methods", "gistgate.integrations.lm_eval.task",
-)  # fmt: skip
+SOURCES = ("pipeline.studies.segments.methods",)
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -60,59 +50,56 @@ def main() -> None:
 
 def calibrator(params: Params) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
-    bench = Bench(params)
-    return lambda name: write_json(REPORTS / f"{name}.json", calibrate(bench, name))
+    segments = Segments(params)
+    return lambda name: write_json(REPORTS / f"{name}.json", calibrate(segments, name))
 
 
-class Bench:
+class Segments:
     """Pair, task, prompts, references and probes, shared by all methods."""
 
     def __init__(self, params: Params) -> None:
-        self.params, self.pair, self.task = params, load_pair(params), load_task(params)
-        self.probes, self.own = load_probes(FOLDER, self.pair.target, self.pair.draft), read_segment_params()
-        self.gate = load_gate(self.own.head, self.pair)
-        self.parts = Parts(self.pair, self.probes, self.gate, self.own)
-        self.prefilled = Prefilled(params.decoding.prompt_memory_mb)
-        self.prompts = {split: read_prompts(split) for split in SPLITS}
-        self.strict = {split: strict_scores(split, prompts) for split, prompts in self.prompts.items()}
-        self.name = fingerprint(
-            FOLDER, gate_hash(self.gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
-            *self.pair.files, *(Path(f"data/prompts/{split}.jsonl") for split in SPLITS), task_hash(self.task, params),
-            params.seed, params.decoding.batch_size, *sources(*SOURCES),
+        self.params, self.setup, self.own = params, Setup(params), read_segment_params()
+        self.pair = pair = self.setup.pair
+        self.gate = gate = load_gate(self.own.head, pair)
+        self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
+        self.depends = fingerprint(
+            FOLDER, gate_hash(gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
+            *pair.files, self.setup.dependencies, *sources(*SOURCES),
         )  # fmt: skip
 
-    def decoded(self, name: str, value: float, split: str, first: int | None = None) -> tuple[Array, Statistics]:
-        """Differences strict - loose [N] and what was counted, on the `first` prompts of a split or on all."""
-        part = split if first is None else f"{split}-{first}"
-        path = SCRATCH / f"segment-calibrate-{self.name}" / f"{name}-{value:g}-{part}.jsonl"
-        if not path.exists():
-            decoder, title = METHODS[name].decoder(self.parts, value), f"{name} {value:g}, {part}"
-            done = run_split(
-                decoder, self.task, self.pair, self.prompts[split][:first], self.params, title, self.prefilled
-            )
-            write_json_lines(path, [{"score": o.score, "statistics": o.statistics.as_dict(timed=False)} for o in done])
-        rows = read_json_lines(path)
-        counted = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
-        return self.strict[split][:first] - np.array([row["score"] for row in rows], float), counted
+    def decoded(self, name: str, value: float, split: str, first: int | None = None) -> Decoded:
+        """The `first` prompts of a split, or all, at one value of a method."""
+        setup = self.setup
+        loose = setup.kept(name, lambda asked: METHODS[name].decoder(self.parts, asked["value"]), self.depends, name)
+        return Outcomes(setup.prompts, setup.scorer, setup.strict, loose).decoded(split, {"value": value}, 0, first)
 
 
-def calibrate(bench: Bench, name: str) -> dict[str, Any]:
+def calibrate(segments: Segments, name: str) -> dict[str, Any]:
     """One method: what development saw, what was tested, and what is certified."""
-    method, budget = METHODS[name], bench.params.headline_budget
+    method, budget = METHODS[name], segments.params.headline_budget
     if not method.certified:
         value = value_of(*method.like) if method.like else method.grid[0]
-        return {"certified": None, "development": [point(bench, name, value, "development", method.prompts)]}
-    seen = develop(bench, name, method, budget) if len(method.grid) > 1 else []
-    values = promising(seen, bench.params, budget) if seen else list(method.grid)
-    tested: list[dict[str, Any]] = []
-    verdict = fixed_sequence(differences(bench, name, values, tested), budget, bench.params.calibrate.confidence)
-    for one, bound in zip(tested, verdict.bounds, strict=True):
-        one["bound"] = asdict(bound)
-    certified = None if verdict.passed is None else values[verdict.passed]
+        return {
+            "certified": None,
+            "development": [point(value, segments.decoded(name, value, "development", method.prompts))],
+        }
+    seen = develop(segments, name, method, budget) if len(method.grid) > 1 else []
+    values = promising(seen, segments.params, budget) if seen else list(method.grid)
+    confidence = segments.params.calibrate.confidence
+    chunks = ([segments.decoded(name, value, "calibration")] for value in values)
+    verdicts = fixed_sequence(chunks, [budget], confidence)
+    tested = [
+        {**point(value, one.decoded), "bound": asdict(one.bounds[0])}
+        for value, one in zip(values, verdicts.tested, strict=False)
+    ]
+    passed = verdicts.passed(budget)
     return {
-        "certified": certified, "refusal": verdict.refusal, "budget": budget, "development": seen,
+        "certified": None if passed is None else values[passed],
+        "refusal": verdicts.refusal(budget),
+        "budget": budget,
+        "development": seen,
         "calibration": tested,
-    }  # fmt: skip
+    }
 
 
 def operating(report: dict[str, Any]) -> dict[str, Any]:
@@ -127,11 +114,11 @@ def value_of(name: str, entry: str) -> float:
     return value
 
 
-def develop(bench: Bench, name: str, method: Method, budget: float) -> list[dict[str, Any]]:
+def develop(segments: Segments, name: str, method: Method, budget: float) -> list[dict[str, Any]]:
     """The grid on development prompts, until the loss is twice the budget."""
     seen = []
     for value in method.grid:
-        seen.append(point(bench, name, value, "development"))
+        seen.append(point(value, segments.decoded(name, value, "development")))
         if seen[-1]["loss"] > 2 * budget:
             break
     return seen
@@ -152,16 +139,9 @@ def promising(seen: Sequence[dict[str, Any]], params: Params, budget: float) -> 
     return (fitting or [seen[0]["value"]])[-SETTINGS:]
 
 
-def differences(bench: Bench, name: str, values: list[float], tested: list[dict[str, Any]]) -> Iterator[Array]:
-    """Calibration differences of each value, decoded only when the sequence gets there."""
-    for value in values:
-        tested.append(point(bench, name, value, "calibration"))
-        yield bench.decoded(name, value, "calibration")[0]
-
-
-def point(bench: Bench, name: str, value: float, split: str, first: int | None = None) -> dict[str, Any]:
-    """What a value costs and saves on the `first` prompts of a split, or on all."""
-    d, counted = bench.decoded(name, value, split, first)
+def point(value: float, decoded: Decoded) -> dict[str, Any]:
+    """What a value costs and saves on the prompts that were decoded."""
+    d, counted = decoded.differences, decoded.counted
     return {
         "value": value,
         "n": len(d),

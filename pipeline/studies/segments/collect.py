@@ -19,19 +19,20 @@ from tqdm import tqdm
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
+from gistgate.certificates.scope import task_hash
 from gistgate.decoding.batches import decode_all
 from gistgate.files import read_json_lines, write_json, write_json_lines
-from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import task_hash
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.studies.segments.judges import Judge, Sample, make_judge
 from pipeline.studies.segments.params import SegmentParams, local_models, read_segment_params
 from pipeline.studies.segments.sampling import Prefix, prefixes_of, sample_segments
+from pipeline.tasks.loading import load_task
 
 SAMPLES = Path("data/segments/samples.jsonl")
 REFERENCE = Path("data/reference/train.jsonl")
@@ -64,7 +65,7 @@ def main() -> None:
 def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> Path:
     """Where finished shards wait; another folder for whatever they depend on."""
     name = fingerprint(
-        asdict(own), params.seed, params.decoding.batch_size, task_hash(task, params), *pair.files,
+        asdict(own), params.seed, params.decoding.batch_size, task_hash(task), *pair.files,
         *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
     )  # fmt: skip
     return SCRATCH / f"segments-{name}"

@@ -20,8 +20,8 @@ from gistgate.files import read_json, read_json_lines, write_json
 from pipeline.common.pool import side_by_side
 from pipeline.params import Params, read_params
 from pipeline.report.paired_statistics import accuracy_difference
-from pipeline.stages.evaluate import Bench as Evaluation
-from pipeline.studies.segments.calibrate import REPORTS, Bench
+from pipeline.stages.evaluate import Evaluation
+from pipeline.studies.segments.calibrate import REPORTS, Segments
 from pipeline.studies.segments.methods import METHODS, methods_of
 from pipeline.studies.segments.params import read_segment_params
 
@@ -37,8 +37,8 @@ def main() -> None:
 
 def evaluator(params: Params) -> Callable[[str], None]:
     """Judges one method after another on the same pair and prompts."""
-    bench, evaluation = Bench(params), Evaluation(params)
-    parts = replace(bench.parts, pair=evaluation.pair)  # lm-eval's model and the decoder share one target
+    segments, evaluation = Segments(params), Evaluation(params)
+    parts = replace(segments.parts, pair=evaluation.pair)  # lm-eval's model and the decoder share one target
     strict = read_json_lines(STRICT)
     if [row["id"] for row in strict] != [prompt["id"] for prompt in evaluation.prompts]:
         raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of ../dvc.yaml again.")

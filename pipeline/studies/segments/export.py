@@ -15,7 +15,7 @@ from pipeline.common.entry import run  # first: it sets the environment that the
 
 # isort: split
 from gistgate.files import read_json, write_atomic, write_text
-from gistgate.integrations.transformers.flatten import write_code
+from gistgate.integrations.transformers.flatten import SEGMENTS, write_code
 from gistgate.optional.segments.building import GATE
 from gistgate.optional.segments.files import load_probes
 from pipeline.common.gates import gate_folder
@@ -27,7 +27,6 @@ from pipeline.studies.segments.params import SegmentParams, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 EXPORT = Path("models/segments-export")
-ENTRY = "gistgate.integrations.transformers.segments"
 PREFERRED = ("probe-gate", "probe")
 """Methods that an export can run at, chosen before anything was measured: the probe with and without the token gate."""
 
@@ -44,7 +43,7 @@ def main() -> None:
         kept.save(place, pair.target, pair.draft, **notes)
         shutil.copytree(gate_folder(own.head), place / GATE)
         write_text(place / "README.md", card(certificate))
-        write_code(place, ENTRY)
+        write_code(place, SEGMENTS)
 
     write_atomic(EXPORT, fill)
     print(f"{EXPORT}: {certificate.get('method', 'nothing certified, decodes strictly')}")

@@ -1,4 +1,4 @@
-"""The ways of judging a segment that are compared: the probes, and controls that need none."""
+"""The ways of judging a segment that the study compares: the probes, and controls without probes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ COSTLY = 32
 
 
 @dataclass(frozen=True)
-class Parts:
+class OpinionParts:
     """What opinions are made of."""
 
     pair: Pair
@@ -42,7 +42,7 @@ class Parts:
 class Method:
     """An opinion on segments and the rule that uses it, with one value to set."""
 
-    opinion: Callable[[Parts, float], Opinion]
+    opinion: Callable[[OpinionParts, float], Opinion]
     rule: Callable[[float], SegmentRule] = field(default=lambda value: SegmentRule(threshold=value))
     grid: tuple[float, ...] = GRID
     """Values from strict to loose; a single one where nothing is calibrated."""
@@ -58,7 +58,7 @@ class Method:
     """Method and entry of its compared point that is the value here, such as its share of passed segments; None: the
     grid's."""
 
-    def decoder(self, parts: Parts, value: float) -> Decoder:
+    def decoder(self, parts: OpinionParts, value: float) -> Decoder:
         """The decoder at this value."""
         pair, probes, own = parts.pair, parts.probes, parts.own
         return segment_decoder(
@@ -68,27 +68,27 @@ class Method:
         )  # fmt: skip
 
 
-def target_probe(parts: Parts, _value: float) -> Opinion:
+def target_probe(parts: OpinionParts, _value: float) -> Opinion:
     return Semantic(parts.probes.target)
 
 
-def both_probes(parts: Parts, _value: float) -> Opinion:
+def both_probes(parts: OpinionParts, _value: float) -> Opinion:
     return Semantic(parts.probes.target, parts.probes.draft)
 
 
-def logprob(_parts: Parts, _value: float) -> Opinion:
+def logprob(_parts: OpinionParts, _value: float) -> Opinion:
     return MeanLogprob()
 
 
-def at_rate(_parts: Parts, value: float) -> Opinion:
+def at_rate(_parts: OpinionParts, value: float) -> Opinion:
     return Constant(value)
 
 
-def score(parts: Parts, _value: float) -> Opinion:
+def score(parts: OpinionParts, _value: float) -> Opinion:
     return Score(parts.pair.target, parts.pair.tokenizer)
 
 
-def own_step(parts: Parts, _value: float) -> Opinion:
+def own_step(parts: OpinionParts, _value: float) -> Opinion:
     """The judge of the embedded pair's steps are their numbers: it knows more than a model asked yes or no."""
     pair, ends = parts.pair, eos_ids(parts.pair.target, parts.pair.tokenizer)
     boundaries = Boundaries(pair.tokenizer, parts.probes.style, ends)
@@ -96,7 +96,7 @@ def own_step(parts: Parts, _value: float) -> Opinion:
     return OwnStep(writer, same_numbers)
 
 
-def reward(parts: Parts, _value: float) -> Opinion:
+def reward(parts: OpinionParts, _value: float) -> Opinion:
     if parts.own.reward_model is None:
         raise UserError(
             "The control prm needs a reward model. Name one as reward_model in pipeline/studies/segments/params.yaml."

@@ -23,7 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_json
 from gistgate.optional.segments.files import Probes
 from gistgate.optional.segments.probes import POOLINGS
-from pipeline.heads.split import Parts, split_by_problem
+from pipeline.heads.split import ProblemParts, split_by_problem
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.studies.segments.collect import ROLES, SAMPLES
@@ -71,7 +71,7 @@ class Trial:
         self.examples, self.params, self.own = examples, params, own
         self.parts = split_by_problem(examples.problem, params.train, params.seed)
 
-    def check(self, writers: tuple[str, ...], parts: Parts) -> None:
+    def check(self, writers: tuple[str, ...], parts: ProblemParts) -> None:
         """Refuse a split of which a part has no segment of one of these writers.
 
         Raises:
@@ -85,14 +85,14 @@ class Trial:
                     "pipeline/studies/segments/params.yaml, or the part's share in params.yaml."
                 )
 
-    def fit(self, writers: tuple[str, ...], pooling: str, loss: str, parts: Parts | None = None) -> Any:
+    def fit(self, writers: tuple[str, ...], pooling: str, loss: str, parts: ProblemParts | None = None) -> Any:
         """A probe for these choices."""
         parts = parts or self.parts
         train, validation = parts.train | parts.calibration, parts.validation
         one = self.examples
         return fit_probe(one.where(train), one.where(validation), writers, pooling, loss, self.own, self.params.seed)
 
-    def measure(self, probe: Any, writers: tuple[str, ...], parts: Parts | None = None) -> dict[str, Any]:
+    def measure(self, probe: Any, writers: tuple[str, ...], parts: ProblemParts | None = None) -> dict[str, Any]:
         """What it is worth on the test problems, on segments of each of these writers."""
         parts = parts or self.parts
         seen, test = self.examples.where(parts.train), self.examples.where(parts.test)
@@ -127,7 +127,7 @@ def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -
     return report, chosen
 
 
-def by_sample(num: int, parts: Parts, seed: int) -> Parts:
+def by_sample(num: int, parts: ProblemParts, seed: int) -> ProblemParts:
     """Parts of the same sizes that divide samples, not problems: neighbours fall on both sides."""
     order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))
     found: dict[str, Tensor] = {}
@@ -136,7 +136,7 @@ def by_sample(num: int, parts: Parts, seed: int) -> Parts:
         found[name] = torch.zeros(num, dtype=torch.bool)
         found[name][order[:size]] = True
         order = order[size:]
-    return Parts(**found)
+    return ProblemParts(**found)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Who is right where rules disagree? Every method judges the same labelled mismatches of unseen problems.
+"""Which method is right where two disagree: every method judges the same labelled mismatches of unseen problems.
 
     python -m pipeline.studies.table.agreement      -> reports/table/judgements.json
 
@@ -22,8 +22,9 @@ from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, operating_point
 from pipeline.heads.split import split_by_problem
-from pipeline.labels.mismatches import Table, picked
-from pipeline.labels.replay import FirstBlocks, Trunks, read_labelled, rounds
+from pipeline.labels.replay import FirstBlocks, rounds
+from pipeline.labels.tables import Table, picked
+from pipeline.labels.texts import Texts, read_labels
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 
@@ -32,16 +33,16 @@ def main() -> None:
     params = read_params().with_table()
     torch.set_grad_enabled(False)
     pair = load_pair(params)
-    table, trunks = read_labelled()
+    table, texts = read_labels()
     table = picked(table, split_by_problem(table["problem"], params.train, params.seed).test)
     points = {name: operating_point(params, name) for name in params.methods}
     opinions = {
-        name: opinion(params, pair, point, table, trunks) for name, point in points.items() if point.rule != "exact"
+        name: opinion(params, pair, point, table, texts) for name, point in points.items() if point.rule != "exact"
     }
     write_json(params.reports / "judgements.json", compare(opinions, table["kept"].numpy() >= 0.5))
 
 
-def opinion(params: Params, pair: Pair, point: Operating, table: Table, trunks: Trunks) -> Array:
+def opinion(params: Params, pair: Pair, point: Operating, table: Table, texts: Texts) -> Array:
     """Whether the method accepts each record's token: 1 or 0, nan where its drafter proposed another one [N]."""
     prompts = read_prompts("train")
     observer = FirstBlocks()
@@ -51,7 +52,7 @@ def opinion(params: Params, pair: Pair, point: Operating, table: Table, trunks: 
     said = np.full(len(table["kept"]), np.nan)
     numbered = {**table, "place": torch.arange(len(said))}
     request = request_of(prompts, pair)
-    for part, _, acceptance in rounds(decoder, observer, numbered, trunks, prompts, params.label.batch_size, **request):
+    for part, _, acceptance in rounds(decoder, observer, numbered, texts, prompts, params.label.batch_size, **request):
         said[part["place"].numpy()] = (acceptance.length > 0).cpu().numpy()
     return said
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from gistgate.rules.pair_counts import PairCounts
 from pipeline.common.entry import run
-from pipeline.common.resume import read_shards
-from pipeline.labels.replay import MISMATCHES
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES
+from pipeline.labels.texts import read_records
 
 PAIRS = Path("models/table/pairs.safetensors")
 
 
 def main() -> None:
-    shards = read_shards(MISMATCHES / "strict")
+    shards = read_records(MISMATCH_FOLDER / "strict", MISMATCHES)
     counts = PairCounts()
-    for shard in shards:
-        counts.add(shard["draft_id"], shard["target_id"])
+    for records, _ in shards:
+        counts.add(records["draft_id"], records["target_id"])
     counts.save(PAIRS)
-    print(f"{len(counts)} pairs in {sum(len(shard['draft_id']) for shard in shards)} refusals")
+    print(f"{len(counts)} pairs in {sum(len(records['draft_id']) for records, _ in shards)} refusals")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Labels of whole spans, as judges are trained on (arXiv 2501.19309): a mistaken stretch of text, not one token.
 
-    python -m pipeline.studies.table.spans      data/mismatches, data/labels -> data/spans/rows-00000.safetensors
+    python -m pipeline.studies.table.spans      data/labels -> data/spans/rows-00000.safetensors
 
-A span is a mismatch together with the draft tokens that follow it in its block; all of them carry the label of the
-mismatch. What the target reads behind a mistake shows it as well, and a fine token looks fine.
+A span is a mismatch together with the draft tokens that follow it in a block which begins with it; all of them carry
+the label of the mismatch. The target's states behind a mistake show the mistake as well.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ from gistgate.files import save_tensors
 from gistgate.gates.features import extract, layers_needed
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
-from pipeline.labels.mismatches import Table, concatenated, num_rows
-from pipeline.labels.replay import FirstBlocks, read_labelled, rounds
+from pipeline.labels.features import divergence
+from pipeline.labels.replay import FirstBlocks, rounds
+from pipeline.labels.schema import ROWS, checked, feature_columns
+from pipeline.labels.tables import Table, concatenated, num_rows
+from pipeline.labels.texts import read_labels
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, read_params
 
@@ -30,15 +33,15 @@ def main() -> None:
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*params.table.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
-    observer = FirstBlocks(layers_needed(features))
+    observer = FirstBlocks(layers_needed(features), wants_q=True)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
-    table, trunks = read_labelled()
+    table, texts = read_labels()
     request = request_of(prompts, pair)
     parts = [
         span_rows(part, block, features, params.table.span)
-        for part, block, _ in rounds(decoder, observer, table, trunks, prompts, params.label.batch_size, **request)
+        for part, block, _ in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
     ]
-    spans = concatenated(parts)
+    spans = checked(concatenated(parts), {**ROWS, **feature_columns(features)}, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
     print(f"{num_rows(spans)} tokens in the spans of {num_rows(table)} mismatches")
 
@@ -48,9 +51,10 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
     num = min(span, block.draft_ids.shape[1])
     at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
     rows = {name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()}
+    kl = divergence(block, at_B, torch.zeros_like(at_B)).cpu()  # of the mismatch, as the label is
     at_B, at_K = at_B.cpu(), at_K.cpu()
-    shared = {name: part[name][at_B] for name in ("problem", "prefix", "kept", "kl")}
-    return {**rows, **shared, "position": part["position"][at_B] + at_K}
+    shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
+    return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
 
 
 if __name__ == "__main__":

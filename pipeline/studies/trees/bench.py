@@ -25,6 +25,7 @@ from gistgate.files import write_json
 from gistgate.forward.reader import Reader
 from gistgate.observing.race import synchronise
 from gistgate.optional.trees.judging import judge
+from gistgate.optional.trees.masks import tree_layout
 from gistgate.optional.trees.shape import depths
 from gistgate.rules.base import settle
 from gistgate.rules.exact import Exact
@@ -49,7 +50,8 @@ class Bench:
 
     def read(self, parents: Tensor | None) -> Tensor:
         """The target's rows behind the text and behind every node [1, N + 1, V]."""
-        return self.reader.read(torch.cat([self.last, self.ids], dim=1), None, NODES + 1, parents)
+        layout = None if parents is None else tree_layout(parents)
+        return self.reader.read(torch.cat([self.last, self.ids], dim=1), None, NODES + 1, layout)
 
     def forward(self, parents: Tensor | None) -> float:
         """Seconds of one reading."""
@@ -61,10 +63,10 @@ class Bench:
         def verify() -> None:
             block = Block(self.ids, self.valid, self.read(parents))
             if parents is None:
-                self.reader.settle(NODES, settle(Exact(), block, {}).length.tolist())
+                self.reader.keep(NODES, settle(Exact(), block, {}).length.tolist())
             else:
                 judged = judge(block, parents, lambda paths, _: (paths, settle(Exact(), paths, {})))
-                self.reader.settle_paths(NODES, judged.paths)
+                self.reader.keep_paths(NODES, judged.paths)
 
         return self._timed(verify)
 

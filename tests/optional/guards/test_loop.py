@@ -7,10 +7,10 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.block import Reason
+from gistgate.cli.show import guarded as guarded_in_words
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.observing.shadow import guarded as guarded_in_words
 from gistgate.optional.guards import LoopGuard
 from gistgate.request.rows import Generation
 from gistgate.request.statistics import Statistics

@@ -12,19 +12,20 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from gistgate.build.decoder import build_decoder, take_settings
+from gistgate.build.decoder import build_decoder, wishes_from
+from gistgate.build.segments import choose_segments
+from gistgate.build.wishes import Wishes
 from gistgate.cli.main import app
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.integrations.transformers.flatten import write_code
-from gistgate.integrations.transformers.segments import generate
+from gistgate.integrations.transformers.flatten import SEGMENTS, write_code
+from gistgate.integrations.transformers.generate import generate
 from gistgate.observing.trace import trace
-from gistgate.optional.segments.building import GATE, served_decoder
+from gistgate.optional.segments.building import GATE
 from gistgate.optional.segments.files import Probes, load_probes
 from gistgate.optional.segments.probes import Probe
-from gistgate.optional.segments.serving import choose_segments
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
@@ -60,7 +61,7 @@ def place(tmp_path_factory):
     gate.map.a.fill_(12.0)  # a random head says nearly the same of every token: spread its opinions over (0, 1)
     gate.map.b.fill_(3.0)
     gate.save(folder / "probes" / GATE, card="# A gate\n")
-    write_code(folder / "probes", "gistgate.integrations.transformers.segments")
+    write_code(folder / "probes", SEGMENTS)
     return folder
 
 
@@ -90,7 +91,8 @@ def library(place, parts, name):
     target, draft, tokenizer = parts
     settings = dict(REQUESTS[name])
     rule = settings.pop("rule", None)
-    decoder = served_decoder(place / "probes", target, draft, tokenizer, None, rule, settings)
+    wishes = Wishes(draft=draft, segments=place / "probes", rule=rule, settings=settings)
+    decoder = build_decoder(target, tokenizer, wishes)
     return decoder.generate(tokenizer(PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
 
 
@@ -134,7 +136,9 @@ def told(place, parts, gate=None, **settings):
     """What is warned of when the folder is served."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        served_decoder(place / "probes", *parts, gate, None, settings)
+        target, draft, tokenizer = parts
+        wishes = Wishes(draft=draft, segments=place / "probes", gate=gate, settings=settings)
+        build_decoder(target, tokenizer, wishes)
     return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
 
 
@@ -160,7 +164,8 @@ def test_a_certificate_holds_for_the_folders_own_gate_only(place, parts):
 
 
 def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
-    decoder = served_decoder(place / "probes", *parts, None, None, {"risk": None, "threshold": 2.0})
+    wishes = Wishes(draft=parts[1], segments=place / "probes", settings={"risk": None, "threshold": 2.0})
+    decoder = build_decoder(parts[0], parts[2], wishes)
     drafted = []
     for prompt in PROMPTS:
         tokens = trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1]
@@ -171,10 +176,11 @@ def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
 def test_without_a_certificate_it_is_strict_until_somebody_says_otherwise(place, parts):
     probes = Probes(Probe(32, 8), Probe(32, 8), "step", 8)
     closed = choose_segments(probes, None, {})
-    assert closed.rule.threshold > 1 and closed.doubts
-    assert choose_segments(probes, None, {"threshold": 0.7}).rule.threshold == 0.7
+    assert closed.settings["threshold"] > 1 and closed.doubts
+    assert choose_segments(probes, None, {"threshold": 0.7}).settings["threshold"] == 0.7
     again = choose_segments(load_probes(place / "probes", *parts[:2]), None, {})
-    assert (again.rule.threshold, again.opinion, again.risk, again.doubts) == (0.5, "ratio", 0.3, ())
+    assert (again.rule, again.doubts) == ("segment", ())
+    assert {"threshold": 0.5, "opinion": "ratio", "risk": 0.3}.items() <= again.settings.items()
 
 
 def test_bad_requests_are_refused_with_a_remedy(place, parts):
@@ -188,8 +194,8 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
         with pytest.raises(UserError, match=said):
             choose_segments(probes, rule, settings)
     with pytest.raises(UserError, match="written by a draft model"):
-        build_decoder(target, tokenizer, segments=str(place / "probes"))
-    with pytest.raises(UserError, match="Pass all three"):
-        generate(target, segments=place / "probes")
-    arguments = {"threshold": 0.4, "dtype": "auto"}
-    assert take_settings("segment", arguments) == {"threshold": 0.4} and arguments == {"dtype": "auto"}
+        build_decoder(target, tokenizer, Wishes(segments=place / "probes"))
+    with pytest.raises(UserError, match="A tokenizer tells where segments end"):
+        generate(target, draft_model=draft, segments=place / "probes")
+    arguments = {"threshold": 0.4, "dtype": "auto", "segments": "somewhere"}
+    assert wishes_from(arguments).settings == {"threshold": 0.4} and arguments == {"dtype": "auto"}

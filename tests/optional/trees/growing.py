@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.drafters.base import Draft
-from gistgate.drafters.chains import TextDrafter
+from gistgate.block import Draft
+from gistgate.drafters.base import Drafter
 from gistgate.optional.trees.merge import merge
 from tests.architectures import greedy
 
@@ -24,9 +24,10 @@ def random_parents(batch: int, num: int, seed: int = 0) -> Tensor:
     return torch.tensor(rows)
 
 
-class Hiding(TextDrafter):
+class Hiding(Drafter):
     """Knows what the target will write; some beginning of it stands in a branch among wrong ones, never the first."""
 
+    form = "tree"
     nodes = 40
 
     def __init__(self, kind: str, prompts: Sequence[Sequence[int]], num: int, seed: int = 0, deeper: int = 0) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gistgate.errors import UserError
 from gistgate.forward.reader import Reader, left_padded
-from gistgate.optional.trees.masks import attention_kinds
+from gistgate.optional.trees.masks import attention_kinds, tree_layout
 from gistgate.optional.trees.shape import depths, lineage, path_to, paths_of
 from tests.architectures import SIZES, pair, prompts, tiny_model
 from tests.optional.trees.growing import random_parents
@@ -39,7 +39,9 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
             valid[1, NUM - 3 :] = False
         ids, pending = left_padded(reader.unread(texts), torch.device("cpu"))
         used = torch.cat([torch.ones_like(ids, dtype=torch.bool) if pending is None else pending, valid], dim=1)
-        z = reader.read(torch.cat([ids, nodes], dim=1), None if bool(used.all()) else used, NUM + 1, parents)
+        z = reader.read(
+            torch.cat([ids, nodes], dim=1), None if bool(used.all()) else used, NUM + 1, tree_layout(parents)
+        )
         kept = []
         for row, text in enumerate(texts):
             above = parents[row].tolist()
@@ -47,7 +49,7 @@ def test_every_node_is_read_behind_its_own_path(kind: str, texts: list[list[int]
                 path = path_to(node, above)
                 assert torch.allclose(z[row, node + 1], alone(kind, text + nodes[row, path].tolist()), atol=2e-4)
             kept.append(path_to((5 * row + 3) % (NUM - 3), above)[: 4 - row])
-        reader.settle_paths(NUM, kept, valid.sum(-1).tolist())
+        reader.keep_paths(NUM, kept, valid.sum(-1).tolist())
         for row, path in enumerate(kept):
             texts[row] += [*nodes[row, path].tolist(), 7]  # and the target's own token
         assert reader.known == [len(text) - 1 for text in texts]
@@ -61,7 +63,10 @@ def test_a_tree_may_be_read_level_by_level():
     text, nodes = TEXTS[1], torch.tensor([[11, 12, 13, 14, 15]])
     with torch.no_grad():
         reader.read(torch.tensor([text]), None, keep=1)
-        parts = [reader.read(nodes[:, :2], None, 2, parents[:, :2]), reader.read(nodes[:, 2:], None, 3, parents)]
+        parts = [
+            reader.read(nodes[:, :2], None, 2, tree_layout(parents[:, :2])),
+            reader.read(nodes[:, 2:], None, 3, tree_layout(parents)),
+        ]
     for node, row in enumerate(torch.cat(parts, dim=1)[0]):
         path = path_to(node, parents[0].tolist())
         assert torch.allclose(row, alone("gemma2", text + nodes[0, path].tolist()), atol=2e-4)

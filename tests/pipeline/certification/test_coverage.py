@@ -1,4 +1,4 @@
-"""The coverage benchmark counts what it says, on outcomes that it finds by what calibration wrote about them."""
+"""The coverage benchmark counts what it says, on the outcomes that calibration wrote prompt by prompt."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -7,13 +7,16 @@ import numpy as np
 import pytest
 from scipy.stats import multinomial
 
-from gistgate.certificates.bounds import EXACT
-from gistgate.certificates.fixed_sequence import fixed_sequence
-from gistgate.certificates.planning import CERTIFIES, HOEFFDING, spread_out
+from gistgate.certificates.bounds import EXACT, upper_bound
+from gistgate.certificates.differences import spread_out
+from gistgate.certificates.fixed_sequence import Tested, fixed_sequence
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import CERTIFIES, HOEFFDING
 from gistgate.certificates.tango import p_value
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json, write_json_lines
-from gistgate.request.statistics import Statistics, total
+from gistgate.files import read_json, write_json
+from gistgate.request.statistics import Statistics
+from pipeline.certification.records import write_records
 from pipeline.common.operating_point import calibration_file
 from pipeline.params import MethodParams, Params
 from pipeline.studies.certify import coverage, stopping
@@ -23,55 +26,56 @@ from pipeline.studies.certify.error_rate import certified_probability
 from pipeline.studies.certify.recorded import recorded_methods
 
 
-def statistics(own: int) -> dict:
-    """Counters of one prompt."""
-    return Statistics(own=own, forwards=own).as_dict(timed=False)
-
-
-DECODINGS = [("new", 3, [1, 1, 1, 1, 1, 0]), ("old", 2, [0, 1, 1, 0, 1, 1]), ("z", 4, [0, 0, 1, 0, 1, 1])]
-"""Name of the file, forwards per prompt, scores; "old" is of an earlier run."""
-
-
 @pytest.fixture
 def finished(tmp_path, monkeypatch):
-    """A directory in which one method was calibrated at two settings, with an older decoding beside them."""
+    """A directory in which one method was calibrated at two settings; returns the parameters and the differences."""
     monkeypatch.chdir(tmp_path)
     params = Params(methods={"fly": MethodParams("fly", drafter="model", knob="theta", grid=(0.1, 0.3))})
-    names = [f"p{index}" for index in range(6)]
-    strict = [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
-    write_json_lines("data/reference/calibration.jsonl", [{"id": n, "score": s} for n, s in zip(names, strict)])
-    described = []
-    for name, own, scores in DECODINGS:
-        rows = [{"id": n, "score": float(s), "statistics": statistics(own)} for n, s in zip(names, scores)]
-        write_json_lines(f".scratch/calibrate/fly-calibration-{name}.jsonl", rows)
-        d = np.array(strict) - scores
-        counters = total([Statistics.from_dict({**row["statistics"], "seconds": {}}) for row in rows])
-        if name != "old":
-            described.append({
-                "knob": 0.1 if name == "new" else 0.3, "losses": int((d > 0).sum()), "gains": int((d < 0).sum()),
-                "statistics": counters.as_dict(timed=False),
-            })  # fmt: skip
-    write_json(calibration_file(params, "fly"), {"settings": described})
+    strict, path = np.array([1.0, 1.0, 1.0, 0.0, 1.0, 1.0]), calibration_file(params, "fly")
+    settings = [Decoded(strict - loose, [Statistics(own=5, forwards=5)] * 6) for loose in SCORES]
+    tested = [Tested(one, (upper_bound(one.differences, 0.95),), (True,), (None,)) for one in settings]
+    prompts = [{"id": f"p{index}", "max_new_tokens": 5 + index} for index in range(6)]
+    write_records(path.with_suffix(".csv"), tested, prompts, strict)
+    counted = [
+        {"knob": knob, "losses": one.bounds[0].losses, "gains": one.bounds[0].gains, "bound": one.bounds[0].value}
+        for knob, one in zip((0.1, 0.3), tested)
+    ]
+    write_json(path, {"settings": counted})
     return params
 
 
-def test_recorded_outcomes_are_found_by_what_calibration_counted(finished):
+SCORES = ([1, 1, 1, 1, 1, 0], [0, 0, 1, 0, 1, 1])
+"""Scores of loose decoding, by setting."""
+
+
+def test_outcomes_of_every_prompt_are_an_output_that_bounds_are_computed_from(finished):
     (fly,) = recorded_methods(finished)
     assert (fly.method, fly.knobs) == ("fly", (0.1, 0.3))
     assert fly.outcomes.tolist() == [[0, 0, 0, -1, 0, 1], [1, 1, 0, 0, 0, 0]]
     assert fly.losses == pytest.approx([0, 1 / 3])
+    path = calibration_file(finished, "fly")
+    written = [setting["bound"] for setting in read_json(path)["settings"]]
+    assert [upper_bound(d, 0.95).value for d in fly.outcomes] == written
+    assert path.with_suffix(".csv").read_text().splitlines()[:3] == [
+        "setting,id,strict,loose,tokens,capped", "0,p0,1,1,5,1", "0,p1,1,1,5,0",
+    ]  # fmt: skip
 
 
-def test_missing_outcomes_are_named(finished, tmp_path):
-    (tmp_path / ".scratch/calibrate/fly-calibration-z.jsonl").unlink()
-    with pytest.raises(UserError, match=r"'fly' at 0\.3"):
+def test_outcomes_of_another_calibration_are_refused(finished):
+    path = calibration_file(finished, "fly").with_suffix(".csv")
+    path.write_text(path.read_text().replace("1,p2,1,1", "1,p2,1,0"))
+    with pytest.raises(UserError, match="does not hold the outcomes.*calibrate fly"):
+        recorded_methods(finished)
+    path.write_text(path.read_text().replace("1,p5,", "1,p6,"))
+    with pytest.raises(UserError, match="does not hold the same prompts"):
         recorded_methods(finished)
 
 
 def test_the_sequence_is_the_one_of_calibration():
     settings = np.array([spread_out(losses, 10, 400) for losses in (10, 14, 40, 9)])
     for budget in (0.01, 0.03, 0.05, 0.06):
-        assert loosest(EXACT, settings, budget, 0.95) == fixed_sequence(settings, budget, 0.95).passed
+        tested = fixed_sequence(([Decoded(d)] for d in settings), [budget], 0.95)
+        assert loosest(EXACT, settings, budget, 0.95) == tested.passed(budget)
     assert loosest(HOEFFDING, settings, 0.03, 0.95) is None
 
 
@@ -141,7 +145,7 @@ def test_the_chance_of_a_certificate_is_the_sum_over_all_tables(losses, gains, b
     assert certified_probability(spread_out(losses, gains, n), budget, 0.95) == pytest.approx(sum(chances), abs=1e-7)
 
 
-def test_watches_answer_by_the_truth(monkeypatch):
+def test_wagers_answer_by_the_truth(monkeypatch):
     monkeypatch.setattr(coverage, "RESAMPLES", 10)
     kept, lost = stopped(0.05, 0.0, 0.05, 0.95), stopped(0.01, 0.05, 0.05, 0.95)
     assert kept["share"]["within"] == lost["share"]["beyond"] == 1.0

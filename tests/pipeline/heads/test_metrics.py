@@ -12,20 +12,20 @@ from pipeline.heads.soft import as_classes
 def test_a_perfect_score():
     kept = np.array([0.0, 0.0, 1.0, 1.0])
     found = measure(kept, np.array([1.0, 2.0, 3.0, 4.0]), kept)
-    assert found == {"n": 4, "harm": 0.5, "auc": 1.0, "ap": 1.0, "brier": 0.0, "ece": 0.0}
+    assert found == {"n": 4, "kept": 0.5, "auc": 1.0, "ap": 1.0, "brier": 0.0, "ece": 0.0}
 
 
 def test_an_inverted_score_is_worse_than_chance():
     assert rank_metrics(np.array([0.0, 1.0]), np.array([2.0, 1.0]))["auc"] == 0.0
 
 
-def test_average_precision_is_that_of_harm():
-    """The harmful row is ranked second most harmful of four, so precision is 1/2 where recall becomes 1."""
+def test_average_precision_is_that_of_lost_meanings():
+    """The lost row is ranked second most likely to be lost of four, so precision is 1/2 where recall becomes 1."""
     assert rank_metrics(np.array([1.0, 0.0, 1.0, 1.0]), np.array([1.0, 2.0, 3.0, 4.0]))["ap"] == 0.5
 
 
 def test_soft_labels_equal_many_hard_ones():
-    """A row kept with probability 0.75 counts like three kept rows and a harmful one of the same score."""
+    """A row kept with probability 0.75 counts like three kept rows and a lost one of the same score."""
     generator = np.random.default_rng(0)
     score = generator.normal(size=30)
     probability = 1 / (1 + np.exp(-score))

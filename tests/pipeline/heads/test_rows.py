@@ -1,4 +1,4 @@
-"""Labels as rows of features: what is read, what is refused, and how problems are divided."""
+"""Rows of features with labels: what is read, what is refused, and how problems are divided."""
 
 import pytest
 import torch
@@ -8,12 +8,12 @@ from gistgate.files import load_tensors, save_tensors
 from pipeline.heads.rows import read_rows
 from pipeline.heads.split import split_by_problem
 from pipeline.params import TrainParams
-from tests.pipeline.labels.tables import WIDTH, write_labels
+from tests.pipeline.labels.made import WIDTH, write_features
 
 
 @pytest.fixture
-def labels(tmp_path):
-    write_labels(tmp_path / "strict", prefix=0, problems=12)
+def rows_folder(tmp_path):
+    write_features(tmp_path / "strict", policy=0, problems=12)
     return tmp_path / "strict"
 
 
@@ -33,19 +33,23 @@ def set_nan(tensors):
     [
         (set_nan, r"rows-00001.safetensors: 'h_tok:post' is not finite in 1 rows, the first is row 7"),
         (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks scalars"),
-        (lambda t: t["kept"].fill_(1.5), "no probability in every row"),
-        (lambda t: t.update(problem=t["problem"][:3]), "'problem' has 3 rows, 'kept' has 150"),
+        (lambda t: t["kept"].fill_(1.5), "'kept' is out of range in 150 rows, the first is row 0"),
+        (lambda t: t.update(problem=t["problem"][:3]), "'policy' has 150 rows, the first column has 3"),
         (lambda t: t.update({"h_tok:post": t["h_tok:post"][:, :4].clone()}), "features of widths"),
+        (
+            lambda t: t.update({"h_tok:post": t["h_tok:post"].half()}),
+            "holds torch.float16 with 2 axes, not torch.float32",
+        ),
     ],
 )
-def test_a_bad_label_file_is_one_sentence(labels, change, sentence):
-    damage(labels, change)
+def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):
+    damage(rows_folder, change)
     with pytest.raises(UserError, match=sentence):
-        read_rows([labels], ["h_tok:post", "scalars"])
+        read_rows([rows_folder], ["h_tok:post", "scalars"])
 
 
-def test_features_stand_side_by_side_in_the_order_asked_for(labels):
-    rows, widths = read_rows([labels], ["scalars", "h_tok:post"])
+def test_features_stand_side_by_side_in_the_order_asked_for(rows_folder):
+    rows, widths = read_rows([rows_folder], ["scalars", "h_tok:post"])
     assert list(widths.items()) == [("scalars", 8), ("h_tok:post", WIDTH)]
     assert torch.equal(rows.x[:, :8], rows.scalars)
     assert rows.x.dtype == torch.float32

@@ -9,12 +9,15 @@ import torch
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.gates.features import extract
 from gistgate.rules import make_rule
-from pipeline.labels.labelling import Labeller, unspoilt
-from pipeline.labels.mining import by_row, mine, stamped
-from pipeline.labels.mismatches import Watcher, concatenated, num_rows
+from pipeline.labels.labelling import Labeller, is_intact
+from pipeline.labels.mining import mine
+from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.rollouts import Rollout, rejoined_at
-from pipeline.labels.texts import GATED, SEQUENTIAL, STRICT, Trunk, pack, unpack
+from pipeline.labels.schema import LABELS, MISMATCHES, Policy, checked
+from pipeline.labels.tables import concatenated, num_rows
+from pipeline.labels.texts import AnswerText, pack, unpack
 from pipeline.params import LabelParams
 from tests.tiny import tiny_pair
 
@@ -52,44 +55,41 @@ def forced(target, prompt, prefix, token):
 @pytest.fixture(scope="module")
 def mined(pair):
     target, draft = pair
-    watcher = Watcher(["h_tok:post", "scalars"])
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=watcher)
-    return unpack_mined(mine(decoder, watcher, range(len(PROMPTS)), PROMPTS, same, len(PROMPTS), **REQUEST))
+    names = ["h_tok:post", "scalars"]
+    recorder = MismatchRecorder(4, lambda block: extract(block, names), layers=["post"])
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=recorder)
+    records, texts = unpack(pack(*mine(decoder, recorder, range(len(PROMPTS)), PROMPTS, same, len(PROMPTS), **REQUEST)))
+    return checked(records, MISMATCHES, "what was mined"), texts
 
 
-def unpack_mined(result):
-    table, trunks = result
-    return unpack({**table, **pack(trunks)})
-
-
-def test_every_outcome_is_what_brute_force_finds(pair, mined):
+def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
     target, _ = pair
-    table, trunks = mined
-    walked = (table["prefix"] == SEQUENTIAL).nonzero().flatten().tolist()
+    table, texts = mined
+    walked = (table["policy"] == Policy.SEQUENTIAL).nonzero().flatten().tolist()
     assert len(walked) >= 10
     for n in walked:
         problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = trunks[problem, SEQUENTIAL].answer[:position]
+        prefix = texts[problem, Policy.SEQUENTIAL].ids[:position]
         answer = forced(target, PROMPTS[problem], prefix, int(table["draft_id"][n]))
-        kept = same(problem, answer, trunks[problem, STRICT].answer)
-        assert int(table["outcome"][n]) == int(kept), (problem, position)
-    assert set(table["outcome"][walked].tolist()) == {0, 1}, "the example should have harmless and harmful tokens"
+        kept = same(problem, answer, texts[problem, Policy.STRICT].ids)
+        assert int(table["greedy_kept"][n]) == int(kept), (problem, position)
+    assert set(table["greedy_kept"][walked].tolist()) == {0, 1}, "the example should have harmless and harmful tokens"
 
 
 def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
-    table, trunks = mined
-    for n in (table["prefix"] == SEQUENTIAL).nonzero().flatten().tolist():
-        answer = trunks[int(table["problem"][n]), SEQUENTIAL].answer
-        token = "draft_id" if int(table["outcome"][n]) else "target_id"
+    table, texts = mined
+    for n in (table["policy"] == Policy.SEQUENTIAL).nonzero().flatten().tolist():
+        answer = texts[int(table["problem"][n]), Policy.SEQUENTIAL].ids
+        token = "draft_id" if int(table["greedy_kept"][n]) else "target_id"
         assert answer[int(table["position"][n])] == int(table[token][n])
 
 
 def test_features_are_those_of_a_plain_forward(pair, mined):
     target, _ = pair
-    table, trunks = mined
+    table, texts = mined
     for n in range(0, num_rows(table), 5):
         problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = trunks[problem, int(table["prefix"][n])].answer[:position]
+        prefix = texts[problem, int(table["policy"][n])].ids[:position]
         text = torch.tensor([[*PROMPTS[problem], *prefix, int(table["draft_id"][n])]])
         with torch.inference_mode():
             out = target(text, output_hidden_states=True)
@@ -113,10 +113,11 @@ def labeller(pair, references, **settings):
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
     target, _ = pair
-    table, trunks = mined
-    references = {problem: trunks[problem, STRICT].answer for problem in range(len(PROMPTS))}
-    labelled = labeller(pair, references, rejoin=None, rollouts=2, batch_size=7).label(table, trunks)
-    for n in (labelled["prefix"] == STRICT).nonzero().flatten().tolist():
+    table, texts = mined
+    references = {problem: texts[problem, Policy.STRICT].ids for problem in range(len(PROMPTS))}
+    labelled = labeller(pair, references, rejoin=None, rollouts=2, batch_size=7).label(table, texts)
+    checked(labelled, LABELS, "the labels")
+    for n in (labelled["policy"] == Policy.STRICT).nonzero().flatten().tolist():
         problem, position = int(labelled["problem"][n]), int(labelled["position"][n])
         answer = forced(target, PROMPTS[problem], references[problem][:position], int(labelled["draft_id"][n]))
         assert int(labelled["greedy_kept"][n]) == int(same(problem, answer, references[problem]))
@@ -125,27 +126,28 @@ def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
     assert labelled["rollouts"].tolist() == [1 if fine else 2 for fine in first.tolist()]
 
 
-def test_a_gated_text_that_is_spoilt_gives_no_more_labels(pair):
+def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     """Brute force: the target goes on from the prefix itself; where that no longer keeps the meaning, drop."""
     target, draft = pair
-    watcher = Watcher(["scalars"])
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=watcher)
+    recorder = MismatchRecorder(4)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=recorder)
     answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
-    found = by_row(watcher.take(), [(answer, None) for answer in answers])
-    tables = [stamped(t, problem, GATED, [-1] * num_rows(t)) for problem, t in enumerate(found) if num_rows(t)]
-    trunks = {(problem, GATED): Trunk(problem, GATED, answer.ids) for problem, answer in enumerate(answers)}
+    tables = [stamped(table, problem, Policy.GATED) for problem, table in enumerate(recorder.take(answers)) if table]
+    texts = {
+        (problem, Policy.GATED): AnswerText(problem, Policy.GATED, answer.ids) for problem, answer in enumerate(answers)
+    }
     references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
     maker = labeller(pair, references, rejoin=None, rollouts=1)
     table = concatenated(tables)
-    outcome = maker._outcomes(table, trunks)
+    greedy_kept = maker._greedy_kept(table, texts)
     expected = []
     for n in range(num_rows(table)):
         problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = trunks[problem, GATED].answer[:position]
+        prefix = texts[problem, Policy.GATED].ids[:position]
         answer = [*prefix, *greedy(target, [*PROMPTS[problem], *prefix], 24 - len(prefix))]
         expected.append(same(problem, answer, references[problem]))
-    assert unspoilt(table, outcome).tolist() == expected
-    assert 0 < sum(expected) < len(expected), "the example should have texts that are spoilt"
+    assert is_intact(table, greedy_kept).tolist() == expected
+    assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
 
 
 @pytest.mark.parametrize(
@@ -157,5 +159,5 @@ def test_a_gated_text_that_is_spoilt_gives_no_more_labels(pair):
     ],
 )
 def test_rejoining_needs_a_whole_row_behind_the_forced_token(answer, at):
-    rollout = Rollout(prompt=[], trunk=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
+    rollout = Rollout(prompt=[], text=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
     assert rejoined_at(rollout, answer, 3) == at

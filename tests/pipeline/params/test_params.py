@@ -7,7 +7,8 @@ import pytest
 import yaml
 
 from gistgate.errors import UserError
-from pipeline.params import parse_params, read_params
+from pipeline.params import Params, parse_params, read_params
+from pipeline.studies.retrieval.params import ChoiceParams
 
 ROOT = Path(__file__).parents[3]
 
@@ -108,3 +109,22 @@ def test_the_projects_own_file_shows_every_key():
     """DVC tracks what stands in the file; a default that only the code knows could change unnoticed."""
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
     assert list(missing_keys(read_params(ROOT / "params.yaml"), content)) == []
+
+
+def contradictions(default, content, where=""):
+    """Keys of the file whose value differs from the default in the code, as dotted places."""
+    for key, value in content.items():
+        own, place = getattr(default, key), f"{where}{key}"
+        if isinstance(value, dict) and not isinstance(own, dict):
+            yield from contradictions(own, value, f"{place}.")
+        elif (list(own) if isinstance(own, tuple) else own) != value:
+            yield place
+
+
+def test_no_default_contradicts_the_projects_own_file():
+    """A file that leaves a key out runs as the project's own file does; methods have no defaults."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    del content["methods"]
+    assert list(contradictions(Params(), content)) == []
+    retrieval = yaml.safe_load((ROOT / "pipeline/studies/retrieval/params.yaml").read_text())
+    assert list(contradictions(ChoiceParams(), retrieval["choice"])) == []

@@ -7,19 +7,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from gistgate.certificates import scope
+from gistgate.certificates.bounds import upper_bound
+from gistgate.certificates.outcomes import Answer
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines
 from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.integrations.lm_eval.task import Prompting
 from gistgate.request.statistics import Statistics
-from pipeline.certification import outcomes as arms
-from pipeline.common import scope
-from pipeline.common.decoders import Outcome
+from pipeline.certification import outcomes
+from pipeline.certification.records import read_differences
 from pipeline.params import SpeedParams, parse_params
 from pipeline.stages import calibrate
 
 SIZES = {"development": 400, "calibration": 1200}
 PARAMS = {
     "prompts": SIZES,
+    "decoding": {"workers": 1},  # made-up parts exist in this process alone
     "methods": {
         "free": {
             "exact": {"rule": "exact"},
@@ -36,7 +40,7 @@ PARAMS = {
     },
 }
 
-STRICT = {"score": 1.0, "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False)}
+STRICT = {"score": 1.0, "ids": [1], "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False)}
 
 
 def looseness(method: str, settings: dict) -> float:
@@ -51,26 +55,33 @@ def world(tmp_path, monkeypatch):
     calls = []
     for split, size in SIZES.items():
         names = [f"{split}-{index}" for index in range(size)]
-        write_json_lines(Path(f"data/prompts/{split}.jsonl"), [{"id": name} for name in names])
+        asked = {"doc": {}, "stops": [], "max_new_tokens": 40}
+        write_json_lines(
+            Path(f"data/prompts/{split}.jsonl"),
+            [{"id": name, "ids": [place], **asked} for place, name in enumerate(names)],
+        )
         write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
 
     def make_decoder(pair, method, settings, block, gate=None):
         return SimpleNamespace(method=method, settings=settings)
 
-    def run_split(decoder, task, pair, prompts, params, title, prefilled=None):
+    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
         lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
-        return [Outcome(prompt["id"], [1], "", float(index >= lost), counted) for index, prompt in enumerate(prompts)]
+        return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
 
     identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
-    task = SimpleNamespace(name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9)
+    task = SimpleNamespace(
+        name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(),
+        text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text),
+    )  # fmt: skip
     pair = SimpleNamespace(target=None, draft=None, tokenizer=None)
-    monkeypatch.setattr(arms, "load_pair", lambda params: pair)
-    monkeypatch.setattr(arms, "load_task", lambda params: task)
-    monkeypatch.setattr(arms, "make_decoder", make_decoder)
-    monkeypatch.setattr(arms, "run_split", run_split)
-    for module in (arms, scope):
+    monkeypatch.setattr(outcomes, "load_pair", lambda params: pair)
+    monkeypatch.setattr(outcomes, "load_task", lambda params: task)
+    monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
+    monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
+    for module in (outcomes, scope):
         monkeypatch.setattr(module, "identify_model", lambda model: identity)
         monkeypatch.setattr(module, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
@@ -111,6 +122,14 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
     assert {run["n"] for run in found["development"]} == {400}
 
 
+def test_bounds_can_be_computed_from_the_outcomes_of_every_prompt(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    found = report("prob")
+    d_SN = read_differences(Path("reports/calibration/free/prob.csv"))
+    assert d_SN.shape == (len(found["settings"]), 1200)
+    assert [upper_bound(d, 0.95).value for d in d_SN] == [setting["bound"] for setting in found["settings"]]
+
+
 def test_strict_decoding_is_its_own_reference(world, monkeypatch):
     """Nothing is decoded, nothing is lost, and the bound is what n prompts without a loss are worth."""
     start(world, monkeypatch, "exact")
@@ -148,9 +167,9 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
     world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
     start(world, monkeypatch, "speed")
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
-    assert (before["block"], own["block"], own["scope"]["block"]) == (8, 3, 3)
+    assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
-    assert [path.name for path in Path("reports/speed").rglob("*.json")] == ["prob.json"]
+    assert sorted(path.name for path in Path("reports/speed").rglob("*.*")) == ["prob.csv", "prob.json"]
 
 
 def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
@@ -163,7 +182,7 @@ def test_other_prompts_are_decoded_again(world, monkeypatch):
     start(world, monkeypatch, "prob")
     calls = len(world.calls)
     prompts = Path("data/prompts/calibration.jsonl")
-    prompts.write_text(prompts.read_text().replace('"}', '", "ids": [1]}'))
+    prompts.write_text(prompts.read_text().replace('"stops": []', '"stops": ["."]'))
     start(world, monkeypatch, "prob")
     assert {split for _, split, _ in world.calls[calls:]} == {"calibration"}
 

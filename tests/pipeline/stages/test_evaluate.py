@@ -26,7 +26,7 @@ PARAMS: dict[str, Any] = {
     "pair": "tiny",
     "task": "sums",
     "prompts": {"train": 4, "development": 4, "calibration": 4, "test": 5},
-    "decoding": {"block": 4, "batch_size": 3},
+    "decoding": {"block": 4, "batch_size": 3, "workers": 1},
     "methods": {
         "free": {
             "exact": {"rule": "exact"},
@@ -42,8 +42,8 @@ def calibrated(name: str, knob: float | None, **fixed: Any) -> None:
     budget = {"certified": knob is not None, "knob": knob, "fixed": None if knob is None else fixed, "bound": 0.01}
     report: dict[str, Any] = {"budgets": {"0.03": budget}}
     if Path("data/prompts").exists():
-        bench = evaluate.Bench(parse_params(PARAMS))
-        report["scope"] = scope_of(bench.params, name, bench.pair, bench.task, None)
+        evaluation = evaluate.Evaluation(parse_params(PARAMS))
+        report["proof"] = {"scope": scope_of(evaluation.params, name, evaluation.pair, evaluation.task, None)}
     write_json(Path(f"reports/calibration/free/{name}.json"), report)
 
 
@@ -109,7 +109,7 @@ def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPat
 
     # Started again, everything waits in the scratch folder and the bytes are the same.
     before = {path: path.read_bytes() for path in REPORTS.rglob("*.json*")}
-    monkeypatch.setattr(evaluate, "Bench", None)
+    monkeypatch.setattr(evaluate, "Evaluation", None)
     start(monkeypatch, "all")
     assert {path: path.read_bytes() for path in REPORTS.rglob("*.json*")} == before
 
@@ -117,9 +117,9 @@ def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.slow
 def test_only_what_changed_runs_again_and_to_the_same_bytes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    run = evaluate.Bench.evaluate
+    run = evaluate.Evaluation.evaluate
     monkeypatch.setattr(
-        evaluate.Bench, "evaluate", lambda self, point, part: (ran.append(point.method), run(self, point, part))
+        evaluate.Evaluation, "evaluate", lambda self, point, part: (ran.append(point.method), run(self, point, part))
     )
     start(monkeypatch, "fly")
     first = (REPORTS / "fly/samples.jsonl").read_bytes()

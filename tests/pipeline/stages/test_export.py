@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from gistgate.integrations.transformers.choice import choose
 
+from gistgate.build.choose import choose
+from gistgate.build.wishes import Wishes
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer
-from gistgate.integrations.transformers.choice import choose
 from gistgate.optional.guards.domain import DomainGuard, fit
 from pipeline.stages import export
+from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PARAMS = """
@@ -32,7 +36,6 @@ methods:
 
 def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
     counts = {"n": 1000, "losses": losses, "gains": 4, "loss": (losses - 4) / 1000, "accuracy": 0.9}
-    counts |= {"bound": {0.1: 0.024, 0.2: 0.045}[knob], "bound_kind": "exact", "harm": 0.01, "harm_bound": 0.02}
     return {"knob": knob, "fixed": {}, **counts, "mean_accepted_length": tau, "loose_per_100": 7.5}
 
 
@@ -56,7 +59,13 @@ def gate() -> Gate:
 @pytest.fixture
 def report(gate: Gate) -> dict[str, Any]:
     """A calibration that keeps 3 and 5 points, but not 2."""
-    kept = {"certified": True, "fixed": {}, "n": 1000, "refusal": None}
+    scope = {"gate": gate_hash(gate), "temperature": 0.0, "tokenizer": gate.config.tokenizer.vocabulary}
+    points = [
+        point(0.02, certified=False, settings={"risk": 0.1}, bound=0.024, refusal="Too few."),
+        point(0.03, settings={"risk": 0.1}, bound=0.024, mean_accepted_length=5.25),
+        point(0.05, settings={"risk": 0.2}, bound=0.045),
+    ]
+    made = proof(*points, block=5, scope=scope, source="training documents of the task 'sums'")
     return {
         "method": "judged",
         "rule": "autojudge",
@@ -67,18 +76,7 @@ def report(gate: Gate) -> dict[str, Any]:
         "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
         "development": [setting(0.1, 10, 5.0)],
-        "budgets": {
-            "0.02": {"certified": False, "knob": None, "fixed": None, "n": 1000, "bound": 0.024, "refusal": "Too few."},
-            "0.03": {**kept, "knob": 0.1, "bound": 0.024},
-            "0.05": {**kept, "knob": 0.2, "bound": 0.045},
-        },
-        "scope": {
-            "gate": gate_hash(gate),
-            "temperature": 0.0,
-            "tokenizer": gate.config.tokenizer.vocabulary,
-        },  # fmt: skip
-        "source": "training documents of the task 'sums'",
-        "sequence": [{"knob": 0.1, "fixed": {}}, {"knob": 0.2, "fixed": {}}],
+        "proof": asdict(made),
     }
 
 
@@ -114,8 +112,8 @@ def test_the_folder_holds_what_calibration_found(place: Path) -> None:
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
     assert (gate.proof.block, gate.proof.scope["temperature"]) == (5, 0.0)
     assert [(point.budget, point.refusal) for point in gate.proof.points if not point.certified] == [(0.02, "Too few.")]
-    chosen = choose(gate, "autojudge", None, None, "model", {})
-    assert (chosen.rule.risk, chosen.block, chosen.doubts) == (0.1, 5, ())  # type: ignore[attr-defined]
+    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert (chosen.settings, chosen.block, chosen.doubts) == ({"risk": 0.1}, 5, ())
     assert (place / "models/export/custom_generate/generate.py").is_file()
     ((folder, metrics),) = noted
     assert folder == Path("models/export")
@@ -146,14 +144,14 @@ def test_without_an_evaluation_the_card_leaves_it_out(place: Path) -> None:
 
 
 def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, report: Any) -> None:
-    for found in report["budgets"].values():
-        found.update(certified=False, knob=None, fixed=None, refusal="Too many losses.")
+    for found in report["proof"]["points"]:
+        found.update(certified=False, refusal="Too many losses.")
     write(Path("reports/calibration/learned/judged.json"), report)
     export.main()
     gate = Gate.load("models/export")
     assert gate.proof is not None and gate.proof.certified == ()
-    chosen = choose(gate, "autojudge", None, None, "model", {})
-    assert (chosen.rule.id, chosen.block) == ("exact", 5)
+    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert (chosen.rule, chosen.block) == ("exact", 5)
     assert "no setting certified" in chosen.doubts[0]
 
 

@@ -14,7 +14,7 @@ from gistgate.errors import UserError
 from pipeline.pairs import training
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.pairs.training import Progress, learning_rate, train_model
+from pipeline.pairs.training import TQDMProgressBar, learning_rate, train_model
 from pipeline.pairs.world.corpus import documents, prompt_text
 from pipeline.pairs.world.measure import strict_mean_accepted_length
 from pipeline.pairs.world.params import ModelTraining, PairTrainingParams, WorldParams
@@ -25,7 +25,9 @@ from pipeline.stages import pair as stage
 TINY = ModelTraining(
     hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=48, documents=64, batch_size=8, steps=12
 )
-TRAINING = PairTrainingParams(target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4)
+TRAINING = PairTrainingParams(
+    target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4, min_target_accuracy=0
+)
 WORLD = WorldParams(task_train=30, task_test=20)
 TOKENIZER = train_tokenizer()
 CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
@@ -44,7 +46,7 @@ def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list
         if len(seen) == stop_at:
             raise KillError
 
-    monkeypatch.setattr(Progress, "on_train_batch_end", watch)
+    monkeypatch.setattr(TQDMProgressBar, "on_train_batch_end", watch)
     try:
         return seen, train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
     except KillError:

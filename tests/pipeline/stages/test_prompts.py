@@ -12,10 +12,12 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines
+from gistgate.integrations.lm_eval.prompts import PromptMaker
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.params import Params, parse_params
-from pipeline.stages.prompts import Maker, write_prompts
+from pipeline.stages.prompts import write_prompts
+from pipeline.tasks.loading import task_spec
 from tests.tiny import byte_tokenizer, write_rows, write_task
 
 SIZES = {"train": 10, "development": 5, "calibration": 8, "test": 4}
@@ -27,8 +29,8 @@ def params(sizes: dict[str, int] | None = None, **blocks: Any) -> Params:
 
 
 def make(folder: Path, given: Params, context: int = 512) -> dict[str, list[dict[str, Any]]]:
-    task = Task(find_task("sums", folder=folder / "tasks"), given)
-    write_prompts(Maker(task, byte_tokenizer(), context), given, folder / "prompts")
+    task = Task(find_task("sums", folder=folder / "tasks"), task_spec(given))
+    write_prompts(PromptMaker(task, byte_tokenizer(), context), given, folder / "prompts")
     return {name: read_json_lines(folder / "prompts" / f"{name}.jsonl") for name in SPLITS}
 
 

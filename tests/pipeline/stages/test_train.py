@@ -13,10 +13,17 @@ from gistgate.gates.gate import Gate
 from pipeline.common import tracking
 from pipeline.params import Params, TrainParams
 from pipeline.stages import train
-from tests.pipeline.labels.tables import WIDTH, write_labels
+from tests.pipeline.labels.made import WIDTH, write_features
 from tests.tiny import byte_tokenizer, tiny_pair
 
-SETTINGS = TrainParams(features=("h_tok:post", "scalars"), c=(0.01, 0.1), epochs=20, lr=0.01, hidden=8)
+SETTINGS = TrainParams(
+    features=("h_tok:post", "scalars"),
+    pilot_features=("scalars", "h_tok:post"),
+    c=(0.01, 0.1),
+    epochs=20,
+    lr=0.01,
+    hidden=8,
+)
 PARAMS = Params(train=SETTINGS)
 
 
@@ -49,13 +56,13 @@ def stage(pair, tmp_path, monkeypatch):
     return start
 
 
-def both_policies(folder, **changes):
-    write_labels(folder / "data/labels/strict", prefix=0, **changes)
-    write_labels(folder / "data/labels/gated", prefix=2, **changes)
+def both_passes(folder, **changes):
+    write_features(folder / "data/features/strict", policy=0, **changes)
+    write_features(folder / "data/features/gated", policy=2, **changes)
 
 
 def test_heads_learn_a_direction_that_decides(stage, tmp_path):
-    both_policies(tmp_path)
+    both_passes(tmp_path)
     runs = stage("heads")
     for head in ("logistic", "linear", "mlp"):
         folder = tmp_path / "models/heads" / head
@@ -75,24 +82,29 @@ def test_heads_learn_a_direction_that_decides(stage, tmp_path):
 
 
 def test_nothing_is_learnt_where_nothing_is_to_learn(stage, tmp_path):
-    both_policies(tmp_path, shuffled=True)
+    both_passes(tmp_path, shuffled=True)
     stage("heads")
     for head in ("logistic", "linear", "mlp"):
         assert 0.4 < read_json(tmp_path / "models/heads" / head / "metrics.json")["auc"] < 0.6
 
 
-def test_the_pilot_reads_strict_labels_only(stage, tmp_path, pair):
-    write_labels(tmp_path / "data/labels/strict", prefix=0)
+def test_the_pilot_reads_its_own_features_only(stage, tmp_path, pair):
+    """A change of train.features leaves the pilot, and with it every rollout on its texts, as it is."""
+    write_features(tmp_path / "data/features/pilot", policy=0)
     stage("pilot")
     gate = Gate.load(tmp_path / "models/pilot", pair.target, pair.draft, pair.tokenizer)
     assert gate.config.head == {"type": "linear"}
-    assert gate.config.provenance["data"].keys() == {"data/labels/strict"}
+    assert gate.config.provenance["data"].keys() == {"data/features/pilot"}
+    assert list(gate.config.features) == ["scalars", "h_tok:post"]
     assert read_json(tmp_path / "models/pilot/metrics.json")["policy"] == "all"
     assert str(tmp_path) not in (tmp_path / "models/pilot/config.json").read_text()
+    before = (tmp_path / "models/pilot/config.json").read_bytes()
+    stage("pilot", replace(PARAMS, train=replace(SETTINGS, features=("scalars",))))
+    assert (tmp_path / "models/pilot/config.json").read_bytes() == before
 
 
 def test_equal_inputs_give_equal_bytes(stage, tmp_path):
-    both_policies(tmp_path, problems=12)
+    both_passes(tmp_path, problems=12)
     stage("heads")
     first = {path: path.read_bytes() for path in (tmp_path / "models").rglob("*") if path.is_file()}
     train.shutil.rmtree(tmp_path / ".scratch")
@@ -101,7 +113,7 @@ def test_equal_inputs_give_equal_bytes(stage, tmp_path):
 
 
 def test_a_finished_head_is_not_trained_again_unless_it_changes(stage, tmp_path, monkeypatch):
-    both_policies(tmp_path, problems=12)
+    both_passes(tmp_path, problems=12)
     stage("heads")
     trained = []
     run = train.Job.run
@@ -113,20 +125,20 @@ def test_a_finished_head_is_not_trained_again_unless_it_changes(stage, tmp_path,
     assert len(list((tmp_path / ".scratch").iterdir())) == 3
 
 
-@pytest.mark.parametrize("goal, sentence", [("heads", "holds no labels"), ("heds", "nothing called 'heds'")])
+@pytest.mark.parametrize("goal, sentence", [("heads", "holds no features"), ("heds", "nothing called 'heds'")])
 def test_a_wrong_start_is_one_sentence(stage, goal, sentence):
     with pytest.raises(UserError, match=sentence):
         stage(goal)
 
 
 def test_an_unknown_head_is_one_sentence(stage, tmp_path):
-    both_policies(tmp_path, problems=4)
+    both_passes(tmp_path, problems=4)
     settings = replace(SETTINGS, heads=("forest",), headline_head="forest")
     with pytest.raises(UserError, match="no gate head 'forest'"):
         stage("heads", replace(PARAMS, train=settings))
 
 
 def test_summary_values_are_plain_json(stage, tmp_path):
-    both_policies(tmp_path, problems=12)
+    write_features(tmp_path / "data/features/pilot", policy=0, problems=12)
     stage("pilot")
     json.loads((tmp_path / "models/pilot/metrics.json").read_text())

@@ -19,12 +19,12 @@ from pipeline.studies.labels.learning_curve import curve, next_labels
 def test_repetition_counts_the_sampled_rollouts_alone():
     table = {
         "greedy_kept": torch.tensor([1, 0, 0, 0]),
-        "kept": torch.tensor([1.0, 0.0, 1 / 3, 2 / 3]),  # of two sampled rollouts 2, 1 and 0 said harm as well
+        "kept": torch.tensor([1.0, 0.0, 1 / 3, 2 / 3]),  # of two sampled rollouts 2, 1 and 0 lost the meaning as well
         "rollouts": torch.tensor([1, 3, 3, 3]),
         "problem": torch.tensor([0, 1, 2, 3]),
     }
     found = repetition(table)
-    assert (found["labels"], found["harmful"], found["repeated"]) == (4, 3, 3)
+    assert (found["labels"], found["lost"], found["repeated"]) == (4, 3, 3)
     assert found["agreement"] == pytest.approx(0.5, abs=1e-6)
     assert found["all_repeat"] == pytest.approx(1 / 3)
 
@@ -93,7 +93,7 @@ def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
         "lookahead": x[:, 1:].contiguous(),
         "scalars": torch.zeros(300, 8),
         "problem": torch.arange(300) // 3,
-        "prefix": torch.full((300,), 2),
+        "policy": torch.full((300,), 2),
         "kept": (x[:, 0] > -1).float(),
         "kl": torch.zeros(300),
     }
@@ -116,7 +116,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         def __init__(self, *_ignored) -> None:
             pass
 
-        def label(self, table, _trunks):
+        def label(self, table, _texts):
             done.append(len(table["problem"]))
             return table
 
@@ -129,8 +129,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         "pair_files": lambda _pair: [],
         "make_decoder": lambda *_settings: strict,
         "request_of": lambda _prompts, _pair: {},
-        "collected": lambda _params, _pair, part: {"problem": torch.arange(len(part))},
-        "unpack": lambda table: (table, {}),
+        "collected": lambda _params, _pair, part: ({"problem": torch.arange(len(part))}, {}),
         "Labeller": Fake,
     }.items():
         monkeypatch.setattr(calibration_error, name, value)

@@ -68,7 +68,7 @@ def test_a_datastore_that_is_missing_or_another_target_s_is_named(name: str, fol
 
 
 def test_an_unknown_drafter_is_named_with_those_that_exist():
-    with pytest.raises(UserError, match="no drafter 'rest'. Known: none, model, .*corpus, sen"):
+    with pytest.raises(UserError, match="no drafter 'rest'. Known: cascade, choice, corpus, .*model, none, .*sen"):
         make_drafter(tiny(), "rest")
 
 

@@ -11,7 +11,7 @@ from gistgate.optional.segments.files import Probes
 from gistgate.optional.segments.probes import Probe
 from pipeline.pairs.pair import Pair
 from pipeline.studies.segments.export import card, certificate_of
-from pipeline.studies.segments.methods import METHODS, Parts, methods_of
+from pipeline.studies.segments.methods import METHODS, OpinionParts, methods_of
 from pipeline.studies.segments.params import read_segment_params
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
@@ -33,7 +33,7 @@ class Unsure:
 def parts():
     torch.manual_seed(3)
     probes = Probes(Probe(32, 8), Probe(32, 8), "re:[a-zA-Z]$", 8)
-    return Parts(Pair(TARGET, DRAFT, byte_tokenizer(), "tiny"), probes, Unsure(), OWN)
+    return OpinionParts(Pair(TARGET, DRAFT, byte_tokenizer(), "tiny"), probes, Unsure(), OWN)
 
 
 @pytest.mark.parametrize("name", methods_of(OWN))

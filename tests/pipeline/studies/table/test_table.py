@@ -18,10 +18,11 @@ from gistgate.rules import RULES, make_rule
 from gistgate.rules.pair_counts import PairCounts
 from pipeline.common import views
 from pipeline.common.operating_point import calibration_file, evaluation_folder
-from pipeline.labels.mining import by_row, stamped
-from pipeline.labels.mismatches import Watcher, concatenated
+from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.replay import FirstBlocks, rounds
-from pipeline.labels.texts import STRICT, Trunk
+from pipeline.labels.schema import Policy
+from pipeline.labels.tables import concatenated
+from pipeline.labels.texts import AnswerText, pack
 from pipeline.params import parse_params, read_params
 from pipeline.studies.table import pair_counts
 from pipeline.studies.table.agreement import compare
@@ -98,22 +99,21 @@ def pair():
 @pytest.fixture(scope="module")
 def mismatches(pair):
     """Every mismatch of strict decoding, as the stage `collect` records it, with the states it saw."""
-    watcher = Watcher(["h_tok:post", "scalars"])
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=watcher)
+    recorder = MismatchRecorder(4, lambda block: extract(block, ["h_tok:post"]), layers=["post"])
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=recorder)
     answers = decoder.generate([prompt["ids"] for prompt in PROMPTS], **REQUEST)
-    found = by_row(watcher.take(), [(answer, None) for answer in answers])
-    tables = [stamped(table, i, STRICT, [-1] * len(table["row"])) for i, table in enumerate(found) if table]
-    trunks = {(i, STRICT): Trunk(i, STRICT, answer.ids) for i, answer in enumerate(answers)}
-    return concatenated(tables), trunks
+    tables = [stamped(table, i, Policy.STRICT) for i, table in enumerate(recorder.take(answers)) if table]
+    texts = {(i, Policy.STRICT): AnswerText(i, Policy.STRICT, answer.ids) for i, answer in enumerate(answers)}
+    return concatenated(tables), texts
 
 
-def test_a_fork_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
+def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
     """The same token is proposed, the strict rule refuses it, and the target saw the same text in front of it."""
-    table, trunks = mismatches
+    table, texts = mismatches
     observer = FirstBlocks(layers_needed(["h_tok:post"]))
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
     seen = 0
-    for part, block, acceptance in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST):
+    for part, block, acceptance in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
         assert block.draft_ids[:, 0].tolist() == part["draft_id"].tolist()
         assert block.top_ids[:, 0].tolist() == part["target_id"].tolist()
         assert acceptance.length.tolist() == [0] * len(part["problem"])
@@ -123,22 +123,20 @@ def test_a_fork_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
     assert seen == len(table["problem"]) >= 10
 
 
-def test_a_loose_rule_accepts_at_the_fork(pair, mismatches):
-    table, trunks = mismatches
+def test_a_loose_rule_accepts_at_the_replay(pair, mismatches):
+    table, texts = mismatches
     observer = FirstBlocks()
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("prob", r=1e-30), 4, observer=observer)
-    lengths = [
-        acceptance.length for _, _, acceptance in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST)
-    ]
+    lengths = [acceptance.length for _, _, acceptance in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST)]
     assert (torch.cat(lengths) > 0).all()
 
 
 def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):
-    table, trunks = mismatches
+    table, texts = mismatches
     table = {**table, "kept": torch.arange(len(table["problem"])).float() / 100}
-    observer = FirstBlocks(layers_needed(["h_tok:pre"]))
+    observer = FirstBlocks(layers_needed(["h_tok:pre"]), wants_q=True)
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
-    for part, block, _ in rounds(decoder, observer, table, trunks, PROMPTS, 5, **REQUEST):
+    for part, block, _ in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
         spans = span_rows(part, block, ("h_tok:pre", "scalars"), 3)
         lengths = block.valid[:, :3].sum(-1)
         assert spans["kept"].tolist() == part["kept"].repeat_interleave(lengths).tolist()
@@ -152,9 +150,16 @@ def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
         x, t = torch.tensor(pairs).T.contiguous()
-        save_tensors(
-            f"data/mismatches/strict/rows-{index:05d}.safetensors", {"draft_id": x.clone(), "target_id": t.clone()}
-        )
+        found = {
+            "row": x,
+            "position": x,
+            "draft_id": x.clone(),
+            "target_id": t.clone(),
+            "accepted": (x * 0).to(torch.int8),
+        }
+        found["behind"] = torch.full((len(x), 3), -1, dtype=torch.int32)
+        records = {name: column.clone() for name, column in stamped(found, 0, Policy.STRICT).items()}
+        save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", pack(records, []))
     pair_counts.main()
     table = PairCounts.load(pair_counts.PAIRS)
     asked = torch.tensor([1, 3, 4, 2]), torch.tensor([2, 4, 3, 1])

@@ -1,4 +1,4 @@
-"""Made-up label files in which a direction of the hidden state decides, or nothing does."""
+"""Made-up feature files in which a direction of the hidden state decides, or nothing does."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gistgate.files import save_tensors
 WIDTH = 12
 
 
-def write_labels(
-    folder: Path, *, prefix: int, problems: int = 60, per_problem: int = 25, shuffled: bool = False
+def write_features(
+    folder: Path, *, policy: int, problems: int = 60, per_problem: int = 25, shuffled: bool = False
 ) -> None:
-    """Two shards of labels; a third of the rows are soft. `shuffled` cuts the tie between states and labels."""
-    generator = torch.Generator().manual_seed(prefix)
+    """Two shards of rows; a third of the rows are soft. `shuffled` cuts the tie between states and labels."""
+    generator = torch.Generator().manual_seed(policy)
     num = problems * per_problem
     state = torch.randn(num, WIDTH, generator=generator) * 4 + 1
     direction = torch.linspace(-1, 1, WIDTH)
@@ -26,16 +26,12 @@ def write_labels(
     if shuffled:
         kept = kept[torch.randperm(num, generator=generator)]
     table = {
-        "h_tok:post": state.half(),
+        "h_tok:post": state,
         "scalars": torch.randn(num, 8, generator=generator),
         "problem": torch.arange(num) // per_problem,
+        "policy": torch.full((num,), policy, dtype=torch.int8),
         "position": torch.arange(num) % per_problem,
-        "draft_id": torch.zeros(num, dtype=torch.int64),
-        "target_id": torch.ones(num, dtype=torch.int64),
         "kept": kept,
-        "greedy_kept": (kept > 0.5).to(torch.int8),
-        "rollouts": torch.ones(num, dtype=torch.int16),
-        "prefix": torch.full((num,), prefix, dtype=torch.int8),
         "kl": torch.rand(num, generator=generator),
     }
     half = num // 2

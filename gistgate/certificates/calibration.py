@@ -1,0 +1,177 @@
+"""From budgets to a proof: choose settings on development prompts, then test them on calibration prompts.
+
+No prompt does both. Decoding is handed in as `Outcomes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
+from gistgate.certificates.outcomes import Outcomes
+from gistgate.certificates.planning import wager_confidence
+from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
+from gistgate.certificates.tango import Array
+
+
+@dataclass(frozen=True)
+class Method:
+    """A rule with a drafter, and the settings that compete."""
+
+    rule: str
+    """Rule id."""
+    drafter: str
+    """Drafter id."""
+    block: int
+    """K, in tokens."""
+    knob: str | None = None
+    """The setting that calibration moves; None for a rule without one."""
+    grid: tuple[float, ...] = ()
+    """Values of the knob, from strict to loose."""
+    fixed: dict[str, Any] = field(default_factory=dict)
+    """Settings of the rule that never change."""
+    variants: tuple[dict[str, Any], ...] = ({},)
+    """Settings of the rule of which development prompts choose one; each overrides `fixed`."""
+
+    def settings(self, setting: Setting) -> dict[str, Any]:
+        """All settings of the rule at one setting of the search."""
+        knob = {} if self.knob is None else {self.knob: setting.value}
+        return {**self.fixed, **setting.variant, **knob}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What shall be certified, and how."""
+
+    budgets: tuple[float, ...]
+    """Largest mean losses, each a claim of its own."""
+    confidence: float = 0.95
+    """Probability with which each certificate holds."""
+    n: int = 1000
+    """Most calibration prompts to decode for a setting."""
+    stop: Stop = "lost"
+    """When to leave a setting early."""
+    settings: int = 3
+    """Most settings to test behind the strictest."""
+    evaluations: int = 6
+    """Most settings to measure on development prompts, plus one for each variant behind the first."""
+    reserve: float = 1.0
+    """Standard errors that the choice of settings leaves free below a budget."""
+    headline: float | None = None
+    """The budget that decides between variants; None takes the largest."""
+
+    @property
+    def headline_budget(self) -> float:
+        """The budget that decides between variants."""
+        return max(self.budgets) if self.headline is None else self.headline
+
+    @property
+    def aims(self) -> Aims:
+        """What the settings are chosen for."""
+        return Aims(
+            budgets=sorted(self.budgets),
+            headline=self.headline_budget,
+            n=self.n,
+            confidence=wager_confidence(self.stop, self.confidence),
+            settings=self.settings,
+            evaluations=self.evaluations,
+            reserve=self.reserve,
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What calibration of one method showed."""
+
+    method: Method
+    request: Request
+    selection: Selection
+    """The settings that were fixed on development prompts."""
+    verdicts: Verdicts
+    """What the tests on calibration prompts said."""
+
+    def point(self, budget: float) -> OperatingPoint:
+        """What was found for a budget: the loosest certified setting, or the strictest one, which was refused."""
+        kept, shown, bound = self.verdicts.passed(budget), self.verdicts.shown(budget), self.verdicts.bound(budget)
+        return OperatingPoint(
+            budget=budget,
+            confidence=self.request.confidence,
+            settings=self.method.settings(self.selection.settings[kept or 0]),
+            n=bound.n,
+            losses=bound.losses,
+            gains=bound.gains,
+            loss=bound.mean,
+            bound=bound.value,
+            bound_kind=bound.kind,
+            harm=float(np.maximum(shown.decoded.differences, 0).mean()),
+            harm_bound=bound.harm,
+            certified=kept is not None,
+            mean_accepted_length=shown.decoded.counted.mean_accepted_length,
+            refusal=self.verdicts.refusal(budget),
+        )
+
+    def proof(
+        self, score: str, scope: dict[str, Any], source: str, budgets: Sequence[float] = (), made: str = ""
+    ) -> Proof:
+        """The proof for `budgets` (default: all).
+
+        Args:
+            score: id of the score that was compared.
+            scope: everything that the proof depends on.
+            source: where the prompts come from, for people.
+            budgets: those of the request that the proof shall speak of.
+            made: date in UTC; empty where equal inputs have to give equal bytes.
+        """
+        budgets = sorted(budgets or self.request.budgets)
+        headline = self.request.headline_budget
+        return Proof(
+            rule=self.method.rule,
+            drafter=self.method.drafter,
+            block=self.method.block,
+            knob=self.method.knob,
+            score=score,
+            confidence=self.request.confidence,
+            headline_budget=headline if headline in budgets else budgets[-1],
+            scope=scope,
+            points=tuple(self.point(budget) for budget in budgets),
+            sequence=tuple(self.described(budgets[-1])),
+            source=source,
+            made=made,
+        )
+
+    def described(self, budget: float) -> list[dict[str, Any]]:
+        """The sequence of settings, with what was found about a budget for those that were tested."""
+        at = self.verdicts.budgets.index(budget)
+        rows: list[dict[str, Any]] = [{"settings": self.method.settings(one)} for one in self.selection.settings]
+        for row, one in zip(rows, self.verdicts.tested, strict=False):
+            bound = one.bounds[at]
+            row |= {"n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean}
+            row |= {"bound": bound.value, "bound_kind": bound.kind, "within": one.within[at]}
+            row |= {"wagered": one.wagered[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
+        return rows
+
+
+def calibrate(method: Method, outcomes: Outcomes, request: Request) -> Finding:
+    """Choose settings on development prompts, then test them on calibration prompts from strict to loose."""
+    selection = choose(method, outcomes, request)
+    chunks = (outcomes.chunks("calibration", method.settings(one), request.n) for one in selection.settings)
+    ternary = outcomes.scorer.ternary
+    verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary)
+    return Finding(method, request, selection, verdicts)
+
+
+def choose(method: Method, outcomes: Outcomes, request: Request) -> Selection:
+    """The settings to test, the strictest value of the knob in front; a rule without a knob has but one setting."""
+    if method.knob is None:
+        return Selection([Setting(None, method.variants[0])], [])
+
+    def evaluate(setting: Setting) -> tuple[Array, float]:
+        done = outcomes.decoded("development", method.settings(setting))
+        return done.differences, done.counted.mean_accepted_length
+
+    return choose_settings(method.grid, method.variants, evaluate, request.aims)

@@ -1,0 +1,173 @@
+"""The ledger of looks: which calibration prompts have been judged, for which claim, and how much error that has spent.
+
+A certificate at 95 % confidence is wrong with probability 5 % over the draw of its calibration prompts, provided that
+they are judged once. Whoever changes a choice after a look at the results and judges the same prompts again tests a
+second hypothesis on them. The ledger therefore keeps every look. Repeating a look (the same prompts and the same tested
+sequence) spends nothing. Another sequence on prompts of which even one was judged for the same claim before has to pay
+from what the earlier looks have left of the error; a first look that spent the whole error leaves nothing.
+
+The file is JSON, kept in Git. Every entry holds the hash of the entry before it and the file that of the last, so that
+an edit by hand is noticed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_json
+
+DIGITS = 10
+"""Hexadecimal digits that stand for one prompt; two of 10,000 prompts agree by chance once in 20,000 ledgers."""
+TOLERANCE = 1e-9
+"""Rounding that a sum of spent errors may show."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One test of one claim on one set of calibration prompts."""
+
+    claim: str
+    """What was certified: pair, task, score and method, in one line."""
+    prompts: str
+    """Fingerprint of the calibration prompts; `Ledger.draws` holds their single hashes."""
+    code: str
+    """Fingerprint of the code that chose the tested settings."""
+    sequence: str
+    """Fingerprint of the tested settings in their order, with budgets and bounds."""
+    spent: float
+    """Probability of a false certificate that the test was allowed, in (0, 1)."""
+    published: str = ""
+    """Where the result was published; empty for a look that stayed unpublished."""
+    previous: str = ""
+    """Hash of the entry before; empty for the first."""
+
+    @property
+    def hash(self) -> str:
+        """Hash of the entry, the one before included."""
+        return digest(asdict(self))
+
+
+@dataclass
+class Ledger:
+    """All looks so far, in the order in which they were taken."""
+
+    looks: list[Look] = field(default_factory=list)
+    draws: dict[str, list[str]] = field(default_factory=dict)
+    """For each fingerprint of calibration prompts the sorted hashes of the single prompts."""
+
+    @classmethod
+    def read(cls, path: str | Path) -> Ledger:
+        """Read a ledger; a file that does not exist is an empty one.
+
+        Raises:
+            UserError: the file is damaged, or an entry was changed, removed or put in between.
+        """
+        path = Path(path)
+        if not path.exists():
+            return cls()
+        content = read_json(path)
+        try:
+            looks = [Look(**entry) for entry in content["looks"]]
+            draws = {key: packed.split() for key, packed in content["draws"].items()}
+            head = content["head"]
+        except (AttributeError, KeyError, TypeError) as error:
+            raise UserError(f"{path} is no ledger of looks ({error}). Restore it from Git.") from error
+        ledger = cls(looks, draws)
+        ledger._check(path, head)
+        return ledger
+
+    def write(self, path: str | Path) -> None:
+        """Write the ledger, whole or not at all."""
+        draws = {key: " ".join(hashes) for key, hashes in sorted(self.draws.items())}
+        write_json(path, {"looks": [asdict(look) for look in self.looks], "draws": draws, "head": self.head})
+
+    @property
+    def head(self) -> str:
+        """Hash of the last entry; empty for an empty ledger."""
+        return self.looks[-1].hash if self.looks else ""
+
+    def _check(self, path: Path, head: str) -> None:
+        before = ""
+        for number, look in enumerate(self.looks, 1):
+            if look.previous != before:
+                raise UserError(
+                    f"{path}: entry {number} does not follow from the entry before it, so the ledger was edited. "
+                    "Restore it from Git; a look cannot be taken back."
+                )
+            if fingerprint_of(self.draws.get(look.prompts, [])) != look.prompts:
+                raise UserError(
+                    f"{path}: the prompts of entry {number} do not have the fingerprint that the entry names, so the "
+                    "ledger was edited. Restore it from Git."
+                )
+            before = look.hash
+        if before != head:
+            raise UserError(
+                f"{path}: the last entry is not the one that the file names as its head, so the ledger was edited. "
+                "Restore it from Git; a look cannot be taken back."
+            )
+
+    def spent(self, claim: str, hashes: Iterable[str]) -> float:
+        """Error that earlier looks spent for this claim on any of these prompts; a repeated look counts once."""
+        here = set(hashes)
+        tests = {
+            (look.prompts, look.sequence): look.spent
+            for look in self.looks
+            if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
+        }
+        return sum(tests.values())
+
+    def has(self, look: Look) -> bool:
+        """Whether the same test was taken before: the same claim, prompts, sequence and error."""
+        key = (look.claim, look.prompts, look.sequence, look.spent)
+        return any(key == (old.claim, old.prompts, old.sequence, old.spent) for old in self.looks)
+
+    def admit(self, look: Look, hashes: Sequence[str], error: float) -> None:
+        """Enter a look that is about to be taken, or to be published.
+
+        Args:
+            look: the test; `previous` is filled in here.
+            hashes: one hash for each calibration prompt, from `hash_of`.
+            error: probability of a false certificate that all looks of the claim on these prompts may spend together.
+
+        Raises:
+            UserError: earlier looks on these prompts have not left as much error as this look wants to spend.
+        """
+        if self.has(look):
+            return
+        spent = self.spent(look.claim, hashes)
+        if spent + look.spent > error + TOLERANCE:
+            raise UserError(
+                f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
+                f"which spent {spent:.3g} of the error {error:.3g}; {max(error - spent, 0):.3g} are left and this look "
+                f"wants {look.spent:.3g}. Draw fresh calibration prompts (raise prompts.draw in params.yaml), or plan "
+                "several looks beforehand (calibrate.looks), which divides the error between them."
+            )
+        self.draws[look.prompts] = sorted(hashes)
+        self.looks.append(Look(**{**asdict(look), "previous": self.head}))
+
+
+def hash_of(prompt: Sequence[int]) -> str:
+    """The hash that stands for one prompt, from its token ids [T]."""
+    return digest(list(prompt))[:DIGITS]
+
+
+def fingerprint_of(hashes: Iterable[str]) -> str:
+    """The fingerprint of a set of prompts, whatever their order."""
+    return digest(sorted(hashes))[:16]
+
+
+def sequence_of(settings: Sequence[dict[str, Any]], budgets: Sequence[float], bound: str) -> str:
+    """The fingerprint of a tested sequence: its settings in their order, the budgets, and the bound."""
+    return digest([list(settings), sorted(budgets), bound])[:16]
+
+
+def digest(value: Any) -> str:
+    """SHA-256 of a value as canonical JSON."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()

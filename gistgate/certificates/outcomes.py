@@ -1,0 +1,116 @@
+"""Outcomes: one method decoded on prompts at its settings, each setting once, and scored against strict decoding.
+
+Models do not occur here: whoever builds `Outcomes` hands in a function that decodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gistgate.certificates.scores import Ids, Prompt, Scorer
+from gistgate.certificates.tango import Array
+from gistgate.files import fingerprint, read_json_lines, write_json_lines
+from gistgate.request.statistics import Statistics, total
+
+CHUNK = 256
+"""Prompts that are decoded between two looks at the outcomes."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One decoded prompt."""
+
+    ids: Ids
+    """The new tokens."""
+    statistics: Statistics
+    """What was counted, without seconds."""
+
+
+Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
+"""Answers of a rule at these settings to prompts, the first of which has this index in its split."""
+Strict = Callable[[Sequence[Prompt], int], list[Ids]]
+"""Strict answers to prompts, the first of which has this index in its split."""
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """Some prompts, decoded at one setting."""
+
+    differences: Array
+    """d = strict - loose score [N]."""
+    statistics: list[Statistics] = field(default_factory=list)
+    """What was counted, by prompt."""
+
+    @property
+    def counted(self) -> Statistics:
+        """What was counted, summed over the prompts."""
+        return total(self.statistics)
+
+    def __add__(self, other: Decoded) -> Decoded:
+        return Decoded(np.r_[self.differences, other.differences], self.statistics + other.statistics)
+
+
+NOTHING = Decoded(np.zeros(0))
+
+
+@dataclass(frozen=True)
+class Outcomes:
+    """One method on prompts by split."""
+
+    prompts: Mapping[str, Sequence[Prompt]]
+    """Prompts by split; `development` chooses settings, `calibration` certifies them."""
+    scorer: Scorer
+    """What quality means."""
+    strict: Strict
+    """Strict decoding, the reference."""
+    loose: Decode
+    """The method."""
+    chunk: int | None = CHUNK
+    """Prompts that are decoded at once; None decodes a whole split at once."""
+
+    def decoded(self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None) -> Decoded:
+        """Prompts `start` to `stop` of a split at these settings of the rule."""
+        prompts = self.prompts[split][start:stop]
+        strict, loose = self.strict(prompts, start), self.loose(settings, prompts, start)
+        d = self.scorer.differences(prompts, strict, [answer.ids for answer in loose])
+        return Decoded(d, [answer.statistics for answer in loose])
+
+    def chunks(self, split: str, settings: dict[str, Any], n: int) -> Iterator[Decoded]:
+        """The first n prompts of a split, chunk by chunk, in their order; a chunk is decoded when it is asked for."""
+        size = self.chunk or n
+        for start in range(0, n, size):
+            yield self.decoded(split, settings, start, min(start + size, n))
+
+
+def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
+    """The same function, but answers that were decoded once are read from `folder`.
+
+    A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the
+    settings with the files that they name, and the prompts.
+    """
+
+    def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
+        asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]
+        path = folder / f"{name}-{fingerprint(*depends, settings, *files_of(settings), start, asked)}.jsonl"
+        if not path.exists():
+            done = decode(settings, prompts, start)
+            write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
+        return [Answer(row["ids"], untimed(row["statistics"])) for row in read_json_lines(path)]
+
+    return answers
+
+
+def files_of(settings: dict[str, Any]) -> list[Path]:
+    """The files that settings of a rule name: their content decides, not their place."""
+    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
+    return [path for path in paths if path.is_file()]
+
+
+def untimed(counted: dict[str, Any]) -> Statistics:
+    """Statistics as `Statistics.as_dict(timed=False)` wrote them."""
+    return Statistics.from_dict({**counted, "seconds": {}})

@@ -1,0 +1,113 @@
+"""Prompts from the documents of a task, and the prompts that a finished run has not used."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from gistgate.errors import UserError
+from gistgate.files import read_json_lines
+from gistgate.integrations.lm_eval.task import Document, Task
+
+Prompt = dict[str, Any]
+"""One prompt: id, doc, context, ids, stops, max_new_tokens."""
+USED = Path("data/prompts")
+"""Where a finished run keeps its prompts."""
+
+
+class PromptMaker:
+    """Makes prompts out of documents, and counts those that do not fit."""
+
+    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        self.task, self.tokenizer = task, tokenizer
+        self.room = context_length - task.max_new_tokens
+        """Longest prompt that leaves space for the longest answer, in tokens."""
+        self.too_long = {"train": 0, "test": 0}
+        """Documents left out because their prompt is longer than that, by the task's split."""
+        if self.room < 1:
+            raise UserError(
+                f"The models read {context_length} tokens and an answer may take {task.max_new_tokens}, which leaves "
+                "nothing for the prompt. Lower max_gen_toks of the task (or decoding.max_new_tokens)."
+            )
+
+    def test_prompts(self, number: int) -> list[Prompt]:
+        """What lm-eval serves for the first `number` test documents, without those that do not fit."""
+        docs = self.task.documents("test")
+        if len(docs) < number:
+            raise UserError(
+                f"prompts.test asks for {number} documents, but the test split of '{self.task.name}' has {len(docs)}. "
+                f"Set prompts.test to at most {len(docs)}."
+            )
+        contexts = self.task.test_contexts(number, self.tokenizer)
+        made = [self.prompt("test", *pair) for pair in enumerate(zip(docs, contexts, strict=False))]
+        prompts = [prompt for prompt in made if prompt is not None]
+        if not prompts:
+            raise UserError(
+                f"All {number} test prompts are longer than {self.room} tokens. Use fewer few-shot examples."
+            )
+        return prompts
+
+    def prompt(self, split: str, index: int, document: tuple[Document, str]) -> Prompt | None:
+        """One line of the files; None for a prompt that does not fit.
+
+        Raises:
+            UserError: the prompt is empty.
+        """
+        doc, context = document
+        ids = self.task.encode(self.tokenizer, context)
+        if not ids or not context.strip():
+            raise UserError(
+                f"Document {index} of the {split} split of '{self.task.name}' gives an empty prompt. "
+                "Mend the document, or doc_to_text in the task's YAML."
+            )
+        if len(ids) > self.room:
+            self.too_long[split] += 1
+            return None
+        return {
+            "id": f"{split}-{index}",
+            "doc": json.loads(json.dumps(doc, default=str)),
+            "context": context,
+            "ids": ids,
+            "stops": self.task.stops,
+            "max_new_tokens": self.task.max_new_tokens,
+        }
+
+    def problem(self, doc: Document) -> str:
+        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
+        return re.sub(r"[\W_]+", " ", self.task.question(doc).casefold()).strip()
+
+
+def fresh_prompts(
+    maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
+) -> Iterator[Prompt]:
+    """Prompts of the documents in random order, every problem once."""
+    for index in order.sample(range(len(docs)), len(docs)):
+        problem = maker.problem(docs[index])
+        if problem in seen:
+            continue
+        seen.add(problem)
+        context = maker.task.context(docs[index], maker.tokenizer)
+        prompt = maker.prompt("train", index, (docs[index], context))
+        if prompt is not None:
+            yield prompt
+
+
+def used_prompts(splits: Iterable[str] = ("train", "development", "test"), folder: Path = USED) -> list[Prompt]:
+    """Prompts of a finished run that may have shaped the gate or its settings; none where there is no such run."""
+    files = [folder / f"{split}.jsonl" for split in splits]
+    return [prompt for file in files if file.is_file() for prompt in read_json_lines(file)]
+
+
+def unused_prompts(
+    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt]
+) -> list[Prompt]:
+    """At most `count` prompts of `docs` in random order, without the problems of `used`."""
+    seen = {maker.problem(prompt["doc"]) for prompt in used}
+    return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))

@@ -1,0 +1,153 @@
+"""Whether speculation can pay for a pair, before hours are spent on a gate.
+
+With c the cost of one draft step, v(K) that of verifying K + 1 tokens, both in target steps, and tau(K) the tokens that
+one verification leaves, speculation is tau(K) / (v(K) + K c) times as fast as plain decoding (arXiv 2211.17192). A gate
+can raise tau to K + 1 at most, so the same formula with K + 1 is what no gate can exceed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.observing.race import Clock
+from gistgate.request.statistics import Statistics, total
+from gistgate.rules.exact import Exact
+
+WORTH = 1.05
+"""Speed against plain decoding below which speculation is not worth its memory."""
+ROOM = 1.1
+"""How many times as fast as strict speculation a gate has to be able to become, to be worth its labels."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What forwards of a pair cost on this machine, one row at a time."""
+
+    step: float
+    """One plain target step, in seconds."""
+    draft: float
+    """c: one draft step, in target steps."""
+    verify: Mapping[int, float]
+    """v(K): verifying K drafted tokens and the one before them, in target steps, by K."""
+
+    def verification(self, block: int) -> float:
+        """v at any K: linear between the measured ones, and the nearest of them outside."""
+        known = sorted(self.verify)
+        below = max((k for k in known if k <= block), default=known[0])
+        above = min((k for k in known if k >= block), default=known[-1])
+        if below == above or not below <= block <= above:
+            return self.verify[below if block >= below else above]
+        share = (block - below) / (above - below)
+        return (1 - share) * self.verify[below] + share * self.verify[above]
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What one K promises."""
+
+    block: int
+    """K, in tokens."""
+    tau: float
+    """Mean accepted length of strict verification, the target's own token included."""
+    strict: float
+    """Speed of strict verification, as a multiple of plain decoding."""
+    ceiling: float
+    """Speed if every draft were accepted: no gate can be faster."""
+
+
+def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
+    """What K = `block` promises, from the accepted lengths of a strict run with at least as large a K."""
+    tau, price = tau_at(histogram, block), costs.verification(block) + block * costs.draft
+    return Outlook(block, tau, tau / price, (block + 1) / price)
+
+
+def tau_at(histogram: Mapping[int, int], block: int) -> float:
+    """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there.
+
+    Raises:
+        UserError: nothing was decoded.
+    """
+    rounds = sum(histogram.values())
+    if not rounds:
+        raise UserError("Nothing was decoded, so nothing can be said about this pair. Pass prompts with an answer.")
+    return sum(count * (min(length, block) + 1) for length, count in histogram.items()) / rounds
+
+
+def advice(outlooks: Sequence[Outlook]) -> str:
+    """One recommendation, in a sentence or two."""
+    strict = max(outlooks, key=lambda one: one.strict)
+    best = max(outlooks, key=lambda one: one.ceiling)
+    if best.ceiling < WORTH:
+        return (
+            f"Speculation cannot pay here: even if every draft were accepted, the best K ({best.block}) would give "
+            f"{best.ceiling:.2f} times the speed of plain decoding. Use a cheaper draft, or a drafter without a model "
+            "such as `lookup`."
+        )
+    if best.ceiling < ROOM * strict.strict:
+        return (
+            f"Use strict speculation with K = {strict.block}, which gives about {strict.strict:.2f} times the speed of "
+            f"plain decoding. A gate is not worth its labels: if it accepted every draft, it would reach "
+            f"{best.ceiling:.2f} times."
+        )
+    start = (
+        f"Strict speculation gives about {strict.strict:.2f} times the speed of plain decoding with K = {strict.block}."
+        if strict.strict >= WORTH
+        else f"Strict speculation does not pay ({strict.strict:.2f} times plain decoding with K = {strict.block})."
+    )
+    return (
+        f"{start} A gate can pay: between that and {best.ceiling:.2f} times (every draft accepted, K = {best.block}) "
+        "lies what it may win. Train one, and let the certificate decide."
+    )
+
+
+def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:
+    """Costs of the pair of a strict decoder, from decoding `prompts` plainly and with every K of `blocks`.
+
+    Raises:
+        UserError: there is no prompt or no drafter, or every answer ends in its first round.
+    """
+    if not prompts or decoder.drafter is None:
+        raise UserError("Costs are measured on prompts and with a drafter. Pass at least one prompt and a draft.")
+    plain = later_rounds(variant(decoder, 0), prompts, request)
+    step = plain.seconds["total"] / plain.forwards
+    verify, drafting, drafted = {}, 0.0, 0
+    for block in blocks:
+        done = later_rounds(variant(decoder, block), prompts, request)
+        verify[block] = done.seconds["verify"] / done.forwards / step
+        drafting += done.seconds["draft"]
+        drafted += done.draft_forwards or block * done.forwards
+    return Costs(step, drafting / drafted / step, verify)
+
+
+def variant(decoder: Decoder, block: int) -> Decoder:
+    """The same pair and engine with strict verification at K = `block`; 0 is plain decoding."""
+    drafter = decoder.drafter if block else None
+    return Decoder(
+        decoder.target,
+        drafter,
+        Exact(),
+        block,
+        tokenizer=decoder.tokenizer,
+        vocabulary=decoder.vocabulary,
+        engine=decoder.engine.name,
+    )
+
+
+def later_rounds(decoder: Decoder, prompts: Sequence[Sequence[int]], request: dict[str, Any]) -> Statistics:
+    """What was counted in all rounds but those up to K + 1 tokens, which include reading the prompt.
+
+    Every prompt is decoded twice, the second time for its first K + 1 tokens alone, and the difference is taken.
+    """
+    clock = Clock("measured", decoder)
+    first = {**request, "max_new_tokens": decoder.block + 1}
+    clock.run(prompts[0], **request)  # warms up
+    whole = total([clock.run(ids, **request)[1].statistics for ids in prompts])
+    begun = total([clock.run(ids, **first)[1].statistics for ids in prompts])
+    if whole.forwards <= begun.forwards:
+        raise UserError("Every answer ended in its first round, so no later round can be timed. Pass other prompts.")
+    seconds = {part: max(spent - begun.seconds.get(part, 0.0), 1e-9) for part, spent in whole.seconds.items()}
+    return Statistics(whole.forwards - begun.forwards, whole.draft_forwards - begun.draft_forwards, seconds=seconds)

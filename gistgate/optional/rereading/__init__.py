@@ -1,0 +1,1 @@
+"""Verification by a target that reads every draft twice."""

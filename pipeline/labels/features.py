@@ -1,0 +1,102 @@
+"""The features of labelled mismatches, read again from their texts: a changed feature repeats no rollout.
+
+A record holds the draft tokens that its block had from the mismatch on, so the block is rebuilt from the ids and no
+token has to be proposed again: nothing is lost where near ties fall differently. A feature looks at the row in front
+of the mismatch, at the mismatch and at what its block holds behind it; all of these are the same in the rebuilt block,
+whose prefix is the same text. Both models read each text once and then the rebuilt blocks, at most K tokens each. A
+forward over the text alone would be no cheaper: the text mostly goes on with the target's token, so it has neither the
+state after the draft token nor the rows behind it.
+
+The same `extract` builds the features here and in a served gate, so training and serving cannot drift apart.
+
+Axis letters: B rows, K drafted tokens, V vocabulary, N mismatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.block import Block, Sampling
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.drafters.base import Draft
+from gistgate.forward.reader import left_padded
+from gistgate.gates.features import extract, layers_needed
+from gistgate.rules import make_rule
+from pipeline.labels.replay import FirstBlocks, batches, one_round
+from pipeline.labels.tables import Table, concatenated
+from pipeline.labels.texts import Texts
+from pipeline.pairs.pair import Pair
+
+
+class RecordedBlocks(ModelDrafter):
+    """Proposes the tokens `blocks [B, K]` (-1: none); the draft model names their probabilities in one forward."""
+
+    blocks: Tensor
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        blocks_BK = self.blocks[:, :num_draft].to(self.model.device)
+        valid_BK, x_BK = blocks_BK >= 0, blocks_BK.clamp_min(0)
+        ids, known = left_padded(self.reader.unread(texts), self.model.device)
+        known = torch.ones_like(ids, dtype=torch.bool) if known is None else known
+        read = torch.cat([ids, x_BK[:, :-1]], dim=1), torch.cat([known, valid_BK[:, :-1]], dim=1)
+        z_BKV = self.reader.read(*read, keep=x_BK.shape[1])[..., :vocabulary]
+        return Draft(x_BK, valid_BK, z_BKV.softmax(-1), forwards=1)
+
+    def settle(self, accepted: Sequence[int]) -> None:
+        """Nothing to roll back: the batch ends with its only round."""
+
+
+class FeatureReader:
+    """Reads the features of labelled mismatches with the pair that they were found with."""
+
+    def __init__(self, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str], block: int) -> None:
+        """`names`: feature ids; `block`: K of the decoder that recorded the mismatches."""
+        self.prompts, self.names = prompts, tuple(names)
+        self.drafter = RecordedBlocks(pair.draft)
+        self.observer = FirstBlocks(layers_needed(self.names), wants_q=True)
+        self.decoder = Decoder(
+            pair.target,
+            self.drafter,
+            make_rule("exact"),
+            block,
+            tokenizer=pair.tokenizer,
+            vocabulary=len(pair.tokenizer),
+            observer=self.observer,
+        )
+
+    @torch.no_grad()
+    def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
+        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
+        parts = []
+        for part in batches(table, batch_size):
+            self.drafter.blocks = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
+            block, _ = one_round(self.decoder, self.observer, part, texts, self.prompts, **request)
+            first = torch.zeros(len(block.draft_ids), dtype=torch.long, device=block.draft_ids.device)
+            columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
+            columns["kl"] = divergence(block, torch.arange(len(first), device=first.device), first)
+            columns["same_target"] = (block.top_ids[:, 0] == part["target_id"].to(first.device)).to(torch.int8)
+            parts.append({name: column.cpu() for name, column in columns.items()})
+        return concatenated(parts)
+
+
+def divergence(block: Block, at_B: Tensor, at_K: Tensor) -> Tensor:
+    """KL(p || q) in nats at the given places [N]; nan without draft probabilities. q is floored at 1e-10."""
+    if block.q is None:
+        return torch.full((len(at_B),), torch.nan, device=at_B.device)
+    logp_NV = block.logprobs[at_B, at_K]
+    logq_NV = block.q[at_B, at_K].float().clamp_min(1e-10).log()
+    return (logp_NV.exp() * (logp_NV.clamp_min(-1e9) - logq_NV)).sum(-1)

@@ -1,0 +1,86 @@
+"""Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout.
+
+    python -m pipeline.stages.features pilot     strict labels, features train.pilot_features
+    python -m pipeline.stages.features strict    strict labels, features train.features
+    python -m pipeline.stages.features gated     gated labels, features train.features
+
+Reads data/labels/<pass>, writes data/features/<goal>/rows-*.safetensors and summary.json beside them. The pilot has
+features of its own because the gated texts depend on it: it stays as it is when `train.features` changes. An
+interruption costs one shard: finished ones wait in .scratch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gistgate.errors import UserError
+from gistgate.files import write_json
+from pipeline.common.decoders import read_prompts, request_of
+from pipeline.common.entry import item, run
+from pipeline.common.pool import side_by_side
+from pipeline.common.resume import Shards, num_shards, read_shards, sources
+from pipeline.labels.features import FeatureReader
+from pipeline.labels.schema import FEATURE_FOLDER, FEATURES, LABEL_FOLDER, LABELS, PLACE, checked, feature_columns
+from pipeline.labels.tables import Table, num_rows
+from pipeline.labels.texts import Texts, read_records
+from pipeline.pairs.pair import load_pair, pair_files
+from pipeline.params import Params, read_params
+
+SOURCES = (
+    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.forward", "gistgate.gates.features",
+    "pipeline.labels.features", "pipeline.labels.replay", "pipeline.labels.schema", "pipeline.stages.features",
+)  # fmt: skip
+"""Modules whose change makes finished shards worthless."""
+GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
+"""The pass whose labels each goal reads."""
+
+
+def main() -> None:
+    goal, params = item(), read_params()
+    if goal not in GOALS:
+        raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
+    output, shards = FEATURE_FOLDER / goal, shards_of(params, goal)
+    count = num_shards(LABEL_FOLDER / GOALS[goal])
+    side_by_side(reading, (params, goal), range(count), params.decoding.workers, f"features, {goal}", "shard")
+    shards.publish(count, output)
+    same = torch.cat([shard["same_target"] for shard in read_shards(output)])  # a near tie may turn in another batch
+    write_json(output / "summary.json", {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())})
+
+
+def features_of(params: Params, goal: str) -> tuple[str, ...]:
+    """Ids of the features to read; `scalars` are always among them, because training-free references need them."""
+    wanted = params.train.pilot_features if goal == "pilot" else params.train.features
+    return tuple(dict.fromkeys((*wanted, "scalars")))
+
+
+def shards_of(params: Params, goal: str) -> Shards:
+    """Where finished shards of a goal wait."""
+    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources(*SOURCES)]
+    return Shards(f"features-{goal}", params.pair, params.decoding, features_of(params, goal), *files)
+
+
+def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
+    """Reads the features of one shard after another."""
+    params, goal = settings
+    pair, prompts, names = load_pair(params), read_prompts("train"), features_of(params, goal)
+    reader = FeatureReader(pair, prompts, names, params.decoding.block)
+    shards, labels = shards_of(params, goal), read_records(LABEL_FOLDER / GOALS[goal], LABELS)
+    request = request_of(prompts, pair)
+
+    def read(records: Table, texts: Texts, index: int) -> Table:
+        shared = {name: records[name] for name in (*PLACE, "kept")}
+        if not num_rows(records):
+            return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
+        found = reader.read(records, texts, params.decoding.batch_size, **request)
+        return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}")
+
+    def work(index: int) -> None:
+        shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
+
+    return work
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,23 @@
+"""The task that params.yaml names."""
+
+from __future__ import annotations
+
+from gistgate.integrations.lm_eval import task as tasks
+from gistgate.integrations.lm_eval.task import Prompting, Task, TaskSpec
+from pipeline.params import Params
+
+
+def load_task(params: Params) -> Task:
+    """The task of params.yaml, prompted as its block `prompting` says.
+
+    Raises:
+        UserError: there is no such task, it cannot be loaded, it does not generate text or it has no training split.
+    """
+    return tasks.load_task(task_spec(params))
+
+
+def task_spec(params: Params) -> TaskSpec:
+    """What params.yaml says about the task."""
+    asked = params.prompting
+    prompting = Prompting(asked.num_fewshot, asked.chat_template, asked.system)
+    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, params.decoding.max_new_tokens)

@@ -1,0 +1,137 @@
+"""The exact bound is wrong at most as often as it says in every world, and other scores get a bound that says so."""
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize_scalar
+from scipy.stats import multinomial
+
+from gistgate.certificates.bernstein import PLUG_IN, bernstein_bound
+from gistgate.certificates.bounds import EXACT, hoeffding_bentkus, upper_bound
+from gistgate.certificates.planning import needed_n
+from gistgate.certificates.tango import exact_bound, p_value, score
+from gistgate.errors import UserError
+
+ALPHA = 0.05
+
+
+def outcomes(losses: int, gains: int, n: int) -> np.ndarray:
+    """Differences d = strict - loose of n prompts."""
+    return np.r_[np.ones(losses), -np.ones(gains), np.zeros(n - losses - gains)]
+
+
+def tables(n: int) -> list[tuple[int, int]]:
+    """All tables of n pairs, as (losses, gains)."""
+    return [(losses, gains) for losses in range(n + 1) for gains in range(n + 1 - losses)]
+
+
+def largest_probability(chosen: list[tuple[int, int]], n: int, differences: list[float]) -> float:
+    """Largest probability of these tables over worlds with such a difference and any discordance."""
+    counts = np.array([(losses, gains, n - losses - gains) for losses, gains in chosen])
+    found = [0.0]
+    for difference in differences:
+        for discordance in np.linspace(difference, 1, 60):
+            p_loss, p_gain = (discordance + difference) / 2, (discordance - difference) / 2
+            found.append(multinomial.pmf(counts, n, [p_loss, p_gain, 1 - discordance]).sum())
+    return max(found)
+
+
+@pytest.mark.parametrize("losses, gains, n, difference", [(3, 5, 40, 0.1), (0, 4, 30, 0.05), (9, 0, 50, 0.02)])
+def test_the_nuisance_in_the_statistic_maximises_the_likelihood(losses, gains, n, difference):
+    """The closed form is compared with a search over p_gain under p_loss = p_gain + difference."""
+
+    def loss(p_gain: float) -> float:
+        rest = 1 - 2 * p_gain - difference
+        return -(losses * np.log(p_gain + difference) + gains * np.log(p_gain) + (n - losses - gains) * np.log(rest))
+
+    p_gain = minimize_scalar(loss, bounds=(1e-9, (1 - difference) / 2 - 1e-9), options={"xatol": 1e-10}).x
+    variance = n * (2 * p_gain + difference - difference**2)
+    expected = (losses - gains - n * difference) / np.sqrt(variance)
+    assert score(losses, gains, n, difference) == pytest.approx(expected, abs=1e-3)
+
+
+@pytest.mark.parametrize("difference", [0.001, 0.02, 0.1, 0.5, 0.9])
+def test_more_losses_among_the_same_discordant_pairs_never_look_better(difference):
+    """The boundary of the hypothesis is its worst case only if this holds."""
+    for discordant in range(1, 61):
+        losses = np.arange(discordant + 1)
+        assert (np.diff(score(losses, discordant - losses, 60, difference)) > 0).all()
+
+
+@pytest.mark.parametrize("n, budget", [(30, 0.05), (30, 0.1), (30, 0.3), (60, 0.05)])
+def test_a_budget_is_certified_wrongly_at_most_as_often_as_promised(n, budget):
+    """Full enumeration: in no world whose loss is the budget or more do the certifying tables weigh more than alpha."""
+    certifying = [table for table in tables(n) if p_value(*table, n, budget) <= ALPHA]
+    level = largest_probability(certifying, n, [budget, budget + 0.02, budget + 0.2])
+    assert 0.5 * ALPHA < level <= ALPHA
+
+
+def test_bounds_cover_the_true_loss():
+    """Full enumeration: in no world does the bound fall short of the loss more often than alpha."""
+    n = 14
+    bound = {table: exact_bound(*table, n, ALPHA) for table in tables(n)}
+    for true in (0.02, 0.1, 0.25, 0.5):
+        short = [table for table, value in bound.items() if value < true]
+        assert largest_probability(short, n, [true]) <= ALPHA
+
+
+def test_the_discordance_is_searched_finely_enough():
+    """Ten times as many discordances find no worse world."""
+    import gistgate.certificates.tango as tango
+
+    found = p_value.__wrapped__(6, 4, 200, 0.04)
+    points, tango.NUISANCE_POINTS = tango.NUISANCE_POINTS, 480
+    try:
+        assert p_value.__wrapped__(6, 4, 200, 0.04) == pytest.approx(found, rel=1e-3)
+    finally:
+        tango.NUISANCE_POINTS = points
+
+
+def test_published_margins():
+    """1000 problems, 25 losses and 25 gains: a little above the normal margin of 1.16 points, at most 1.21."""
+    assert 0.0116 < exact_bound(25, 25, 1000, ALPHA) <= 0.0121
+    assert bernstein_bound(0.0, 0.05, 1000, ALPHA) == pytest.approx(0.036, abs=0.001)
+    assert 2 * hoeffding_bentkus(0.5, 1000, ALPHA) - 1 == pytest.approx(0.067, abs=0.001)
+
+
+def test_300_problems_certify_one_percent_only_without_a_loss():
+    assert p_value(0, 0, 300, 0.01) <= ALPHA
+    assert p_value(1, 0, 300, 0.01) > ALPHA
+    assert p_value(1, 1, 300, 0.01) > ALPHA
+    assert exact_bound(0, 0, 300, ALPHA) <= 0.01 < exact_bound(0, 0, 298, ALPHA)
+
+
+@pytest.mark.parametrize(
+    "losses, gains, n, expected",
+    [(30, 0, 30, 1.0), (0, 30, 30, 0.0), (1, 0, 1, 1.0), (0, 0, 1, 0.9501)],  # without data nothing is certain
+)
+def test_extreme_tables_have_sensible_bounds(losses, gains, n, expected):
+    assert exact_bound(losses, gains, n, ALPHA) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_harm_bound_is_valid_and_not_far_from_exact():
+    """Against the exact binomial bound of 10 harmed prompts in 500, 3.37 %."""
+    assert 0.0337 < hoeffding_bentkus(0.02, 500, ALPHA) < 0.045
+    assert hoeffding_bentkus(1.0, 10, ALPHA) == 1.0
+
+
+def test_scores_between_right_and_wrong_get_a_wider_bound_that_says_so():
+    d = np.resize([0.5, -0.5, 0.0, 0.0], 1000)
+    bound = upper_bound(d, 0.95)
+    assert bound.kind == PLUG_IN
+    assert bound.value > upper_bound(np.sign(d) * (np.arange(1000) % 20 < 2), 0.95).value
+    assert upper_bound(outcomes(3, 2, 100), 0.95).kind == EXACT
+    assert upper_bound(outcomes(3, 2, 100), 0.95, ternary=False).kind == PLUG_IN
+
+
+@pytest.mark.parametrize("bad", [[], [float("nan")], [1.5, 0.0]])
+def test_what_cannot_be_bounded_is_refused_with_a_remedy(bad):
+    with pytest.raises(UserError, match=r"Raise the size|task_metric"):
+        upper_bound(bad, 0.95)
+
+
+def test_needed_n():
+    assert needed_n(0.01, 0.95, discordance=0.0) in (299, 300)
+    assert 900 < needed_n(0.0125, 0.95, discordance=0.05) < 1100
+    assert needed_n(0.02, 0.95, 0.05) < needed_n(0.02, 0.95, 0.05, loss=0.01) < needed_n(0.02, 0.99, 0.05, loss=0.01)
+    assert needed_n(0.02, 0.95, 0.05, exact=False) > needed_n(0.02, 0.95, 0.05)
+    assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8

@@ -1,0 +1,96 @@
+"""`gistgate calibrate` from a task to certificate.json on a tiny pair, without the pipeline."""
+
+import os
+from pathlib import Path
+
+import pytest
+from transformers import LlamaForCausalLM
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+from gistgate.certificates.bernstein import PLUG_IN
+from gistgate.certificates.betting import BETTING
+from gistgate.certificates.certificate import read_proof
+from gistgate.cli import main as cli
+from gistgate.cli.show import proved
+from gistgate.errors import UserError
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.integrations.lm_eval import task_files
+from gistgate.integrations.lm_eval.calibrate import Options, certify
+from tests.tiny import byte_tokenizer, tiny_pair, write_task
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Folders of a tiny target and draft."""
+    place = tmp_path_factory.mktemp("pair")
+    for name, model in zip(("target", "draft"), tiny_pair(), strict=True):
+        model.save_pretrained(place / name)
+        byte_tokenizer().save_pretrained(place / name)
+    return place / "target", place / "draft"
+
+
+def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path, monkeypatch, folders, capsys):
+    monkeypatch.chdir(tmp_path)
+    tasks = write_task(tmp_path, num_train=90)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks))
+    target, draft = folders
+    options = Options(
+        task="sums", budget=0.2, rule="prob-ratio", target=str(target), draft=str(draft), prompts=60, development=20,
+        out=tmp_path / "proof", batch_size=16,
+    )  # fmt: skip
+    kept, path = certify(options)
+    assert "A budget of 20.00%" in capsys.readouterr().out
+    assert path == tmp_path / "proof/certificate.json" and read_proof(path) == kept
+    found = kept.operating_point(0.2)
+    assert (kept.rule, found.n, kept.score) == ("prob-ratio", 60, "task")
+    assert found.bound <= 0.2
+    assert "certificate rule prob-ratio" in proved(kept)
+    model = LlamaForCausalLM.from_pretrained(target)
+    assert kept.mismatch(target=model) is None
+    model.model.norm.weight.data += 1
+    assert "because of another target" in (kept.mismatch(target=model) or "")
+
+
+@pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", PLUG_IN)])
+def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, folders, capsys, stop, score, kind):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90)))
+    target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
+    partners = identify_model(target), identify_model(draft), identify_tokenizer(byte_tokenizer())
+    Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save("gate")
+    certify(
+        Options(
+            task="sums", budget=0.4, gate="gate", target=str(folders[0]), draft=str(folders[1]), prompts=60,
+            development=20, batch_size=16, stop=stop, score=score,
+        )
+    )  # fmt: skip
+    kept = read_proof(Path("gate"))
+    assert kept is not None and (kept.rule, kept.score) == ("autojudge", score)
+    found = kept.operating_point()
+    assert found.bound_kind == kind and found.loss <= found.bound <= 0.4 and len(kept.sequence) >= 1
+    capsys.readouterr()
+    cli.inspect(Path("gate"))
+    shown = capsys.readouterr().out
+    assert "certificate rule autojudge" in shown and "risk " in shown and kind in shown
+    assert f"at most {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
+
+
+def test_options_that_cannot_be_are_refused():
+    with pytest.raises(UserError, match="Without --gate"):
+        Options(task="sums")
+    with pytest.raises(UserError, match="cannot be certified"):
+        Options(task="sums", gate="x", budget=0.0)
+    with pytest.raises(UserError, match="no way to stop called 'earlier'"):
+        Options(task="sums", gate="x", stop="earlier")
+
+
+def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
+    def missing(name):
+        raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
+
+    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"needs 'scipy'.*gistgate\[calibrate\]"):
+        cli.calibration()

@@ -1,0 +1,55 @@
+"""What a pair can gain, from its costs and the accepted lengths of a strict run."""
+
+from __future__ import annotations
+
+import pytest
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.observing.outlook import Costs, advice, measure, outlook, tau_at
+from gistgate.rules.exact import Exact
+from tests.tiny import tiny_pair
+
+HISTOGRAM = {0: 2, 4: 6, 8: 2}
+"""Ten rounds at K = 8."""
+
+
+def test_a_shorter_block_cuts_the_accepted_lengths():
+    assert tau_at(HISTOGRAM, 8) == pytest.approx((2 * 1 + 6 * 5 + 2 * 9) / 10)
+    assert tau_at(HISTOGRAM, 4) == pytest.approx((2 * 1 + 8 * 5) / 10)
+    with pytest.raises(UserError, match="Nothing was decoded"):
+        tau_at({}, 4)
+
+
+def test_the_speed_is_tau_over_the_price_of_a_round():
+    one = outlook(Costs(0.1, 0.25, {4: 1.0, 8: 1.5}), HISTOGRAM, 8)
+    assert one.strict == pytest.approx(5.0 / (1.5 + 8 * 0.25)) and one.ceiling == pytest.approx(9 / 3.5)
+
+
+def test_verification_is_linear_between_measured_blocks_and_constant_outside():
+    costs = Costs(0.1, 0.1, {4: 1.0, 8: 1.4})
+    assert [costs.verification(k) for k in (2, 4, 5, 8, 16)] == pytest.approx([1.0, 1.0, 1.1, 1.4, 1.4])
+
+
+@pytest.mark.parametrize(
+    "draft, histogram, said",
+    [
+        (1.2, HISTOGRAM, "Speculation cannot pay"),
+        (0.1, {8: 10}, "A gate is not worth its labels"),
+        (0.1, HISTOGRAM, "A gate can pay"),
+        (0.6, {0: 9, 8: 1}, "does not pay"),
+    ],
+)
+def test_there_is_one_recommendation(draft: float, histogram: dict[int, int], said: str):
+    costs = Costs(0.1, draft, {4: 1.0, 8: 1.0})
+    assert said in advice([outlook(costs, histogram, block) for block in (2, 4, 8)])
+
+
+def test_costs_of_a_real_pair_are_measured_without_reading_the_prompt():
+    target, draft = tiny_pair()
+    decoder = Decoder(target, ModelDrafter(draft), Exact(), 4)
+    costs = measure(decoder, [[1, 2, 3], [4, 5]], (2, 4), max_new_tokens=24)
+    assert costs.step > 0 and costs.draft > 0 and set(costs.verify) == {2, 4} and min(costs.verify.values()) > 0
+    with pytest.raises(UserError, match="first round"):
+        measure(decoder, [[1, 2, 3]], (2,), max_new_tokens=1)

@@ -1,0 +1,60 @@
+"""A certificate names everything that decides what is decoded."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+from gistgate.files import fingerprint
+from gistgate.identity import identify_model, identify_tokenizer, model_scope
+from gistgate.integrations.lm_eval.task import Prompting
+from pipeline.common.scope import scope_of
+from pipeline.pairs.pair import Pair
+from pipeline.params import DecodingParams, MethodParams, Params
+from pipeline.studies.retrieval.drafters import files_behind
+from tests.tiny import byte_tokenizer, tiny_pair
+
+MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}
+TASK = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting())
+
+
+def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for file in [*files_behind("choice"), *files_behind("sen")]:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("known")
+    pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
+    params = Params(methods={name: MethodParams("fly", drafter=name, knob="theta", grid=(0.1,)) for name in MODELS})
+    for name, has_model in MODELS.items():
+        made = scope_of(params, name, pair, TASK, None, prompts=[])
+        assert (made["draft"] == model_scope(identify_model(pair.draft))) is has_model
+        assert (made.get("drafter_data") is not None) is (name in ("choice", "sen"))
+    files_behind("sen")[0].write_text("something else")
+    assert scope_of(params, "sen", pair, TASK, None, prompts=[])["drafter_data"] != made["drafter_data"]
+
+
+def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
+    """Certificates that were made before have these entries, and no other."""
+    monkeypatch.chdir(tmp_path)
+    pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
+    params = Params(methods={"fly": MethodParams("fly", block=4)})
+    params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
+    assert scope_of(params, "fly", pair, TASK, None, prompts=[[1]]) == {
+        "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
+        "tokenizer": identify_tokenizer(byte_tokenizer()).vocabulary, "gate": None,
+        "task": fingerprint(["sums", "exact", [], 5]),
+        "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
+        "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
+        "batching": {"rows": 8, "ragged": True}, "guards": [],
+    }  # fmt: skip
+
+
+def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pair, path = Pair(*tiny_pair(), byte_tokenizer(), "tiny"), Path("data/prompts/calibration.jsonl")
+    params = Params(methods={"fly": MethodParams("fly")})
+    path.parent.mkdir(parents=True)
+    path.write_text("one")
+    before = scope_of(params, "fly", pair, TASK, None)
+    path.write_text("two")
+    after = scope_of(params, "fly", pair, TASK, None)
+    assert {key for key in before if before[key] != after[key]} == {"prompts"}

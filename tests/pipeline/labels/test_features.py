@@ -1,0 +1,151 @@
+"""Features that are read again equal those of the decode that found the mismatches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters import ModelDrafter
+from gistgate.files import read_json, save_tensors
+from gistgate.gates.features import extract
+from gistgate.rules import make_rule
+from pipeline.heads.logistic import fit_logistic
+from pipeline.heads.metrics import rank_metrics
+from pipeline.heads.rows import read_rows, rows_of
+from pipeline.labels.features import FeatureReader, divergence
+from pipeline.labels.mismatches import MismatchRecorder, stamped
+from pipeline.labels.schema import FEATURE_FOLDER, LABEL_FOLDER, LABELS, Policy, checked
+from pipeline.labels.tables import concatenated, num_rows, picked
+from pipeline.labels.texts import AnswerText, pack
+from pipeline.params import DecodingParams, Params, TrainParams
+from pipeline.stages import features as stage
+from tests.tiny import byte_tokenizer, tiny_pair
+
+ROOT = Path(__file__).parents[3]
+NAMES = ("h_tok:post", "h_pred:post", "h_tok:pre", "h_tok:layer:0", "scalars", "lookahead", "draft")
+REQUEST = {"max_new_tokens": 40, "eos_ids": [2]}
+BLOCK = 6
+
+
+@pytest.fixture(scope="module")
+def pair():
+    target, draft = tiny_pair(noise=0.15)
+    return SimpleNamespace(target=target, draft=draft, tokenizer=byte_tokenizer())
+
+
+@pytest.fixture(scope="module")
+def prompts():
+    draw = torch.Generator().manual_seed(0)
+    return [{"ids": torch.randint(3, 259, (4 + n % 5,), generator=draw).tolist()} for n in range(16)]
+
+
+def with_kl(block):
+    at_B, at_K = torch.ones_like(block.valid).nonzero(as_tuple=True)
+    return {**extract(block, NAMES), "kl": divergence(block, at_B, at_K).view(block.valid.shape)}
+
+
+@pytest.fixture(scope="module", params=["exact", "random"])
+def recorded(request, pair, prompts):
+    """Mismatches of a strict and of a loose decode, with the features that its own blocks had, and the texts."""
+    settings = {"rate": 0.5} if request.param == "random" else {}
+    recorder = MismatchRecorder(BLOCK, with_kl, layers=["post", "pre", "layer:0"], wants_q=True)
+    rule = make_rule(request.param, **settings)
+    decoder = Decoder(pair.target, ModelDrafter(pair.draft), rule, BLOCK, vocabulary=259, observer=recorder)
+    answers = decoder.generate([prompt["ids"] for prompt in prompts], **REQUEST)
+    found = recorder.take(answers)
+    table = concatenated([stamped(one, index, Policy.GATED) for index, one in enumerate(found) if num_rows(one)])
+    return table, {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
+
+
+@pytest.fixture(scope="module")
+def again(pair, prompts, recorded):
+    return FeatureReader(pair, prompts, NAMES, BLOCK).read(*recorded, batch_size=23, **REQUEST)
+
+
+@pytest.mark.parametrize("name", [*NAMES, "kl"])
+def test_features_read_again_equal_the_recorded_ones(recorded, again, name):
+    """The block is rebuilt from its ids, so even a look-ahead over the end of the recorded block stays cut off."""
+    table, _ = recorded
+    assert num_rows(table) >= 60 and bool((table["behind"] < 0).any()) and bool((table["behind"] >= 0).any())
+    torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
+
+
+def test_the_target_says_the_same_as_in_the_decode(again):
+    assert again["same_target"].float().mean() >= 0.99
+
+
+def test_a_head_ranks_as_well_on_features_read_again(recorded, again):
+    """Fitted on either kind, the head orders mismatches of other problems alike: the AUC differs by rounding only."""
+    table, _ = recorded
+    direction = torch.linspace(-1, 1, table["h_tok:post"].shape[1])
+    kept = (table["h_tok:post"] @ direction > 0).float()
+    unseen, found = table["problem"] >= 10, []
+    for source in (table, again):
+        rows = rows_of(
+            {**table, **{name: source[name].float() for name in (*NAMES, "kl")}, "kept": kept}, ["h_tok:post"]
+        )
+        head, _ = fit_logistic(rows.where(~unseen), [0.1], 2)
+        with torch.no_grad():
+            score = head(rows.where(unseen).x)
+        found.append(rank_metrics(kept[unseen].double().numpy(), score.double().numpy())["auc"])
+    assert found[0] > 0.8 and found[1] == pytest.approx(found[0], abs=0.01)
+
+
+def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, prompts, recorded):
+    """Features, labels and references of every row, in the labels' order; a shard without rows is no obstacle."""
+    monkeypatch.chdir(tmp_path)
+    table, texts = recorded
+    labels = {name: column for name, column in table.items() if name in LABELS}
+    labels["kept"], labels["greedy_kept"] = torch.rand(num_rows(table)), torch.ones(num_rows(table), dtype=torch.int8)
+    labels["rollouts"] = torch.ones(num_rows(table), dtype=torch.int16)
+    half = torch.arange(num_rows(table)) < 50
+    for index, part in enumerate((half, ~half, half & ~half)):
+        shard = pack(checked(picked(labels, part), LABELS, "the labels"), texts.values())
+        save_tensors(LABEL_FOLDER / f"gated/rows-{index:05d}.safetensors", shard)
+    features = ("lookahead", "h_tok:post")
+    params = Params(train=TrainParams(features=features), decoding=DecodingParams(block=BLOCK, workers=1))
+    monkeypatch.setattr(stage, "item", lambda: "gated")
+    monkeypatch.setattr(stage, "read_params", lambda: params)
+    monkeypatch.setattr(stage, "load_pair", lambda _params: pair)
+    monkeypatch.setattr(stage, "pair_files", lambda _pair: [])
+    monkeypatch.setattr(stage, "read_prompts", lambda _split: prompts)
+    monkeypatch.setattr(stage, "request_of", lambda _prompts, _pair: REQUEST)
+    stage.main()
+    rows, widths = read_rows([FEATURE_FOLDER / "gated"], features)
+    assert widths == {"lookahead": 6, "h_tok:post": 32}
+    assert torch.equal(rows.kept, labels["kept"]) and torch.equal(rows.problem, labels["problem"])
+    torch.testing.assert_close(rows.x[:, 6:], table["h_tok:post"].float(), atol=1e-3, rtol=1e-3)
+    assert read_json(FEATURE_FOLDER / "gated/summary.json")["rows"] == len(rows)
+
+
+def test_a_changed_feature_repeats_no_rollout():
+    """No stage that makes rollouts reads `train.features`, or anything that a stage makes from it."""
+    stages = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
+    expanded = {}
+    for name, stage_ in stages.items():
+        for key, item in items_of(stage_.get("foreach")):
+            text = yaml.safe_dump(stage_.get("do", stage_)).replace("${key}", key).replace("${item}", key)
+            for field, value in item.items():
+                text = text.replace(f"${{item.{field}}}", str(value))
+            expanded[f"{name}@{key}" if key else name] = yaml.safe_load(text)
+    tainted: set[str] = {"train", "train.features"}
+    for _ in expanded:  # what depends on a tainted output is tainted as well
+        for body in expanded.values():
+            reads = {*body.get("params", ()), *body["deps"]}
+            if any(one == bad or one.startswith(f"{bad}/") for one in reads for bad in tainted):
+                tainted |= set(body["outs"])
+    rollouts = {"data/mismatches/strict", "data/mismatches/gated", "data/labels/strict", "data/labels/gated"}
+    assert {"data/features/strict", "data/features/gated", "models/heads"} <= tainted
+    assert not tainted & (rollouts | {"models/pilot"})
+
+
+def items_of(foreach):
+    """Keys and fields of a DVC loop; one empty item for a stage without a loop."""
+    if isinstance(foreach, dict):
+        return foreach.items()
+    return [(key, {}) for key in foreach] if isinstance(foreach, list) else [("", {})]
