@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gistgate.build.models import Target
 from gistgate.decoding.decoder import Decoder
 from gistgate.demo.stream import stream
 from gistgate.errors import UserError
+from gistgate.observing.race import strict_of
 from gistgate.pages.alignment import differences
-from gistgate.pages.runs import STRICT, changed
+from gistgate.pages.runs import STRICT, rule_name
 from gistgate.pages.tokens import shown
 from gistgate.rules.base import Rule
-from gistgate.rules.exact import Exact
 
 MOST_TOKENS = 4096
 """Longest answer that a question may ask for."""
@@ -26,7 +27,7 @@ class Setting:
     """One position of the slider."""
 
     label: str
-    rule: Rule
+    decoder: Decoder
     claim: str
     """What is certified about it."""
 
@@ -63,10 +64,10 @@ class Playground:
     system: str | None = None
     """System text of the chat template."""
 
-    @property
+    @cached_property
     def settings(self) -> list[Setting]:
         """Strict decoding, then the values of the knob from strict to loose."""
-        strict = Setting(STRICT, Exact(), "Strict decoding loses nothing.")
+        strict = Setting(STRICT, strict_of(self.decoder, self.decoder.drafter), "Strict decoding loses nothing.")
         return [strict, *(self._setting(value) for value in knob_values(self.rule))]
 
     @property
@@ -76,9 +77,9 @@ class Playground:
         return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
 
     def _setting(self, value: float) -> Setting:
-        knob = str(self.rule.knob)
-        rule: Rule = replace(self.rule, **{knob: value})  # type: ignore[type-var]
-        return Setting(f"{rule.id}, {knob} {value:g}", rule, self.claims.get(value, "Nothing is certified here."))
+        rule: Any = replace(self.rule, **{str(self.rule.knob): value})  # type: ignore[type-var]
+        claim = self.claims.get(value, "Nothing is certified here.")
+        return Setting(rule_name(rule), self.decoder.having(rule=rule), claim)
 
     def question(self, values: Any) -> Question:
         """Check what the page sent.
@@ -98,7 +99,7 @@ class Playground:
             raise UserError("The slider has no such position. Reload the page.")
         return question
 
-    def answer(self, question: Question) -> Iterator[dict[str, Any]]:
+    def answer(self, question: Question) -> Generator[dict[str, Any], None, None]:
         """Decode loosely, then strictly, and yield an event for each round; at last, where the answers differ.
 
         Raises:
@@ -108,8 +109,8 @@ class Playground:
         ids = self.target.encode(question.prompt, self.chat, self.system)
         request = {**self.request, "max_new_tokens": question.max_new_tokens}
         texts: dict[str, list[str]] = {"loose": [], STRICT: []}
-        for side, rule in (("loose", self.settings[question.setting].rule), (STRICT, Exact())):
-            with closing(stream(changed(self.decoder, rule=rule), ids, tokenizer, **request)) as steps:
+        for side, setting in (("loose", self.settings[question.setting]), (STRICT, self.settings[0])):
+            with closing(stream(setting.decoder, ids, tokenizer, **request)) as steps:
                 for step in steps:
                     texts[side] += [token.text for token in step.tokens]
                     tokens = [shown(token) for token in step.tokens]

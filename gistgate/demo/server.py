@@ -8,7 +8,7 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -122,14 +122,14 @@ def make_app(playground: Playground) -> Any:
     return Starlette(routes=routes, middleware=[hosts])
 
 
-async def lines(events: Iterator[dict[str, Any]], turn: asyncio.Lock) -> AsyncIterator[str]:
+async def lines(events: Generator[dict[str, Any], None, None], turn: asyncio.Lock) -> AsyncIterator[str]:
     """One JSON object per line, when it is this question's turn; a reader who leaves ends decoding."""
     from starlette.concurrency import iterate_in_threadpool
 
     if turn.locked():
         yield json.dumps({"waiting": True}) + "\n"
     async with turn:
-        with closing(events):  # type: ignore[type-var]
+        with closing(events):
             try:
                 async for event in iterate_in_threadpool(events):
                     yield json.dumps(event) + "\n"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -11,7 +11,7 @@ from typing import Any
 from gistgate.block import Acceptance, Block, Reason
 from gistgate.decoding.decoder import Decoder
 from gistgate.observing.trace import TracedToken, Watch
-from gistgate.pages.runs import changed, numbers
+from gistgate.pages.runs import numbers
 from gistgate.request.rows import Row
 from gistgate.request.statistics import Statistics
 
@@ -53,7 +53,7 @@ class Feed:
     def run(self, decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> None:
         """Decode one prompt; every outcome ends in the queue."""
         try:
-            answer = changed(decoder, observer=self).generate([ids], **request)[0]
+            answer = decoder.having(observer=self).generate([ids], **request)[0]
             self._send(answer.ids, answer.reasons, answer.statistics)
             self.items.put(None)
         except Exception as error:
@@ -76,7 +76,7 @@ class Feed:
         return added
 
 
-def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Iterator[Step]:
+def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
     """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round.
 
     Raises:

@@ -20,6 +20,8 @@ def proof_of(wishes: Wishes, decoder: Decoder) -> Proof | None:
 
 def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float) -> str:
     """What the certificate says about the rule of this decoder at that value of its knob."""
+    if wishes.segments:
+        return "The certificate of segments lies in their folder; this page does not read it."
     proof = proof_of(wishes, decoder)
     if proof is None:
         return "Not certified: there is no certificate."
@@ -40,15 +42,20 @@ def promise(point: OperatingPoint) -> str:
     )
 
 
+def own_claim(wishes: Wishes, decoder: Decoder) -> str | None:
+    """The claim about the setting that the decoder runs with; None for a rule without a knob."""
+    rule: Any = decoder.rule
+    return None if rule.knob is None else claim(wishes, decoder, rule, getattr(rule, rule.knob))
+
+
 def certificate_table(wishes: Wishes, decoder: Decoder) -> dict[str, Any]:
-    """What the page of a trace says about the certificate; empty where nothing loose runs without one."""
-    proof, knob = proof_of(wishes, decoder), decoder.rule.knob
-    here = {} if knob is None else {"this setting": claim(wishes, decoder, decoder.rule, getattr(decoder.rule, knob))}
+    """The certificate for a page; empty without one."""
+    proof = proof_of(wishes, decoder)
     if proof is None:
-        return here
+        return {}
     points = {f"budget {point.budget:g}": asdict(point) for point in proof.points}
     facts = {name: getattr(proof, name) for name in ("rule", "drafter", "block", "score", "source", "made")}
-    return {**here, **facts, **points}
+    return {**facts, **points}
 
 
 def provenance_table(decoder: Decoder) -> dict[str, Any]:

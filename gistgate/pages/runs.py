@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.observing.race import strict_of
 from gistgate.observing.trace import TracedToken, trace
 from gistgate.request.statistics import Statistics
-from gistgate.rules.exact import Exact
 
 STRICT = "strict"
 """Name of the run that strict decoding makes."""
@@ -38,14 +37,7 @@ def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | Non
 
 def strict_run(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Run:
     """Decode one prompt as `record` does, with the same drafter and K but without loose accepts."""
-    return record(changed(decoder, rule=Exact()), ids, tokenizer, STRICT, **request)
-
-
-def changed(decoder: Decoder, **parts: Any) -> Decoder:
-    """A copy of the decoder with other parts, such as `rule` or `observer`; both share models and drafter."""
-    other = copy(decoder)
-    other.parts = replace(decoder.parts, **parts)
-    return other
+    return record(strict_of(decoder, decoder.drafter), ids, tokenizer, STRICT, **request)
 
 
 def rule_name(rule: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from gistgate.build.wishes import Wishes
 from gistgate.files import write_text
 from gistgate.pages.alignment import Difference, differences, segments
-from gistgate.pages.claims import certificate_table, provenance_table
+from gistgate.pages.claims import certificate_table, own_claim, provenance_table
 from gistgate.pages.rendering import TEMPLATES, render
 from gistgate.pages.runs import Run, numbers, record, strict_run
 from gistgate.pages.tokens import MEANINGS, shown, visible
@@ -21,6 +21,7 @@ def trace_page(
     run: Run,
     strict: Run | None = None,
     *,
+    claim: str | None = None,
     certificate: Mapping[str, Any] | None = None,
     provenance: Mapping[str, Any] | None = None,
     title: str = "GistGate trace",
@@ -31,7 +32,8 @@ def trace_page(
         prompt: the text that was continued.
         run: the answer that is explained.
         strict: strict decoding of the same prompt, which is aligned with it; None leaves it out.
-        certificate: what is certified about the setting, by name.
+        claim: one sentence about what is certified for the setting of `run`.
+        certificate: the certificate, by name.
         provenance: where models and gate come from, by name.
         title: heading of the page.
     """
@@ -43,6 +45,7 @@ def trace_page(
         styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css"),
         title=title,
         prompt=visible(prompt),
+        claim=claim,
         answers=[
             {"name": one.name, "parts": parts(one, spans, first=one is run), "numbers": numbers(one.statistics)}
             for one in runs
@@ -72,8 +75,15 @@ def write_trace(
     decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
     run = record(decoder, ids, tokenizer, **request)
     strict = strict_run(decoder, ids, tokenizer, **request)
-    tables = {"certificate": certificate_table(wishes, decoder), "provenance": provenance_table(decoder)}
-    write_text(path, trace_page(prompt, run, strict, **tables))
+    html = trace_page(
+        prompt,
+        run,
+        strict,
+        claim=own_claim(wishes, decoder),
+        certificate=certificate_table(wishes, decoder),
+        provenance=provenance_table(decoder),
+    )
+    write_text(path, html)
 
 
 def texts(run: Run) -> list[str]:

@@ -104,5 +104,8 @@ async function ask(event) {
 
 at("ask").addEventListener("submit", ask);
 at("stop").addEventListener("click", () => running && running.abort());
+at("prompt").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) at("ask").requestSubmit();
+});
 at("setting").addEventListener("input", describe);
 describe();

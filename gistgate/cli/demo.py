@@ -8,9 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Length, Stops, System, TargetName
+from gistgate.cli.options import Chat, Dtype, Length, Stops, System, TargetName, with_wishes
 
 
+@with_wishes
 def demo(
     target: TargetName,
     *,
