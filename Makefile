@@ -18,13 +18,15 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro table certify retrieval segments speed test quality smoke ui publish bench format
+.PHONY: help install repro studies table certify retrieval segments speed test test-all quality format deps smoke ui publish bench
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
 	dvc repro
+
+studies: table certify retrieval segments speed  ## run every study below pipeline/studies that has stages
 
 table: $(STAMP)  ## compare every rule of the library at the headline budget; shares what `repro` has done
 	dvc repro pipeline/studies/table/dvc.yaml
@@ -42,17 +44,23 @@ speed: $(STAMP)  ## certify methods at their own K, then time everything side by
 	dvc repro pipeline/studies/speed/dvc.yaml
 	python -m benchmarks.speed
 
-test: $(STAMP)  ## run the tests, two at a time
+test: $(STAMP)  ## run the fast tests, two at a time
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow"
+
+test-all: $(STAMP)  ## run all tests, the slow ones too
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
 
 quality: $(STAMP)  ## check style and types: the gate of every commit
 	ruff check .
 	ruff format --check .
-	mypy gistgate
+	mypy gistgate pipeline
 
 format: $(STAMP)  ## bring the code into the form that `quality` wants
 	ruff check --fix .
 	ruff format .
+
+deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports of its stages
+	python -m pipeline.common.closure --write
 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke

@@ -1,4 +1,4 @@
-"""What every benchmark shares: rounds side by side, ratios with intervals, one folder of results, one way to fail."""
+"""What every benchmark shares: rounds side by side, ratios with intervals, one folder of results."""
 
 from __future__ import annotations
 
@@ -7,21 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import typer
 
 from benchmarks.intervals import ratio_of_sums
 from gistgate.files import write_json
-from pipeline.common.entry import run
-from pipeline.speed.clock import Contender, Prompts, drop_loops, machine
+from pipeline.common.paths import BENCHMARK_RESULTS
+from pipeline.speed.clock import Contender, Prompts, machine
+from pipeline.speed.race import race
 
-RESULTS = Path("benchmarks/results")
-
-
-def command(main: Callable[..., None]) -> None:
-    """Run a benchmark from the command line; what a person can mend becomes one sentence."""
-    app = typer.Typer(pretty_exceptions_enable=False, add_completion=False)
-    app.command()(main)
-    run(app)
+RESULTS = BENCHMARK_RESULTS
 
 
 def device_kind() -> str:
@@ -30,22 +23,10 @@ def device_kind() -> str:
 
 
 def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> dict[str, dict[str, Any]]:
-    """Every contender on every batch, batch by batch in an order that rotates; the first batch warms up.
-
-    Returns for each name the seconds and new tokens of every batch that nobody answered with a loop.
-    """
-    for contender in field:
-        contender.decode(batches[0])
-    times: dict[str, dict[str, Any]] = {c.name: {"block": c.block, "seconds": [], "tokens": []} for c in field}
-    loops = [False] * len(batches)
-    for place, batch in enumerate(batches):
-        turn = place % len(field)
-        for contender in [*field[turn:], *field[:turn]]:
-            timed = contender.timed(batch)
-            times[contender.name]["seconds"].append(timed.seconds)
-            times[contender.name]["tokens"].append(timed.tokens)
-            loops[place] |= timed.loops
-    drop_loops(times, loops)
+    """The race of all contenders, with the seconds of every batch in a flat list."""
+    times = race(field, batches)
+    for entry in times.values():
+        entry["seconds"] = [seconds for (seconds,) in entry["seconds"]]
     if say:
         for name, entry in times.items():
             print(f"{name:28} {sum(entry['tokens']) / sum(entry['seconds']):8.1f} tokens per second", flush=True)

@@ -3,34 +3,44 @@
     python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
 In the folder of a finished run, batch 1, one engine after the other. `--write` puts the proposals, those of the first
-engine, into `speed.blocks` of params.yaml, strict decoding's into `decoding.strict_block`: K changes a loose method's
-texts, so it is part of its certificate, and `make speed` certifies the method at that K. A proposal is the smallest K
-whose interval against the fastest K reaches 1: noise must not lengthen blocks.
+engine, into pipeline/studies/speed/params.yaml, and strict decoding's into `decoding.strict_block` of params.yaml. K
+changes a loose method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A
+proposal is the smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, command, save, side_by_side
+from benchmarks.bench import RESULTS, save, side_by_side
 from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_text
+from pipeline.common.entry import run
+from pipeline.common.paths import PARAMS
 from pipeline.speed.clock import Contender, ours
+from pipeline.studies.speed.params import FILE
 
 STRICT = "strict"
 
 
 def main(
-    methods: str = "", ks: str = "2,3,4,5,6,8,10,12", engine: str = "eager", prompts: int = 12, threads: int = 1,
-    write: bool = False, results: Path = RESULTS,
-) -> None:  # fmt: skip
+    methods: str = "",
+    ks: str = "2,3,4,5,6,8,10,12",
+    engine: str = "eager",
+    prompts: int = 12,
+    threads: int = 1,
+    write: bool = False,
+    results: Path = RESULTS,
+) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(prompts)
     names = methods.split(",") if methods else [STRICT, workload.headline]
@@ -46,7 +56,7 @@ def main(
     save("block", payload, results, lambda: figure(payload))
     if write:
         own = {name: found[label(name, engines[0], engines)]["proposed"] for name in names}
-        propose(own, Path("params.yaml"))
+        propose(own)
 
 
 def label(name: str, engine: str, engines: list[str]) -> str:
@@ -80,8 +90,17 @@ def decoder_of(workload: Workload, name: str, block: int, engine: str) -> Decode
     return workload.strict(block, engine) if name == STRICT else workload.method(name, engine, block)
 
 
-def propose(proposals: dict[str, int], path: Path) -> None:
-    """Write proposals into params.yaml, its comments kept.
+def propose(proposals: dict[str, int], strict: Path = PARAMS, others: Path = FILE) -> None:
+    """Write the proposals into the two files of parameters, with their comments kept."""
+    own = {name: block for name, block in proposals.items() if name != STRICT}
+    if STRICT in proposals:
+        edit(strict, lambda params: params["decoding"].update(strict_block=proposals[STRICT]))
+    if own:
+        edit(others, lambda params: params["blocks"].update(own))
+
+
+def edit(path: Path, change: Callable[[Any], None]) -> None:
+    """Change a YAML file and keep its comments.
 
     Raises:
         UserError: the library that keeps comments is missing.
@@ -89,21 +108,14 @@ def propose(proposals: dict[str, int], path: Path) -> None:
     try:
         from ruamel.yaml import YAML
     except ImportError as error:
-        raise UserError("Writing params.yaml needs ruamel.yaml, which comes with DVC. Run `make install`.") from error
-    from io import StringIO
-
+        raise UserError(f"Writing {path} needs ruamel.yaml, which comes with DVC. Run `make install`.") from error
     editor = YAML()
     editor.preserve_quotes, editor.width = True, 120
     editor.indent(mapping=2, sequence=4, offset=2)
     editor.representer.add_representer(type(None), lambda to, _: to.represent_scalar("tag:yaml.org,2002:null", "null"))
-    params = editor.load(read_text(path))
-    for name, block in proposals.items():
-        if name == STRICT:
-            params["decoding"]["strict_block"] = block
-        else:
-            params["speed"]["blocks"][name] = block
-    text = StringIO()
-    editor.dump(params, text)
+    content, text = editor.load(read_text(path)), StringIO()
+    change(content)
+    editor.dump(content, text)
     write_text(path, text.getvalue())
     print(f"Written: {path}")
 
@@ -116,4 +128,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

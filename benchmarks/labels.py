@@ -9,19 +9,18 @@ does. Rounds alternate; ratios are per round, their interval is a bootstrap over
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from scipy.stats import bootstrap
 
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from gistgate.integrations.lm_eval.task import Task
-from pipeline.tasks.loading import load_task
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
@@ -29,13 +28,13 @@ from pipeline.labels.collecting import strict_collector
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import machine
+from pipeline.tasks.loading import load_task
 
 OURS, PLAIN = 96, 4
 """Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""
 
 
-def main() -> None:
-    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 3
+def main(rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 3) -> None:
     if rounds < 2:
         raise UserError("An interval over rounds needs at least two. Pass a larger number, or none for three rounds.")
     params = read_params()

@@ -20,17 +20,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from benchmarks.intervals import Columns, over_prompts
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from pipeline.common.entry import run
 from pipeline.speed.clock import synchronise
 
 TURN = (
-    ("step", False), ("step", True), ("verify", False), ("draft", True), ("verify", True), ("judged", False),
-    ("draft", False), ("judged", True),
-)  # fmt: skip
+    ("step", False),
+    ("step", True),
+    ("verify", False),
+    ("draft", True),
+    ("verify", True),
+    ("judged", False),
+    ("draft", False),
+    ("judged", True),
+)
 """Parts in the order of their calls, and which calls count: each behind what precedes it in a round, and a draft after
 its own last call, so that all find the processor's caches alike."""
 
@@ -70,8 +77,10 @@ def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, Any]:
     """Parts and whole of one decoder, in target steps and shares, prompt by prompt beside each other."""
     num, engine, pair = decoder.block, decoder.engine.name, workload.pair
     parts: dict[str, Any] = {
-        "step": Forward(pair.target, 1), "verify": Forward(pair.target, num + 1), "draft": DraftStep(pair.draft, num)
-    }  # fmt: skip
+        "step": Forward(pair.target, 1),
+        "verify": Forward(pair.target, num + 1),
+        "draft": DraftStep(pair.draft, num),
+    }
     if engine == "compiled":  # eager rounds count their share of judging themselves
         parts["judged"] = Verification(decoder, workload.request)
     running = {name: warm(part, engine) for name, part in parts.items()}
@@ -156,4 +165,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -20,11 +20,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines.store import store_of
 from gistgate.errors import UserError
+from pipeline.common.entry import run
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -133,4 +134,4 @@ def megabytes(count: int) -> float:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

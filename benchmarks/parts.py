@@ -164,9 +164,12 @@ def ints(model: PreTrainedModel, width: int, value: int = 1) -> Tensor:
 
 
 def built(
-    model: PreTrainedModel, name: tuple[object, ...], function: Callable[..., tuple[Tensor, ...]], room: int,
+    model: PreTrainedModel,
+    name: tuple[object, ...],
+    function: Callable[..., tuple[Tensor, ...]],
+    room: int,
     inputs: list[Tensor],
-) -> tuple[Program, list[Tensor]]:  # fmt: skip
+) -> tuple[Program, list[Tensor]]:
     """A program for one row with room for twice as many tokens, and its memory."""
     slots = rounded(2 * room)
     store = store_of(model)

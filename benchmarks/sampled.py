@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from benchmarks.bench import RESULTS, command, save, side_by_side
+from benchmarks.bench import RESULTS, save, side_by_side
 from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.block import Sampling
@@ -27,6 +27,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.rules import make_rule
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, ours
 
 PLAIN = "plain"
@@ -65,11 +66,15 @@ def make_decoders(workload: Workload) -> dict[str, Decoder]:
     }
     return {
         name: Decoder(
-            workload.pair.target, drafter, make_rule(rule), block if drafter else 0,
-            tokenizer=workload.pair.tokenizer, vocabulary=len(workload.pair.tokenizer),
+            workload.pair.target,
+            drafter,
+            make_rule(rule),
+            block if drafter else 0,
+            tokenizer=workload.pair.tokenizer,
+            vocabulary=len(workload.pair.tokenizer),
         )
         for name, (drafter, rule) in arms.items()
-    }  # fmt: skip
+    }
 
 
 def contender(name: str, decoder: Decoder, request: dict[str, Any]) -> Contender:
@@ -99,4 +104,4 @@ def speeds(times: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

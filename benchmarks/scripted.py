@@ -22,34 +22,55 @@ from gistgate.identity import ModelIdentity, TokenizerIdentity
 
 SHAPES: dict[str, dict[str, int]] = {
     "0.5B": {
-        "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
     "1B": {
-        "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 16,
+        "num_attention_heads": 32,
         "num_key_value_heads": 8,
     },
     "7B": {
-        "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
         "num_key_value_heads": 4,
     },
     "8B": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
         "num_key_value_heads": 8,
     },
     "32B": {
-        "hidden_size": 5120, "intermediate_size": 27648, "num_hidden_layers": 64, "num_attention_heads": 40,
+        "hidden_size": 5120,
+        "intermediate_size": 27648,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 40,
         "num_key_value_heads": 8,
     },
     "20M": {
-        "hidden_size": 384, "intermediate_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 6,
+        "hidden_size": 384,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 6,
         "num_key_value_heads": 2,
     },
     "150M": {
-        "hidden_size": 896, "intermediate_size": 2432, "num_hidden_layers": 12, "num_attention_heads": 14,
+        "hidden_size": 896,
+        "intermediate_size": 2432,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 14,
         "num_key_value_heads": 2,
     },
-}  # fmt: skip
+}
 """Layer shapes of published families by size; the two smallest are for a CPU."""
 VOCABULARY = 151_936
 """Of the large shapes, in tokens."""
@@ -78,9 +99,14 @@ class Scripted(LlamaForCausalLM):
 def scripted(size: str, script: Tensor, vocabulary: int, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """A model of a shape with small random weights and a script `[S]`."""
     config = LlamaConfig(
-        **SHAPES[size], vocab_size=vocabulary, max_position_embeddings=4096, tie_word_embeddings=False,
-        pad_token_id=0, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
+        **SHAPES[size],
+        vocab_size=vocabulary,
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, seconds_of, warm
 from benchmarks.scripted import VOCABULARY, random_gate, scripted, scripts
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, compiled, ours, theirs
 
 PROMPT = 128
@@ -40,9 +41,14 @@ class Shaped:
 
 
 def main(
-    pairs: str = "", block: int = 8, error: float = 0.08, tokens: int = 128, repeats: int = 6, threads: int = 1,
+    pairs: str = "",
+    block: int = 8,
+    error: float = 0.08,
+    tokens: int = 128,
+    repeats: int = 6,
+    threads: int = 1,
     results: Path = RESULTS,
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(threads)
     on_gpu = torch.cuda.is_available()
     names = (pairs or ("7B/0.5B,8B/1B" if on_gpu else "150M/20M")).split(",")
@@ -75,9 +81,13 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
             pair.target, ModelDrafter(pair.draft), make_rule("exact"), block, engine=engine
         )
         decoders[f"closed-gate-{engine}"] = Decoder(  # it is asked about every token and lets none pass
-            pair.target, ModelDrafter(pair.draft), make_rule("autojudge", risk=-1.0), block,
-            gate=random_gate(pair.target), engine=engine,
-        )  # fmt: skip
+            pair.target,
+            ModelDrafter(pair.draft),
+            make_rule("autojudge", risk=-1.0),
+            block,
+            gate=random_gate(pair.target),
+            engine=engine,
+        )
     field += [Contender(label, ours(decoder, request), decoder.block) for label, decoder in decoders.items()]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -131,4 +141,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

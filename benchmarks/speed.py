@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
@@ -34,7 +35,7 @@ SINGLY = "row by row: "
 
 def main(
     prompts: int = 16, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
     names = methods.split(",") if methods else list(workload.own)
@@ -145,4 +146,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -18,6 +18,8 @@ from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import OWN_REPORTS, Operating, calibration_file, operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
+from pipeline.studies.speed.params import FILE, speed_params
+from pipeline.studies.table.params import table_params
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class Workload:
         params = read_params()
         if not Path("data/prompts/test.jsonl").exists():
             raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
-        return cls(params.with_table(), load_pair(params), read_prompts("test")[:num_prompts])
+        return cls(table_params(params), load_pair(params), read_prompts("test")[:num_prompts])
 
     @property
     def ids(self) -> list[list[int]]:
@@ -64,14 +66,14 @@ class Workload:
         Raises:
             UserError: a method was calibrated at another K than params.yaml now says.
         """
-        params, found = self.params.at_own_blocks(), dict(self.points)
+        params, found = speed_params(self.params), dict(self.points)
         for name in params.methods:
             path = calibration_file(params, name, OWN_REPORTS)
             if not path.exists():
                 continue
             block, own = read_json(path)["block"], params.block_of(name)
             if block != own:
-                raise UserError(f"{path} is about K = {block}, params.yaml says {own}. Run `make speed` again.")
+                raise UserError(f"{path} is about K = {block}, but {FILE} says {own}. Run `make speed` again.")
             point = operating_point(params, name, reports=OWN_REPORTS)
             if point.certified:
                 found[name] = point

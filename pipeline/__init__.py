@@ -1,4 +1,4 @@
-"""The stages of the DVC pipeline, one thin module each, run as `python -m pipeline.<stage>`; helpers beside them.
+"""The DVC pipeline: `stages` holds a module for each stage of dvc.yaml, `studies` whatever goes beyond them.
 
 The environment is set here because torch, transformers and huggingface_hub read it when they are imported, and this
 package is imported before them.

@@ -1,7 +1,7 @@
 """Run every stage on tiny sizes in a temporary copy: own parameters, own DVC cache, own tracking store.
 
-    python -m pipeline.smoke          prints each stage as it runs; nothing in the working tree changes
-    python -m pipeline.smoke table    the stages of the large table as well, as the tests do
+    python -m pipeline.smoke            prints each stage as it runs; nothing in the working tree changes
+    python -m pipeline.smoke --table    the stages of the large table as well, as the tests do
 
 The sizes prove that the stages fit together, not that the numbers mean anything: budgets are so wide that something is
 certified.
@@ -16,13 +16,15 @@ import sys
 import tempfile
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
 from gistgate.errors import UserError
 from gistgate.rules import RULES
 from pipeline.common.entry import run
+from pipeline.common.paths import PARAMS, STUDIES
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = (
@@ -57,18 +59,19 @@ TINY: dict[str, Any] = {
     "methods": {"free": {"prob": None, "prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
     "benchmark": {"prompts": 1, "repeats": 1},
-    "table": {"skip": [name for name in RULES if name not in ("csd", "judge")]},
 }
 """What differs from params.yaml; None takes a key away."""
+TABLE = STUDIES / "table/params.yaml"
+TINY_TABLE = {"skip": [name for name in RULES if name not in ("csd", "judge")]}
+"""What differs from the large table's parameters."""
 
 
-def main() -> None:
+def main(table: Annotated[bool, typer.Option("--table", help="Run the large table as well.")] = False) -> None:
     with tempfile.TemporaryDirectory(prefix="gistgate-smoke-") as folder:
         started = perf_counter()
         copy_project(Path(folder))
-        whole = sys.argv[1:] == ["table"]
-        reproduce(Path(folder), GRAPHS if whole else CORE)
-        check_outputs(Path(folder), OUTPUTS + TABLE_OUTPUTS if whole else OUTPUTS)
+        reproduce(Path(folder), GRAPHS if table else CORE)
+        check_outputs(Path(folder), OUTPUTS + TABLE_OUTPUTS if table else OUTPUTS)
         print(f"All stages ran in {perf_counter() - started:.0f} s.")
 
 
@@ -90,8 +93,9 @@ def copy_project(folder: Path, root: Path = ROOT) -> None:
         if (root / name).is_file() and Path(name).name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name)
-    params = merged(yaml.safe_load((root / "params.yaml").read_text()), TINY)
-    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+    for path, changes in ((PARAMS, TINY), (TABLE, TINY_TABLE)):
+        params = merged(yaml.safe_load((root / path).read_text()), changes)
+        (folder / path).write_text(yaml.safe_dump(params, sort_keys=False))
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
 
 
@@ -124,8 +128,11 @@ def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:
     """
     done = subprocess.run(
         [sys.executable, "-m", "dvc", *arguments],
-        cwd=folder, env=environment(folder), text=True, stdout=subprocess.PIPE if quiet else None,
-    )  # fmt: skip
+        cwd=folder,
+        env=environment(folder),
+        text=True,
+        stdout=subprocess.PIPE if quiet else None,
+    )
     if done.returncode:
         print(done.stdout or "", file=sys.stderr)
         raise UserError(f"`dvc {' '.join(arguments)}` failed in the temporary copy. The sentence above says why.")

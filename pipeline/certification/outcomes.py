@@ -22,16 +22,14 @@ from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.calibrate import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.common.decoders import make_decoder, read_prompts
+from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
-from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.loading import load_task
 
 SPLITS = ("development", "calibration")
-SOURCES = ("gistgate", "pipeline.common.decoders", "pipeline.studies.retrieval.drafters", __name__)
-"""Modules whose source decides what is decoded."""
 
 Row = dict[str, Any]
 
@@ -52,7 +50,7 @@ class Setup:
         pair, params = self.pair, self.params
         models = [asdict(identify_model(model)) for model in (pair.target, pair.draft)]
         vocabulary = identify_tokenizer(pair.tokenizer).vocabulary
-        return fingerprint(models, vocabulary, params.decoding.batch_size, params.seed, *sources(*SOURCES))
+        return fingerprint(models, vocabulary, params.decoding.batch_size, params.seed, *sources(__name__))
 
     @cached_property
     def reference(self) -> dict[str, Row]:

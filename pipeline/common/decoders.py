@@ -4,26 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from gistgate.build import drafters as builder
 from gistgate.build.choose import Choice
 from gistgate.build.decoder import assemble
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.drafters.base import Drafter
-from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.registry import nearest
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
+from pipeline.common.drafters import make_drafter
+from pipeline.common.paths import prompts_of
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
-from pipeline.studies.retrieval.drafters import RETRIEVAL
 
 if TYPE_CHECKING:
     from gistgate.gates.gate import Gate  # a changed gate feature leaves stages that decode without a gate alone
@@ -48,16 +44,7 @@ class Outcome:
 
 def read_prompts(split: str) -> list[dict[str, Any]]:
     """The prompts of a split as the stage `prompts` wrote them."""
-    return read_json_lines(Path("data/prompts") / f"{split}.jsonl")
-
-
-def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
-    """A fresh drafter by id; "none" is plain decoding."""
-    if drafter_id in RETRIEVAL:
-        return RETRIEVAL[drafter_id](pair)
-    if drafter_id not in builder.KNOWN:
-        raise UserError(f"There is no drafter '{drafter_id}'. {nearest(drafter_id, {*builder.KNOWN, *RETRIEVAL})}")
-    return builder.make_drafter(drafter_id, builder.Sources(pair.target, draft=pair.draft))
+    return read_json_lines(prompts_of(split))
 
 
 def make_decoder(

@@ -1,4 +1,4 @@
-"""How every stage ends: one sentence on failure, and an exit status that DVC understands.
+"""How every stage begins and ends: typed arguments, one sentence on failure, and an exit status that DVC understands.
 
 A stage's last two lines are `if __name__ == "__main__":` and `run(main)`.
 """
@@ -6,17 +6,23 @@ A stage's last two lines are `if __name__ == "__main__":` and `run(main)`.
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import typer
 
 from gistgate.errors import UserError
 
 
-def run(main: Callable[[], object]) -> None:
-    """Call `main`; turn what a person can mend into one sentence on stderr and exit status 1 (130 if interrupted)."""
+def run(main: Callable[..., object]) -> None:
+    """Call `main` with the command line's arguments, which its signature declares as Typer reads it.
+
+    What a person can mend becomes one sentence on stderr and exit status 1 (130 after an interruption).
+    """
     try:
-        main()
+        main(**arguments(main))
     except UserError as error:
         leave(str(error))
     except OSError as error:
@@ -27,22 +33,34 @@ def run(main: Callable[[], object]) -> None:
         leave("Interrupted. Start again to go on; finished shards are kept.", status=130)
 
 
+def arguments(main: Callable[..., object]) -> dict[str, Any]:
+    """The arguments on the command line by the names of `main`; after `--help` the process ends.
+
+    Raises:
+        UserError: they do not fit the signature.
+    """
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+    @wraps(main)
+    def given(**values: Any) -> dict[str, Any]:
+        return values
+
+    app.command()(given)
+    try:
+        found: Any = app(standalone_mode=False)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # click's own errors have it; their class is no public name of Typer
+            raise
+        raise UserError(f"{error.format_message()} See --help.") from error
+    if not isinstance(found, dict):
+        raise SystemExit(found)
+    return found
+
+
 def leave(sentence: str, status: int = 1) -> None:
     """End the process with one sentence."""
     print(" ".join(sentence.split()), file=sys.stderr)
     raise SystemExit(status)
-
-
-def item() -> str:
-    """The matrix item this stage was started for: its only argument.
-
-    Raises:
-        UserError: none or several were given.
-    """
-    if len(sys.argv) != 2:
-        stage = os.environ.get("DVC_STAGE", "this stage").split("@")[0]
-        raise UserError(f"{stage} wants exactly one name behind it, such as `python -m pipeline.stages.evaluate fly`.")
-    return sys.argv[1]
 
 
 def seed_everything(seed: int) -> None:

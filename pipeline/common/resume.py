@@ -6,7 +6,6 @@ the modules that produce them. Whatever changes, the old pieces are simply not f
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,22 +15,15 @@ from torch import Tensor
 
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, load_tensors, save_tensors, write_atomic
+from pipeline.common.closure import ROOT, closure
+from pipeline.common.paths import SCRATCH
 
 __all__ = ["SCRATCH", "Shards", "fingerprint", "num_shards", "read_shards", "sources"]
 
-SCRATCH = Path(".scratch")
-"""Where pieces wait; not in Git."""
-
 
 def sources(*modules: str) -> list[Path]:
-    """The source files of modules by dotted name; a package stands for its whole folder."""
-    found = []
-    for module in modules:
-        spec = importlib.util.find_spec(module)
-        assert spec is not None and spec.origin is not None
-        origin = Path(spec.origin)
-        found.append(origin.parent if origin.name == "__init__.py" else origin)
-    return found
+    """Every source file that these modules may run, by dotted name: their import closure."""
+    return [ROOT / path for path in closure(*modules)]
 
 
 class Shards:

@@ -9,9 +9,9 @@ from gistgate.certificates.scope import decoding_scope, task_scope
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.certification.outcomes import method_of
+from pipeline.common.drafters import asks_draft, files_behind
 from pipeline.pairs.pair import Pair
 from pipeline.params import Params
-from pipeline.studies.retrieval.drafters import asks_draft, files_behind
 
 PROMPTS = Path("data/prompts/calibration.jsonl")
 

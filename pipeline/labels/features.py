@@ -22,8 +22,8 @@ from torch import Tensor
 
 from gistgate.block import Block, Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
 from gistgate.drafters.base import Draft
+from gistgate.drafters.model import ModelDrafter
 from gistgate.forward.reader import left_padded
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import make_rule

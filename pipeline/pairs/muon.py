@@ -16,7 +16,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
     """Replace the singular values of each matrix by about 1; needs M <= N. Shapes [B, M, N] -> [B, M, N]."""
     a, b, c = COEFFICIENTS
-    x = g_BMN / (g_BMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x: Tensor = g_BMN / (g_BMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -63,5 +63,6 @@ class Muon(torch.optim.Optimizer):
         state = self.state[param]
         if "momentum" not in state:
             state["momentum"] = torch.zeros_like(param)
+        assert param.grad is not None
         average = state["momentum"].lerp_(param.grad, 1 - momentum)
         return param.grad.lerp(average, momentum)

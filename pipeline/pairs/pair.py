@@ -8,8 +8,9 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.common.paths import PAIRS
 from pipeline.pairs.loading import check_vocabularies, load_config, load_draft_tokenizer, load_model, load_tokenizer
-from pipeline.pairs.source import FOLDER, ModelSource, read_pair
+from pipeline.pairs.source import ModelSource, read_pair
 
 
 class NamesPair(Protocol):
@@ -32,7 +33,7 @@ class Pair:
     """Local files and folders that the pair was read from; fingerprints take them in."""
 
 
-def load_pair(params: NamesPair, folder: Path = FOLDER) -> Pair:
+def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
     """Load both models and the tokenizer, frozen and in evaluation mode.
 
     Raises:
@@ -46,7 +47,7 @@ def load_pair(params: NamesPair, folder: Path = FOLDER) -> Pair:
     return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder))
 
 
-def pair_files(name: str, folder: Path = FOLDER) -> tuple[Path, ...]:
+def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
     """The local files and folders that a pair is read from."""
     source = read_pair(name, folder)
     local = [Path(one.model) for one in (source.target, source.draft) if one.is_folder]
@@ -58,7 +59,7 @@ def num_embeddings(model: PreTrainedModel) -> int:
     return int(model.get_input_embeddings().weight.shape[0])
 
 
-def check_pair(name: str, folder: Path = FOLDER) -> dict[str, Any]:
+def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
     """Check configurations and vocabularies without loading weights; returns what identifies the pair.
 
     Raises:

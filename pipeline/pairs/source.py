@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import read_text
-from pipeline.params.reading import build, nearest
-
-FOLDER = Path("models/pairs")
+from pipeline.common.paths import PAIRS
+from pipeline.common.reading import block, nearest, read
 
 
-@dataclass(frozen=True)
+@block
 class ModelSource:
     """Where one model comes from."""
 
@@ -49,7 +45,7 @@ class ModelSource:
         return {"revision": self.revision or "main", "trust_remote_code": False}
 
 
-@dataclass(frozen=True)
+@block
 class PairSource:
     """The content of a pair's file."""
 
@@ -63,7 +59,7 @@ class PairSource:
     """For pairs that are trained here: keys that replace those of `pair_training`; None for ready-made models."""
 
 
-def read_pair(name: str, folder: Path = FOLDER) -> PairSource:
+def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     """Read the file of a pair.
 
     Raises:
@@ -72,11 +68,5 @@ def read_pair(name: str, folder: Path = FOLDER) -> PairSource:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
-        hint = nearest(name, known).replace("Known keys", "Known pairs")
-        raise UserError(f"There is no pair '{name}' in {folder}. {hint}")
-    try:
-        return build(PairSource, yaml.safe_load(read_text(path)))
-    except yaml.YAMLError as error:
-        raise UserError(f"{path} is not valid YAML ({error}). Mend the line it names.") from error
-    except UserError as error:
-        raise UserError(str(error).replace("params.yaml", str(path))) from error
+        raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known, 'pairs')}")
+    return read(PairSource, path)

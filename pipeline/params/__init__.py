@@ -1,33 +1,40 @@
-"""params.yaml as frozen dataclasses. One module per block; every field says its unit."""
+"""params.yaml as frozen dataclasses, a module for each kind of block; every field says its unit."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any
-
-import yaml
+from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.files import read_text
+from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
-from pipeline.params.reading import Between, build, nearest
-from pipeline.params.results import BenchmarkParams, CalibrateParams, CertifyParams, SpeedParams, TrackingParams
-from pipeline.params.table import TableParams, table_methods
+from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
 from pipeline.params.training import TrainParams
 
 __all__ = [
-    "BenchmarkParams", "CalibrateParams", "CertifyParams", "CollectParams", "DecodingParams", "LabelParams",
-    "MethodParams", "PairTrainingParams", "Params", "PromptingParams", "PromptsParams", "SpeedParams", "TableParams",
-    "TrackingParams", "TrainParams", "WorldParams", "read_params",
-]  # fmt: skip
+    "BenchmarkParams",
+    "CalibrateParams",
+    "CollectParams",
+    "DecodingParams",
+    "LabelParams",
+    "MethodParams",
+    "PairTrainingParams",
+    "Params",
+    "PromptingParams",
+    "PromptsParams",
+    "TrackingParams",
+    "TrainParams",
+    "WorldParams",
+    "read_params",
+]
 
 
-@dataclass(frozen=True)
+@block
 class Params:
     """Everything a run depends on besides code and data."""
 
@@ -39,9 +46,9 @@ class Params:
     """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
     task_data: str | None = None
     """Folder with one .jsonl file per split that replaces the task's own data; None loads what the task names."""
-    seed: Annotated[int, Between(0)] = 1
+    seed: Natural = 1
     """Seed of everything random."""
-    headline_budget: Annotated[float, Between(0, 1)] = 0.03
+    headline_budget: Share = 0.03
     """Loss against strict at which methods are compared, as a share of prompts; fixed before any result."""
     prompting: PromptingParams = field(default_factory=PromptingParams)
     """How documents become prompts."""
@@ -63,39 +70,15 @@ class Params:
     """What is compared, by name; the file keeps methods.free and methods.learned apart, here they are one."""
     calibrate: CalibrateParams = field(default_factory=CalibrateParams)
     """Budgets and confidence."""
-    certify: CertifyParams = field(default_factory=CertifyParams)
-    """Certificates from more prompts than the run's."""
     benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
     """Measurement of speed."""
     tracking: TrackingParams = field(default_factory=TrackingParams)
     """Record of runs."""
-    table: TableParams = field(default_factory=TableParams)
-    """The large table."""
-    speed: SpeedParams = field(default_factory=SpeedParams)
-    """Speed of every method at its own K."""
 
     @property
     def reports(self) -> Path:
         """Where the results of these methods are put together."""
         return Path("reports/table" if any(method.extra for method in self.methods.values()) else "reports")
-
-    def with_table(self) -> Params:
-        """The same parameters with the methods of the large table behind the core ones."""
-        extra = table_methods(self.table, self.methods, self.train.headline_head)
-        return replace(self, methods={**self.methods, **extra})
-
-    def at_own_blocks(self) -> Params:
-        """The methods that `speed.blocks` names and no others, each at its own K.
-
-        Raises:
-            UserError: it names one that is not there.
-        """
-        known = self.with_table()
-        for name in self.speed.blocks:
-            if name not in known.methods:
-                raise UserError(f"params.yaml: 'speed.blocks.{name}' is no method. {nearest(name, known.methods)}")
-        own = {name: replace(known.method(name), block=block) for name, block in self.speed.blocks.items()}
-        return replace(known, methods=own)
 
     def method(self, name: str) -> MethodParams:
         """The method of that name.
@@ -118,14 +101,7 @@ def read_params(path: str | Path | None = None) -> Params:
     Raises:
         UserError: the file is missing or no YAML, or holds an unknown key, a wrong type or a value out of range.
     """
-    path = Path(path or os.environ.get("GISTGATE_PARAMS") or "params.yaml")
-    try:
-        content: Any = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        raise UserError(
-            f"{path} is not valid YAML ({' '.join(str(error).split())}). Mend the line it names."
-        ) from error
-    return parse_params({} if content is None else content)
+    return parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or FILE)))
 
 
 def parse_params(content: Any) -> Params:

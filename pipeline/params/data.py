@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated
-
-from pipeline.params.reading import Between
-
-Count = Annotated[int, Between(1)]
+from pipeline.common.reading import Count, Natural, block
 
 
-@dataclass(frozen=True)
+@block
 class PromptingParams:
     """How a document becomes a prompt; stored in the gate, because gates are trained on what users serve."""
 
-    num_fewshot: Annotated[int, Between(0)] | None = 0
+    num_fewshot: Natural | None = 0
     """Solved examples in front of the question, in documents; None takes the task's own number."""
     chat_template: bool = False
     """Wrap the prompt in the tokenizer's chat template, yes or no."""
@@ -22,7 +17,7 @@ class PromptingParams:
     """System text of the chat template; None for none."""
 
 
-@dataclass(frozen=True)
+@block
 class PromptsParams:
     """How many prompts each split gets; the splits share no problem."""
 

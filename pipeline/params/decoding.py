@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
-from pipeline.params.reading import Between
-
-Count = Annotated[int, Between(1)]
-Share = Annotated[float, Between(0, 1)]
+from pipeline.common.reading import Count, Natural, Number, Share, between, block
 
 
-@dataclass(frozen=True)
+@block
 class DecodingParams:
     """Shapes of decoding that all stages share."""
 
@@ -25,11 +21,11 @@ class DecodingParams:
     """Rows decoded together where only ids matter, in prompts; speed is always measured with one."""
     workers: Count = 2
     """Processes that share the methods or shards of a stage, each with one thread; more than one pays on a CPU."""
-    prompt_memory_mb: Annotated[int, Between(0)] = 1000
+    prompt_memory_mb: Natural = 1000
     """Keys and values of prompts that calibration keeps between settings, in megabytes; 0 reads prompts anew."""
 
 
-@dataclass(frozen=True)
+@block
 class CollectParams:
     """Mining of mismatches on the training prompts."""
 
@@ -44,19 +40,19 @@ class CollectParams:
     """P(harm) up to which the pilot gate accepts while its texts are collected; looser than any served setting."""
 
 
-@dataclass(frozen=True)
+@block
 class LabelParams:
     """What a label of a mismatch costs and how sure it is."""
 
     batch_size: Count = 128
     """Rollouts decoded together, in rows."""
-    rejoin: Annotated[int, Between(1)] | None = 16
+    rejoin: Count | None = 16
     """Tokens in a row, behind the forced one, that have to equal the target's own answer before a rollout counts as
     harmless and stops; None lets every rollout end by itself."""
-    audit: Annotated[int, Between(0)] = 96
+    audit: Natural = 96
     """Rollouts of each shard that always run to their end; if of those that rejoin fewer than 99 % keep the meaning,
     none of the shard stops early."""
     rollouts: Count = 3
     """Most continuations per uncertain mismatch, in rollouts; the first is greedy."""
-    temperature: Annotated[float, Between(0)] = 0.7
+    temperature: Annotated[Number, between(0)] = 0.7
     """Temperature of the rollouts behind the first."""

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import field
+from typing import Any
 
 from gistgate.errors import UserError
-from pipeline.params.reading import Between
+from pipeline.common.reading import Count, Number, block
 
 
-@dataclass(frozen=True)
+@block
 class MethodParams:
     """One line of the results table."""
 
@@ -22,7 +22,7 @@ class MethodParams:
     """Whether the rule needs a trained gate; follows from the group the method stands in."""
     head: str | None = None
     """Head whose gate the rule asks, one of train.heads; None for rules without a gate."""
-    block: Annotated[int, Between(1)] | None = None
+    block: Count | None = None
     """K of this method, in tokens; None takes decoding.block."""
     fixed: dict[str, Any] = field(default_factory=dict)
     """Settings of the rule that never change."""
@@ -30,7 +30,7 @@ class MethodParams:
     """Settings of the rule of which development prompts choose one; each overrides `fixed`."""
     knob: str | None = None
     """The scalar setting that calibration moves; None for a rule without one."""
-    grid: tuple[float, ...] = ()
+    grid: tuple[Number, ...] = ()
     """Values of the knob, from strict to loose, in the knob's own unit."""
     extra: bool = False
     """Whether only the large table has it."""
@@ -56,7 +56,7 @@ class MethodParams:
         return {**self.fixed, **variant, **knob}
 
 
-@dataclass(frozen=True)
+@block
 class MethodGroups:
     """Methods as they stand in the file: apart by what they wait for."""
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
 from gistgate.errors import UserError
-from pipeline.params.reading import Between
-
-Share = Annotated[float, Between(0, 1)]
+from pipeline.common.reading import Count, Number, Share, between, block
 
 
-@dataclass(frozen=True)
+@block
 class TrainParams:
     """Gate heads."""
 
@@ -31,23 +28,23 @@ class TrainParams:
     """Share of the problems that only stops the training of Lightning heads, in [0, 1]."""
     map: str = "platt"
     """Probability map of the scores: platt or isotonic."""
-    c: Annotated[tuple[float, ...], Between(1e-9)] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
+    c: tuple[Annotated[Number, between(1e-9)], ...] = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1)
     """Inverse regularisation strengths (scikit-learn's C) among which folds of unseen problems choose."""
-    folds: Annotated[int, Between(2)] = 5
+    folds: Annotated[int, between(2)] = 5
     """Folds of that choice, in folds."""
-    epochs: Annotated[int, Between(1)] = 30
+    epochs: Count = 30
     """Passes of the Lightning heads over their labels at most, in epochs."""
-    patience: Annotated[int, Between(1)] = 5
+    patience: Count = 5
     """Epochs without a better validation loss after which a Lightning head stops, in epochs."""
-    batch_size: Annotated[int, Between(1)] = 256
+    batch_size: Count = 256
     """Labels per optimiser step of the Lightning heads, in rows."""
-    lr: Annotated[float, Between(0)] = 0.003
+    lr: Annotated[Number, between(0)] = 0.003
     """Peak learning rate of the Lightning heads."""
-    weight_decay: Annotated[float, Between(0)] = 0.01
+    weight_decay: Annotated[Number, between(0)] = 0.01
     """Weight decay of the Lightning heads."""
-    hidden: Annotated[int, Between(1)] = 64
+    hidden: Count = 64
     """Width of the mlp head, in units."""
-    dropout: Annotated[float, Between(0, 0.95)] = 0.1
+    dropout: Annotated[Number, between(0, 0.95)] = 0.1
     """Share of the mlp head's units that every training step leaves out, in [0, 1)."""
 
     def __post_init__(self) -> None:

@@ -10,9 +10,10 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gistgate.certificates.certificate import Proof
 from gistgate.files import read_json
 from gistgate.gates.config import GateConfig
+from pipeline.common.paths import REPORTS
 from pipeline.report.results import STRICT
 
-EVALUATION = Path("reports/evaluation")
+EVALUATION = REPORTS / "evaluation"
 
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from pipeline.report.results import Results
 from pipeline.report.summary import Summary
 
-STYLE = {
+STYLE: Any = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
@@ -105,8 +105,13 @@ def speed_figure(summary: Summary, look: Looks) -> Figure:
             -100 * change["mean"],
             xerr=[[speed["mean"] - speed["low"]], [speed["high"] - speed["mean"]]],
             yerr=[[100 * (change["high"] - change["mean"])], [100 * (change["mean"] - change["low"])]],
-            marker=marker, ms=6, capsize=2, color=colour, label=name, ls="none",
-        )  # fmt: skip
+            marker=marker,
+            ms=6,
+            capsize=2,
+            color=colour,
+            label=name,
+            ls="none",
+        )
     axes.axhline(100 * summary["headline_budget"], color="grey", ls=":", lw=1)
     axes.axvline(1, color="grey", lw=0.5)
     axes.set_xlabel("speed against plain decoding, same engine")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -49,15 +50,7 @@ def accuracy_difference(
     loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0, method: Literal["BCa", "percentile"] = "BCa"
 ) -> Interval:
     """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that looseness costs."""
-    difference = pairs(loose, strict)
-    mean = float(difference.mean())
-    if np.ptp(difference) == 0:  # every resample is the same
-        return Interval(mean, mean, mean)
-    result = bootstrap(
-        (difference,), np.mean, n_resamples=RESAMPLES, batch=BATCH, confidence_level=level, method=method,
-        rng=np.random.default_rng(seed),
-    )  # fmt: skip
-    return Interval(mean, float(result.confidence_interval.low), float(result.confidence_interval.high))
+    return interval(np.mean, pairs(loose, strict), level=level, seed=seed, method=method)
 
 
 def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0) -> Interval:
@@ -72,14 +65,36 @@ def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0
     a, b = paired(numerator, denominator)
     if not ((a > 0).all() and (b > 0).all()):
         raise UserError("A speed ratio needs positive seconds for every prompt. Run the benchmark again.")
-    value = float(a.sum() / b.sum())
-    if len(a) == 1:
+    return interval(lambda x, y, axis: x.sum(axis) / y.sum(axis), a, b, level=level, seed=seed)
+
+
+def interval(
+    figure: Callable[..., Any],
+    *columns: Array,
+    level: float = 0.9,
+    seed: int = 0,
+    method: Literal["BCa", "percentile"] = "percentile",
+) -> Interval:
+    """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns stay paired.
+
+    Args:
+        figure: takes the columns and `axis`, as numpy's reductions do.
+    """
+    value = float(figure(*columns, axis=-1))
+    if all(np.ptp(column) == 0 for column in columns):  # every resample is the same
         return Interval(value, value, value)
-    result = bootstrap(
-        (a, b), lambda x, y, axis: x.sum(axis) / y.sum(axis), n_resamples=RESAMPLES, batch=BATCH, paired=True,
-        vectorized=True, confidence_level=level, method="percentile", rng=np.random.default_rng(seed),
-    )  # fmt: skip
-    return Interval(value, float(result.confidence_interval.low), float(result.confidence_interval.high))
+    ends = bootstrap(
+        columns,
+        figure,
+        n_resamples=RESAMPLES,
+        batch=BATCH,
+        paired=True,
+        vectorized=True,
+        confidence_level=level,
+        method=method,
+        rng=np.random.default_rng(seed),
+    ).confidence_interval
+    return Interval(value, float(ends.low), float(ends.high))
 
 
 def pairs(loose: ArrayLike, strict: ArrayLike) -> Array:

@@ -8,13 +8,15 @@ python -m pipeline.report.publish seed-2      reports/summary.json -> docs/resul
 from __future__ import annotations
 
 import shutil
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
 from pipeline.common.entry import run
+from pipeline.common.paths import REPORTS, RESULTS
 from pipeline.report import tables
 
 BEGIN = "<!-- results: begin (written by `make publish`) -->"
@@ -24,15 +26,15 @@ JUDGEMENTS = "judgements.json"
 """What only the large table has."""
 
 
-def main() -> None:
-    reports, results, readme = Path("reports"), Path("docs/results"), Path("README.md")
-    if sys.argv[1:] == ["table"]:
-        publish(reports / "table", results / "table", Path("docs/rules.md"))
-        renew(readme, results)
-    elif len(sys.argv) > 1:
-        publish_beside(reports, results, readme, sys.argv[1])
+def main(name: Annotated[str | None, typer.Argument(help="`table`, or the name of a run to keep.")] = None) -> None:
+    readme = Path("README.md")
+    if name is None:
+        publish(REPORTS, RESULTS, readme)
+    elif name == "table":
+        publish(REPORTS / "table", RESULTS / "table", Path("docs/rules.md"))
+        renew(readme, RESULTS)
     else:
-        publish(reports, results, readme)
+        publish_beside(REPORTS, RESULTS, readme, name)
 
 
 def publish_beside(reports: Path, results: Path, readme: Path, name: str) -> None:

@@ -31,6 +31,8 @@ class Results:
     """models/heads/<head>/metrics.json."""
     curves: dict[str, dict[str, Any]]
     """models/heads/<head>/curves.json."""
+    trace: dict[str, Any] | None = None
+    """reports/trace.json, which only the core report shows."""
     judgements: dict[str, Any] | None = None
     """reports/table/judgements.json, where the large table is reported."""
 
@@ -85,6 +87,7 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
         },
         benchmark=read_json(own / "benchmark.json"),
         heads={name: read_json(heads / name / "metrics.json") for name in params.train.heads},
+        trace=read_json(told) if (told := own / "trace.json").exists() else None,
         judgements=read_json(judged) if (judged := own / "judgements.json").exists() else None,
         curves={name: read_json(heads / name / "curves.json") for name in params.train.heads},
     )

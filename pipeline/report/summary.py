@@ -16,9 +16,18 @@ LEVEL = 0.9
 REFERENCES = {"vs_plain": "plain", "vs_strict": "strict", "vs_assisted": "transformers_assisted"}
 """Speed ratio -> baseline it compares with; strict and assisted decoding run at their own best K."""
 COLUMNS = (
-    "method", "rule", "split", "knob", "fixed", "n", "accuracy", "loss", "mean_accepted_length", "loose_per_100",
+    "method",
+    "rule",
+    "split",
+    "knob",
+    "fixed",
+    "n",
+    "accuracy",
+    "loss",
+    "mean_accepted_length",
+    "loose_per_100",
     "certified_budgets",
-)  # fmt: skip
+)
 
 Summary = dict[str, Any]
 

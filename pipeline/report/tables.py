@@ -6,11 +6,21 @@ from html import escape
 from typing import Any
 
 from gistgate.rules import RULES
+from pipeline.report.markdown import table
 
 HEADER = (
-    "method", "K", "knob", "bound", "accuracy", "difference", "tau", "loose/100",
-    "vs plain", "vs strict", "vs assisted",
-)  # fmt: skip
+    "method",
+    "K",
+    "knob",
+    "bound",
+    "accuracy",
+    "difference",
+    "tau",
+    "loose/100",
+    "vs plain",
+    "vs strict",
+    "vs assisted",
+)
 SHORT = {
     "method": "method",
     "bound": "certified bound, points",
@@ -55,10 +65,8 @@ def speed(ratio: dict[str, float]) -> str:
 def markdown(summary: dict[str, Any], columns: dict[str, str] = SHORT) -> str:
     """A caption and the table with these columns (a name of HEADER -> its title)."""
     chosen = [HEADER.index(column) for column in columns]
-    lines = [tuple(columns.values()), ("---", *["---:"] * (len(columns) - 1))]
-    lines += [tuple(row[index] for index in chosen) for row in rows(summary)]
-    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    return f"{caption(summary)}\n\n{table}"
+    shown = [[row[index] for index in chosen] for row in rows(summary)]
+    return f"{caption(summary)}\n\n{table(list(columns.values()), shown, numbers=True)}"
 
 
 def caption(summary: dict[str, Any]) -> str:
@@ -76,9 +84,7 @@ BESIDE = ("run", "accuracy of plain, %", "length of strict", "gate", "its length
 
 def beside(summaries: dict[str, dict[str, Any]]) -> str:
     """One line per run: the learned gate beside plain and strict decoding."""
-    lines = [BESIDE, ("---", *["---:"] * (len(BESIDE) - 1))]
-    lines += [beside_line(name, summary) for name, summary in summaries.items()]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return table(BESIDE, [beside_line(name, summary) for name, summary in summaries.items()], numbers=True)
 
 
 def beside_line(name: str, summary: dict[str, Any]) -> tuple[str, ...]:
@@ -98,12 +104,13 @@ def best(methods: dict[str, Any], *, gate: bool) -> str:
 
 def judgements(found: dict[str, Any]) -> str:
     """One line per method: which labelled mismatches it accepts at its certified setting, and how many rightly."""
-    lines = [("rule", "accepted", "of these harmful", "precision, %", "recall, %"), ("---", *["---:"] * 4)]
+    lines = []
     for name, one in found["methods"].items():
         shares = ["–" if one[key] is None else percent(one[key]) for key in ("precision", "recall")]
         lines.append((name, str(one["accepted"]), str(one["harmful_accepted"]), *shares))
     about = f"{found['mismatches']} labelled mismatches of problems that no head saw, {found['harmless']} harmless:"
-    return f"{about}\n\n" + "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    head = ("rule", "accepted", "of these harmful", "precision, %", "recall, %")
+    return f"{about}\n\n{table(head, lines, numbers=True)}"
 
 
 def html(summary: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ Needs torch and transformers alone, so that it runs where the pipeline is not in
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -36,9 +36,14 @@ Flexible = Callable[..., tuple[list[list[int]], int | None]]
 class Models(Protocol):
     """What is needed of a pair."""
 
-    target: PreTrainedModel
-    draft: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase | None
+    @property
+    def target(self) -> PreTrainedModel: ...
+
+    @property
+    def draft(self) -> PreTrainedModel: ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None: ...
 
 
 @dataclass(frozen=True)
@@ -79,17 +84,6 @@ class Contender:
         answers, forwards = self.decode(prompts)
         synchronise()
         return Timed.of(perf_counter() - started, answers, forwards)
-
-
-def drop_loops(times: Mapping[str, dict[str, Any]], loops: Sequence[bool]) -> None:
-    """Drop the batches that some contender answered with a loop from the lists of all; `loops` says how many did.
-
-    Where nothing would be left, nothing is dropped.
-    """
-    kept = [place for place, one in enumerate(loops) if not one] or range(len(loops))
-    for entry in times.values():
-        entry |= {name: [of[place] for place in kept] for name, of in entry.items() if isinstance(of, list)}
-        entry["loops"] = sum(loops)
 
 
 def ours(decoder: Decoder, request: dict[str, Any]) -> Decode:

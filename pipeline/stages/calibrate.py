@@ -3,11 +3,9 @@
     python -m pipeline.stages.calibrate free       all methods that need no gate
     python -m pipeline.stages.calibrate learned    all methods that ask a trained gate
     python -m pipeline.stages.calibrate fly        one method
-    python -m pipeline.stages.calibrate table-free, table-learned      what only the large table compares
-    python -m pipeline.stages.calibrate speed      the methods of `speed.blocks`, each at its own K
 
-Reads data/prompts and data/reference, writes <method>.json and <method>.csv below reports/calibration,
-reports/table/calibration or reports/speed; the second file has the outcome of every prompt at every tested setting.
+Reads data/prompts and data/reference, writes <method>.json and <method>.csv below reports/calibration; the second file
+has the outcome of every prompt at every tested setting. Studies calibrate other methods by `calibrate_all`.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
 fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of everything that they depend
 on: an interruption loses one setting at most.
@@ -15,15 +13,12 @@ on: an interruption loses one setting at most.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 import numpy as np
 
 from gistgate.certificates import calibration as engine
@@ -35,27 +30,20 @@ from gistgate.certificates.tango import Array
 from gistgate.files import write_json
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.certification.records import write_records
-from pipeline.common.operating_point import OWN_REPORTS, REPORTS, calibration_file
+from pipeline.common.entry import run
+from pipeline.common.operating_point import REPORTS, calibration_file
 from pipeline.common.pool import side_by_side
 from pipeline.common.scope import scope_of
 from pipeline.params import Params, read_params
 
-GROUPS = {"free": (False, False), "learned": (False, True), "table-free": (True, False), "table-learned": (True, True)}
-"""Names of the groups: whether only the large table has their methods, and whether these are learned."""
+
+def main(group: str) -> None:
+    params = read_params()
+    calibrate_all(params, methods_of(params, group))
 
 
-OWN_K = "speed"
-"""The group of methods at their own K."""
-
-
-def main() -> None:
-    params, group = read_params(), item()
-    if group == OWN_K:
-        params, reports = params.at_own_blocks(), OWN_REPORTS
-        names = list(params.methods)
-    else:
-        params, reports = params if group in params.methods else params.with_table(), REPORTS
-        names = methods_of(params, group)
+def calibrate_all(params: Params, names: Sequence[str], reports: Path = REPORTS) -> None:
+    """Calibrate methods of `params` side by side and write their files below `reports`."""
     prepare = partial(calibrator, reports=reports)
     side_by_side(prepare, params, names, params.decoding.workers, "calibrate", "method")
 
@@ -76,11 +64,11 @@ def calibrator(params: Params, reports: Path = REPORTS) -> Callable[[str], None]
 
 
 def methods_of(params: Params, group: str) -> list[str]:
-    """The methods of a group, or the one of that name."""
-    if group not in GROUPS:
+    """The methods of the group `free` or `learned`, or the one of that name."""
+    if group not in ("free", "learned"):
         params.method(group)
         return [group]
-    return [name for name, method in params.methods.items() if (method.extra, method.learned) == GROUPS[group]]
+    return [name for name, method in params.methods.items() if method.learned == (group == "learned")]
 
 
 def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:

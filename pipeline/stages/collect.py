@@ -18,7 +18,7 @@ import torch
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from pipeline.common.decoders import read_prompts
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
@@ -29,17 +29,11 @@ from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
 
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules", "gistgate.integrations.lm_eval.task",
-    "pipeline.labels.collecting", "pipeline.labels.mining", "pipeline.labels.mismatches",
-    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.collect",
-)  # fmt: skip
-"""Modules whose change makes finished shards worthless."""
 PROMPTS = Path("data/prompts/train.jsonl")
 
 
-def main() -> None:
-    name, params = item(), read_params()
+def main(name: str) -> None:
+    params = read_params()
     if name not in PASSES:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
@@ -49,9 +43,9 @@ def main() -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
+    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.collect")]
     if name == "gated":
-        files += [PILOT, *sources("gistgate.gates")]
+        files.append(PILOT)
     return Shards(f"collect-{name}", name, params.pair, params.seed, params.decoding, params.collect, *files)
 
 

@@ -8,16 +8,13 @@ Only the embedded world has such prompts: its `shifted` kind asks in a second di
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 import numpy as np
+import typer
 
 from gistgate.errors import UserError
 from gistgate.files import write_json
@@ -26,6 +23,7 @@ from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards import CLOSED, DomainGuard
 from gistgate.request.statistics import total
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
+from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, operating_point
 from pipeline.heads.guard_fit import fit_domain, save
@@ -41,10 +39,10 @@ PROMPTS = 600
 """Prompts of each world, enough for an interval of about two points each way."""
 
 
-def main() -> None:
-    goal, params = sys.argv[1:], read_params()
-    if goal not in ([], ["fit"]):
-        raise UserError(f"There is nothing called '{' '.join(goal)}' here. Say `fit`, or nothing for the whole study.")
+def main(goal: Annotated[str | None, typer.Argument()] = None) -> None:
+    params = read_params()
+    if goal not in (None, "fit"):
+        raise UserError(f"There is nothing called '{goal}' here. Say `fit`, or nothing for the whole study.")
     try:
         study = Study(params)
         guard = study.guard()

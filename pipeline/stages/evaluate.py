@@ -2,7 +2,6 @@
 
     python -m pipeline.stages.evaluate fly     writes reports/evaluation/fly/{summary.json,samples.jsonl}
     python -m pipeline.stages.evaluate all     every method of params.yaml and plain decoding, with one set of imports
-    python -m pipeline.stages.evaluate table   what only the large table compares, into reports/table/evaluation
 
 "plain" decodes without a drafter. A method that has no certified setting at the headline budget runs strictly, and its
 summary says so. Finished methods wait in a scratch folder under a fingerprint of all they depend on, so that an
@@ -13,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,8 @@ from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, read_prompts
-from pipeline.common.entry import item, run
+from pipeline.common.drafters import files_behind
+from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
 from pipeline.common.pool import side_by_side
@@ -35,25 +35,19 @@ from pipeline.pairs.pair import Pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.params import Params, read_params
 from pipeline.stages.prompts import context_length
-from pipeline.studies.retrieval.drafters import files_behind
 from pipeline.tasks.evaluation import Judged, judge
 from pipeline.tasks.loading import load_task
 
 PLAIN = "plain"
-SOURCES = (
-    "gistgate",
-    "pipeline.stages.evaluate",
-    "pipeline.tasks.evaluation",
-    "pipeline.common.decoders",
-    "gistgate.integrations.lm_eval.task",
-)
 
 
-def main() -> None:
-    params, name = read_params(), item()
-    if name not in (PLAIN, "all", *params.methods):
-        params = params.with_table()
-    chosen = chosen_by(name, params)
+def main(name: str) -> None:
+    params = read_params()
+    evaluate_all(params, [PLAIN, *params.methods] if name == "all" else [name])
+
+
+def evaluate_all(params: Params, chosen: Sequence[str]) -> None:
+    """Evaluate methods of `params` side by side, those apart that an earlier start finished."""
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
     missing = [name for name in chosen if not folders[name].is_dir()]
@@ -63,15 +57,6 @@ def main() -> None:
     side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
     for name in chosen:
         write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
-
-
-def chosen_by(name: str, params: Params) -> list[str]:
-    """The methods that a name stands for."""
-    groups = {
-        "all": [PLAIN, *params.methods],
-        "table": [method for method, how in params.methods.items() if how.extra],
-    }
-    return groups.get(name, [name])
 
 
 def decoding_of(point: Operating) -> str:
@@ -97,7 +82,7 @@ def dependencies(params: Params, point: Operating) -> str:
     gate = [gate_folder(point.head)] if point.head else []
     files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
     settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
-    return fingerprint(*(repr(setting) for setting in settings), *files, *sources(*SOURCES))
+    return fingerprint(*(repr(setting) for setting in settings), *files, *sources("pipeline.stages.evaluate"))
 
 
 class Evaluation:

@@ -18,7 +18,7 @@ import torch
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from pipeline.common.decoders import read_prompts, request_of
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, read_shards, sources
 from pipeline.labels.features import FeatureReader
@@ -28,17 +28,12 @@ from pipeline.labels.texts import Texts, read_records
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.forward", "gistgate.gates.features",
-    "pipeline.labels.features", "pipeline.labels.replay", "pipeline.labels.schema", "pipeline.stages.features",
-)  # fmt: skip
-"""Modules whose change makes finished shards worthless."""
 GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
 """The pass whose labels each goal reads."""
 
 
-def main() -> None:
-    goal, params = item(), read_params()
+def main(goal: str) -> None:
+    params = read_params()
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
     output, shards = FEATURE_FOLDER / goal, shards_of(params, goal)
@@ -57,7 +52,7 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
 
 def shards_of(params: Params, goal: str) -> Shards:
     """Where finished shards of a goal wait."""
-    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources(*SOURCES)]
+    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources("pipeline.stages.features")]
     return Shards(f"features-{goal}", params.pair, params.decoding, features_of(params, goal), *files)
 
 

@@ -16,7 +16,7 @@ import torch
 
 from gistgate.files import read_json_lines, write_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, sources
 from pipeline.labels.labelling import Labeller
@@ -27,16 +27,9 @@ from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.tasks.loading import load_task
 
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.integrations.lm_eval.task",
-    "gistgate.rules.base", "gistgate.rules.exact", "pipeline.labels.labelling", "pipeline.labels.rollouts",
-    "pipeline.labels.schema", "pipeline.labels.texts", "pipeline.stages.label",
-)  # fmt: skip
-"""Modules whose change makes finished shards worthless."""
 
-
-def main() -> None:
-    name, params = item(), read_params()
+def main(name: str) -> None:
+    params = read_params()
     output, shards = LABEL_FOLDER / name, shards_of(params, name)
     count = num_shards(MISMATCH_FOLDER / name)
     side_by_side(labelling, (params, name), range(count), params.decoding.workers, f"label, {name}", "shard")
@@ -46,7 +39,7 @@ def main() -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources(*SOURCES)]
+    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
     return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, *files)
 
 

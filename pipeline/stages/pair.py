@@ -22,23 +22,19 @@ from transformers.utils.logging import disable_progress_bar
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
 from pipeline.common.entry import run, seed_everything
+from pipeline.common.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
+from pipeline.common.reading import build
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.training import train_model
-from pipeline.pairs.world.corpus import FOLDER as WORLD
 from pipeline.pairs.world.corpus import documents, write_task_files
 from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_length
 from pipeline.pairs.world.params import PairTrainingParams
 from pipeline.pairs.world.tokenizer import train_tokenizer
 from pipeline.params import Params, read_params
-from pipeline.params.reading import build
 
-MODELS = Path("models/embedded")
-REPORT = Path("models/pair.json")
 ROLES = ("target", "draft")
-MODULES = ("pipeline.pairs.world", "pipeline.pairs.training", "pipeline.pairs.muon")
-"""Whatever changes the trained weights; an interrupted training resumes only under the same source."""
 
 
 def main() -> None:
@@ -47,12 +43,14 @@ def main() -> None:
     write_task_files(params.world, params.seed, WORLD)
     training = read_pair(params.pair).training
     if training is not None:
-        train_embedded(replace(params, pair_training=replaced(params.pair_training, training)))
+        train_embedded(
+            replace(params, pair_training=replaced(params.pair_training, training, f"{PAIRS / params.pair}.yaml"))
+        )
     else:
         check_other(params)
 
 
-def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTrainingParams:
+def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
     """The block with what the pair's file says instead, key by key.
 
     Raises:
@@ -60,31 +58,33 @@ def replaced(block: PairTrainingParams, changes: dict[str, Any]) -> PairTraining
     """
     known = asdict(block)
     inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
-    return build(PairTrainingParams, {**known, **changes, **inner})
+    return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)
 
 
 def check_other(params: Params) -> None:
     """Check a pair that exists already; models/embedded gets a note, because the stage owes DVC the folder."""
     report = check_pair(params.pair)
-    write_text(MODELS / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
+    write_text(EMBEDDED / "README.md", f"The pair {params.pair} is in use; nothing was trained.\n")
     for role in ROLES:
-        shutil.rmtree(MODELS / role, ignore_errors=True)
-    write_json(REPORT, report)
+        shutil.rmtree(EMBEDDED / role, ignore_errors=True)
+    write_json(PAIR_REPORT, report)
 
 
 def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
     quiet()
-    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *sources(*MODULES))}"
+    # An interrupted training resumes only under the source that it began with.
+    source = sources("pipeline.pairs.training", "pipeline.pairs.world.corpus", "pipeline.pairs.world.tokenizer")
+    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *source)}"
     tokenizer = train_tokenizer()
     for number, role in enumerate(ROLES):
         size = getattr(params.pair_training, role)
         corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
         seed = 2 * params.seed + number
         model = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
-        save_model(model, tokenizer, MODELS / role)
+        save_model(model, tokenizer, EMBEDDED / role)
     report = measure(params)
-    write_json(REPORT, report)
+    write_json(PAIR_REPORT, report)
     shutil.rmtree(scratch, ignore_errors=True)
     print_report(report)
     wanted = params.pair_training.min_target_accuracy

@@ -8,7 +8,6 @@ prompt is the first of the test split on which it accepts a token that strict de
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from gistgate.files import write_json
@@ -18,6 +17,7 @@ from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, operating_point
+from pipeline.common.paths import REPORTS
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
@@ -33,7 +33,7 @@ def main() -> None:
     found = None
     if point is not None:
         found = first_loose(params, load_pair(params), load_task(params), point)
-    write_json(Path("reports/trace.json"), found)
+    write_json(REPORTS / "trace.json", found)
 
 
 def chosen(params: Params) -> Operating | None:

@@ -21,7 +21,7 @@ from matplotlib import pyplot
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from pipeline.common import tracking
-from pipeline.common.entry import item, run
+from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.job import Job, head_job
 from pipeline.heads.partners import partners_of
@@ -33,12 +33,10 @@ from pipeline.report.figures import reliability_figure
 
 PILOT = Path("models/pilot")
 HEADS = Path("models/heads")
-SOURCES = ("gistgate.gates", "pipeline.heads", "pipeline.labels.schema", "pipeline.stages.train")
-"""Modules whose change makes finished heads worthless."""
 
 
-def main() -> None:
-    goal, params = item(), read_params()
+def main(goal: str) -> None:
+    params = read_params()
     if goal == "pilot":
         own = with_features(params, params.train.pilot_features)
         train(["logistic"], [FEATURE_FOLDER / "pilot"], {"logistic": PILOT}, "pilot", own)
@@ -69,7 +67,7 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
 def finish(stage: str, job: Job, rows: Rows) -> Path:
     """The folder of the finished head in .scratch; the head is trained now unless an earlier start has done so."""
     name = f"{stage}-{job.head}"
-    folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources(*SOURCES))}"
+    folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources('pipeline.heads.job'))}"
     done = folder / "done"
     if not done.is_dir():
         write_atomic(done, lambda part: job.run(rows, folder / "checkpoints").save(part))

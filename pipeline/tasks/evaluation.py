@@ -25,7 +25,7 @@ class Judged:
     @property
     def accuracy(self) -> float:
         """Mean of the task's metric."""
-        return sum(sample["correct"] for sample in self.samples) / len(self.samples)
+        return float(sum(sample["correct"] for sample in self.samples) / len(self.samples))
 
 
 def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:

@@ -28,9 +28,12 @@ from tests.architectures import tiny_model
 
 ROOT = Path(__file__).parents[2]
 TINY = {
-    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
     "num_key_value_heads": 1,
-}  # fmt: skip
+}
 
 
 @pytest.fixture
@@ -138,9 +141,14 @@ def test_a_closed_gate_changes_nothing_and_is_asked(tiny: None):
 
 def test_limits_are_medians_over_prompts_with_intervals():
     columns = {
-        "step": [1.0, 2.0, 1.0], "verify": [2.0, 2.0, 4.0], "draft": [2.0, 2.0, 2.0], "judged": [3.0, 3.0, 3.0],
-        "round": [5.0, 5.0, 8.0], "tokens": [6, 8, 10], "forwards": [2, 2, 2],
-    }  # fmt: skip
+        "step": [1.0, 2.0, 1.0],
+        "verify": [2.0, 2.0, 4.0],
+        "draft": [2.0, 2.0, 2.0],
+        "judged": [3.0, 3.0, 3.0],
+        "round": [5.0, 5.0, 8.0],
+        "tokens": [6, 8, 10],
+        "forwards": [2, 2, 2],
+    }
     found = over_prompts(partial(figures_of, 4), columns)
     middle = {"c": 0.5, "v": 2.0, "tau": 4.0, "possible": 1.0, "reached": 0.8, "attained": 0.8, "judging": 0.2}
     assert {name: found[name].mean for name in middle} == pytest.approx(middle)
@@ -219,19 +227,21 @@ def test_one_run_sweeps_every_engine_and_writes_the_first(
     monkeypatch.setattr(block.Workload, "load", lambda _prompts: SimpleNamespace(pair=SimpleNamespace(name="tiny")))
     monkeypatch.setattr(block, "sweep", lambda _workload, _name, ks, engine: {"proposed": ks[engine == "eager"]})
     monkeypatch.setattr(block, "save", lambda _name, payload, *_: written.update(payload["methods"]))
-    monkeypatch.setattr(block, "propose", lambda found, _path: written.update(proposed=found))
+    monkeypatch.setattr(block, "propose", lambda found: written.update(proposed=found))
     block.main(methods="strict", ks="2,3", engine=engines, write=True)
     assert written.keys() - {"proposed"} == names
     assert written["proposed"] == {"strict": 3 if engines == "eager" else 2}
 
 
 def test_proposals_keep_the_comments(tmp_path: Path):
-    path = tmp_path / "params.yaml"
-    before = (ROOT / "params.yaml").read_text()
-    path.write_text(before)
-    block.propose({"strict": 7, "fly": 9, "wisv": 6}, path)
-    params = yaml.safe_load(path.read_text())
-    assert params["decoding"]["strict_block"] == 7
-    assert params["speed"]["blocks"] == {**yaml.safe_load(before)["speed"]["blocks"], "fly": 9, "wisv": 6}
-    changed = [line for line in path.read_text().splitlines() if line not in before.splitlines()]
-    assert len(changed) == 3
+    """Strict decoding's K goes to the run's parameters, every other K to those of the study of speed."""
+    files = {tmp_path / "params.yaml": "params.yaml", tmp_path / "speed.yaml": "pipeline/studies/speed/params.yaml"}
+    for copy, name in files.items():
+        copy.write_text((ROOT / name).read_text())
+    block.propose({"strict": 7, "fly": 9, "wisv": 6}, *files)
+    run, speed = (yaml.safe_load(copy.read_text()) for copy in files)
+    before = yaml.safe_load((ROOT / "pipeline/studies/speed/params.yaml").read_text())
+    assert run["decoding"]["strict_block"] == 7 and speed["blocks"] == {**before["blocks"], "fly": 9, "wisv": 6}
+    for (copy, name), changed in zip(files.items(), (1, 2), strict=True):
+        old = (ROOT / name).read_text().splitlines()
+        assert len([line for line in copy.read_text().splitlines() if line not in old]) == changed

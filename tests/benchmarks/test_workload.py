@@ -9,11 +9,12 @@ from benchmarks.workload import Workload
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from pipeline.params import parse_params
+from pipeline.studies.speed.params import FILE
 
 PARAMS = {
     "methods": {"free": {name: {"rule": name, "knob": "r", "grid": [0.5, 0.1]} for name in ("prob", "prob-ratio")}},
-    "speed": {"blocks": {"prob": 3, "prob-ratio": 4}},
 }
+BLOCKS = {"blocks": {"prob": 3, "prob-ratio": 4}}
 
 
 def calibrated(name: str, folder: str, block: int, knob: float | None) -> None:
@@ -26,6 +27,7 @@ def calibrated(name: str, folder: str, block: int, knob: float | None) -> None:
 def workload(tmp_path, monkeypatch) -> Workload:
     """Both methods are certified at the common K."""
     monkeypatch.chdir(tmp_path)
+    write_json(FILE, BLOCKS)
     calibrated("prob", "reports", 8, 0.5)
     calibrated("prob-ratio", "reports", 8, 0.5)
     return Workload(parse_params(PARAMS), SimpleNamespace(), [])
@@ -46,5 +48,5 @@ def test_without_such_certificates_the_common_k_stays(workload):
 
 def test_a_certificate_at_another_k_than_asked_for_is_stale(workload):
     calibrated("prob", "reports/speed", 5, 0.1)
-    with pytest.raises(UserError, match=r"K = 5, params.yaml says 3. Run `make speed`"):
+    with pytest.raises(UserError, match=r"K = 5, but pipeline/studies/speed/params.yaml says 3. Run `make speed`"):
         _ = workload.own

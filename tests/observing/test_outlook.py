@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.observing.outlook import Costs, advice, measure, outlook, tau_at
 from gistgate.rules.exact import Exact

@@ -29,7 +29,7 @@ def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list
     A pass shuffles the documents, sorts neighbourhoods of 16 batches by length and shuffles the batches again, so a
     batch pads little and still is random. Incomplete batches are left out unless there is nothing else.
     """
-    rng, batches = random.Random(seed), []
+    rng, batches = random.Random(seed), list[list[int]]()
     order = list(range(len(lengths)))
     size = min(batch_size, len(order))
     while len(batches) < steps:

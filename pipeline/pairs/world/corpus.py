@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines
+from pipeline.common.paths import WORLD
 from pipeline.pairs.world.params import WorldParams
 from pipeline.pairs.world.problem import draw_problem
 from pipeline.pairs.world.style import make_style
 from pipeline.pairs.world.telling import Teller
 
-FOLDER = Path("data/world")
 PATIENCE = 3000
 """Problems drawn again in a row before the world counts as exhausted."""
 
@@ -25,7 +26,9 @@ def documents(params: WorldParams, seed: int, part: str, count: int, dialect: st
     """
     rng = random.Random(f"{seed} {part} {dialect}")
     teller = Teller(make_style(params, dialect, seed), params.has_ornaments)
-    rows, seen, misses = [], set(), 0
+    rows: list[Any] = []
+    seen: set[Any] = set()
+    misses = 0
     while len(rows) < count:
         problem = draw_problem(params, part, rng)
         if part != "corpus" and problem.core in seen:
@@ -42,7 +45,7 @@ def documents(params: WorldParams, seed: int, part: str, count: int, dialect: st
     return rows
 
 
-def write_task_files(params: WorldParams, seed: int, folder: Path = FOLDER) -> None:
+def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
     """Write train.jsonl and test.jsonl, byte by byte the same for the same parameters and seed."""
     for part, count in (("train", params.task_train), ("test", params.task_test)):
         write_json_lines(folder / f"{part}.jsonl", documents(params, seed, part, count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 from pipeline.pairs.world.lexicon import SITES
 from pipeline.pairs.world.problem import Problem, Step
@@ -37,13 +38,13 @@ class Teller:
             sentences.append(self._step(say, step, before, after))
         return " ".join([*sentences, say("final", after=problem.answer)]) + f"\n#### {problem.answer}"
 
-    def _step(self, say, step: Step, before: int, after: int) -> str:
+    def _step(self, say: Callable[..., str], step: Step, before: int, after: int) -> str:
         fill = {"amount": step.amount, "day": step.day, "before": before, "after": after}
         detail = say("detail", **fill) if self.ornaments else ""
         action = f"{say('connective')}{detail} {say('subject')} {say(f'verb.{step.operation}', **fill)}"
         return f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}."
 
-    def _speaker(self, problem: Problem, rng: random.Random):
+    def _speaker(self, problem: Problem, rng: random.Random) -> Callable[..., str]:
         facts = vars(problem)
 
         def say(site: str, **fill: object) -> str:

@@ -20,10 +20,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from pipeline.common.entry import item, run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 import torch
 
 from gistgate.certificates.calibration import Finding, Method, Request, calibrate
@@ -36,13 +32,16 @@ from gistgate.files import read_json, write_atomic, write_json
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.common.decoders import read_prompts
+from pipeline.common.entry import run
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.world.corpus import documents
 from pipeline.pairs.world.params import WorldParams
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import MethodParams, Params
 from pipeline.stages.prompts import context_length
+from pipeline.studies.certify.params import read_certify_params
+from pipeline.studies.table.params import table_params
 from pipeline.tasks.loading import load_task
 
 REPORTS = Path("reports/certify")
@@ -51,8 +50,8 @@ RESAMPLES = 2000
 SOURCE = "problems of the task that no other stage uses; the certificate holds for prompts like these"
 
 
-def main() -> None:
-    name, params = item(), read_params().with_table()
+def main(name: str) -> None:
+    params = table_params()
     if name == "summary":
         write_json(REPORTS / "summary.json", summary(params))
         return
@@ -106,11 +105,11 @@ def entry(finding: Finding, budget: float) -> dict[str, Any]:
 
 def request_of(params: Params) -> Request:
     """The request that params.yaml makes."""
-    block, common = params.certify, params.calibrate
+    own, common = read_certify_params(), params.calibrate
     return Request(
-        budgets=tuple(sorted(block.budgets)),
+        budgets=tuple(sorted(own.budgets)),
         confidence=common.confidence,
-        n=block.prompts,
+        n=own.prompts,
         stop="lost",
         settings=common.settings,
         evaluations=common.evaluations + 1,
@@ -120,7 +119,7 @@ def request_of(params: Params) -> Request:
 
 def setup_of(params: Params) -> Setup:
     """The prompts of this stage, every method at the K that they share."""
-    methods = {name: replace(method, block=params.certify.block) for name, method in params.methods.items()}
+    methods = {name: replace(method, block=read_certify_params().block) for name, method in params.methods.items()}
     choosing = read_prompts("development") + read_prompts("calibration")
     prompts = {"development": choosing, "calibration": calibration_prompts(params)}
     return Setup(replace(params, methods=methods), prompts)
@@ -145,10 +144,10 @@ def calibration_prompts(params: Params) -> list[Prompt]:
     Raises:
         UserError: the task has fewer unused documents.
     """
-    prompts = new_prompts(params, params.certify.prompts)
-    if len(prompts) < params.certify.prompts:
+    prompts = new_prompts(params, read_certify_params().prompts)
+    if len(prompts) < read_certify_params().prompts:
         raise UserError(
-            f"certify.prompts asks for {params.certify.prompts} prompts, but the task '{params.task}' has only "
+            f"certify.prompts asks for {read_certify_params().prompts} prompts, but the task '{params.task}' has only "
             f"{len(prompts)} unused ones. Lower certify.prompts."
         )
     return prompts
@@ -173,8 +172,8 @@ def world_documents(params: WorldParams, seed: int, count: int) -> list[dict[str
 
 def summary(params: Params) -> dict[str, Any]:
     """All methods at each budget, and how far the gate is ahead of the best rule without training."""
-    reports = {name: read_json(REPORTS / f"{name}.json") for name in params.certify.methods}
-    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(params.certify.budgets)}
+    reports = {name: read_json(REPORTS / f"{name}.json") for name in read_certify_params().methods}
+    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(read_certify_params().budgets)}
 
 
 def compared(reports: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:

@@ -17,14 +17,14 @@ boundary, the share that a sum over all tables expects stands beside the exact b
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+import typer
 from scipy.stats import binomtest
 
 from gistgate.certificates.betting import answer_at
@@ -34,6 +34,7 @@ from gistgate.certificates.planning import CERTIFIES, needed_prompts
 from gistgate.certificates.tango import Array, p_value
 from gistgate.files import write_json
 from pipeline.common.entry import run
+from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.params import Params, read_params
 from pipeline.report.figures import save
 from pipeline.studies.certify.coverage_figure import draw
@@ -65,8 +66,7 @@ class World:
     """d of every setting, strict to loose, and prompt; its distribution is the truth [S, N]."""
 
 
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")
+def main(folder: Annotated[Path, typer.Argument(help="Where the results go.")] = BENCHMARK_RESULTS) -> None:
     params = read_params()
     confidence, headline = params.calibrate.confidence, params.headline_budget
     cases = [examined(world, confidence) for world in worlds(params)]

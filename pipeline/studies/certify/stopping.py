@@ -11,12 +11,12 @@ Nothing is decoded; the seeds stand in this file.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
 import numpy as np
+import typer
 from scipy.stats import binomtest
 
 from gistgate.certificates.fixed_sequence import Stop, Tested, try_setting
@@ -24,6 +24,7 @@ from gistgate.certificates.outcomes import CHUNK, Decoded
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
 from pipeline.common.entry import run
+from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.params import read_params
 from pipeline.studies.certify.coverage import LEVEL, RESAMPLES, SEED
 
@@ -58,8 +59,7 @@ WORLDS: dict[str, tuple[Callable[[float, np.random.Generator], Array], bool]] = 
 """How prompts are made up, and whether the score is right or wrong."""
 
 
-def main() -> None:
-    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "benchmarks/results")
+def main(folder: Annotated[Path, typer.Argument(help="Where the results go.")] = BENCHMARK_RESULTS) -> None:
     confidence = read_params().calibrate.confidence
     cases = [
         {"world": world, "stop": stop, "budget": budget, **examined(world, stop, budget, confidence)}

@@ -8,18 +8,15 @@ Reads the settings that calibration certified and what `evaluate` measured; both
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 import numpy as np
 import torch
+import typer
 
 from gistgate.block import Acceptance, Block, Reason
 from gistgate.errors import UserError
@@ -28,6 +25,7 @@ from gistgate.integrations.lm_eval.task import Task
 from gistgate.observing.shadow import shadow, would_be
 from gistgate.request.statistics import Statistics, total
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
+from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, evaluation_folder, operating_point
 from pipeline.pairs.pair import Pair, load_pair
@@ -40,8 +38,8 @@ COMMONEST = 10
 """Mismatched pairs that the report names."""
 
 
-def main() -> None:
-    params, limit = read_params(), prompts_asked(sys.argv[1:])
+def main(limit: Annotated[int | None, typer.Argument(min=1, help="Test prompts, else all.")] = None) -> None:
+    params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("test")[:limit]
     rows = [
         shadowed(params, point, pair, task, prompts)
@@ -50,21 +48,6 @@ def main() -> None:
     ]
     write_json(REPORT, {"prompts": len(prompts), "methods": rows})
     print(table(rows))
-
-
-def prompts_asked(arguments: Sequence[str]) -> int | None:
-    """How many prompts the command line wants.
-
-    Raises:
-        UserError: it wants something else.
-    """
-    if not arguments:
-        return None
-    if len(arguments) > 1 or not arguments[0].isdigit() or not int(arguments[0]):
-        raise UserError(
-            "Name a number of test prompts, such as `python -m pipeline.studies.guards.shadow 300`, or nothing for all."
-        )
-    return int(arguments[0])
 
 
 def shadowed(

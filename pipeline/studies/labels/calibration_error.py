@@ -10,12 +10,12 @@ problems is `certify.ece_problems`. Finished parts wait in .scratch, so the next
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from scipy.stats import bootstrap
 from torch import Tensor
 
@@ -34,8 +34,8 @@ from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import Texts
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.stages.prompts import Prompt
 from pipeline.studies.certify.certify import new_prompts
+from pipeline.studies.certify.params import read_certify_params
 from pipeline.tasks.loading import load_task
 
 OUTPUT = Path("reports/studies/calibration_error.json")
@@ -46,10 +46,10 @@ UNSURE = 0.9
 """P(kept) below which rows are measured apart; nearly all rows are above it and fill most bins of equal mass."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.labels.calibration_error")
-    parser.add_argument("--problems", type=int, help="problems to measure on; certify.ece_problems if left out")
-    problems, params = parser.parse_args().problems, read_params()
+def main(
+    problems: Annotated[int | None, typer.Option(help="Problems to measure on, else all new ones.")] = None,
+) -> None:
+    params = read_params()
     torch.set_grad_enabled(False)
     report = measured(labelled(params, problems))
     write_json(OUTPUT if problems is None else OUTPUT.with_stem(f"calibration_error-{problems}"), report)
@@ -60,12 +60,12 @@ def main() -> None:
 def labelled(params: Params, problems: int | None = None) -> Table:
     """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
-    prompts = new_prompts(params, params.certify.prompts + params.certify.ece_problems)[params.certify.prompts :]
+    own = read_certify_params()
+    prompts = new_prompts(params, own.prompts + own.ece_problems)[own.prompts :]
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
-        *sources("gistgate.decoding", "gistgate.rules", "pipeline.labels.labelling", "pipeline.labels.mismatches",
-                 "pipeline.studies.labels.calibration_error"),
+        *sources("pipeline.studies.labels.calibration_error"),
     )  # fmt: skip
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     starts = range(0, len(prompts[:problems]), SHARD)

@@ -11,12 +11,12 @@ The features wait in .scratch; a line of the table is written as soon as it is m
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+import typer
 
 from gistgate.files import load_tensors, save_tensors, write_json
 from pipeline.common.decoders import read_prompts, request_of
@@ -56,10 +56,7 @@ SETS: tuple[tuple[str, ...], ...] = (
 """The sets that are compared."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.labels.features")
-    parser.add_argument("--limit", type=int, help="labels to read at most; all if left out")
-    limit = parser.parse_args().limit
+def main(limit: Annotated[int | None, typer.Option(help="Labels to read at most, else all.")] = None) -> None:
     output = OUTPUT if limit is None else OUTPUT.with_stem(f"features-{limit}")
     params, report = read_params(), []
     table = features_of(params, limit)
@@ -72,7 +69,7 @@ def main() -> None:
 def features_of(params: Params, limit: int | None = None) -> Table:
     """All features of the sweep at every label (at about `limit` of them), from the scratch folder or read now."""
     names = tuple(dict.fromkeys(name for one in SETS for name in one))
-    modules = sources("gistgate.block", "gistgate.gates.features", "pipeline.labels.features", "pipeline.labels.replay")
+    modules = sources("pipeline.labels.features", "pipeline.labels.replay")
     mark = fingerprint(list(names), limit, params.decoding, LABEL_FOLDER, *pair_files(params.pair), *modules)
     path = SCRATCH / f"study-features-{mark}.safetensors"
     if not path.exists():

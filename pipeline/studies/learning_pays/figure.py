@@ -60,7 +60,7 @@ def label(point: dict[str, Any]) -> str:
 def lead(point: dict[str, Any]) -> float:
     """Mean accepted length of the gate over that of the best rule that needs no training (strict decoding included)."""
     tau = {name: row["mean_accepted_length"] for name, row in point["methods"].items()}
-    return tau["autojudge"] / max(tau[name] for name in METHODS[1:] if name in tau)
+    return float(tau["autojudge"] / max(tau[name] for name in METHODS[1:] if name in tau))
 
 
 def strict_accuracy(point: dict[str, Any]) -> float:

@@ -11,22 +11,22 @@ At the end the figure beside the results is drawn and the table printed (`--minu
 
 from __future__ import annotations
 
-import argparse
 import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 import yaml
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.rules import RULES
 from pipeline.common.entry import run
+from pipeline.common.reading import nearest
 from pipeline.common.resume import SCRATCH, fingerprint
-from pipeline.params.reading import nearest
 from pipeline.report.figures import save
 from pipeline.report.results import STRICT
 from pipeline.smoke import ROOT, copy_project, dvc, merged
@@ -70,20 +70,20 @@ SIZES: dict[str, Any] = {
 without training in the large table, `typical` the one that reads the entropy."""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m pipeline.studies.learning_pays.study")
-    parser.add_argument("--points", nargs="+", default=list(POINTS), metavar="POINT", help=", ".join(POINTS))
-    parser.add_argument("--seed", type=int, default=1, help="seed of the world and of all that is random")
-    parser.add_argument("--minutes", type=float, help="start no stage after so many minutes")
-    given = parser.parse_args()
-    for name in given.points:
+def main(
+    points: Annotated[list[str] | None, typer.Option("--points", metavar="POINT", help=", ".join(POINTS))] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the world and of everything random.")] = 1,
+    minutes: Annotated[float | None, typer.Option(help="Start no stage after so many minutes.")] = None,
+) -> None:
+    names = points or list(POINTS)
+    for name in names:
         if name not in POINTS:
             raise UserError(f"There is no point '{name}'. {nearest(name, POINTS)}")
-    began, limit = monotonic(), float("inf") if given.minutes is None else 60 * given.minutes
-    failed = study(given.points, given.seed, lambda: monotonic() - began < limit)
-    points = [*published(), *recorded().values()]
-    save(draw(points), OUTPUT.with_suffix(".png"))
-    print(table(points), end="")
+    began, limit = monotonic(), float("inf") if minutes is None else 60 * minutes
+    failed = study(names, seed, lambda: monotonic() - began < limit)
+    results = [*published(), *recorded().values()]
+    save(draw(results), OUTPUT.with_suffix(".png"))
+    print(table(results), end="")
     if failed:
         raise UserError(f"No result from {', '.join(failed)}; what went wrong stands above. The other points are kept.")
 

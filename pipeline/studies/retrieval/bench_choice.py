@@ -1,9 +1,10 @@
 """What the drafter `choice` should expect at first: its prior and how much that counts, on development prompts.
 
-    python -m pipeline.studies.retrieval.bench_choice [--prompts 24] [--priors 0.5,0.65,0.8,0.9] [--weights 4,16,64] [--results FOLDER]
+    python -m pipeline.studies.retrieval.bench_choice [--prompts 24] [--priors 0.5,0.65,0.8,0.9] [--weights 4,16,64]
 
-In the folder of a finished run. Strict decoding with every prior and weight, its options alone beside it, one row at a
-time, eager engine, at the costs of pipeline/studies/retrieval/params.yaml. `choices` says how often each option was taken.
+Runs in the folder of a finished run: strict decoding with every prior and weight, and its options alone, one row at a
+time, on the eager engine, at the costs of pipeline/studies/retrieval/params.yaml. `choices` says how often each option
+was taken.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from pipeline.common.decoders import make_drafter, read_prompts
+from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, ours
 from pipeline.studies.retrieval.drafters import choice
 from pipeline.studies.retrieval.params import read_retrieval_params
@@ -28,9 +30,12 @@ OPTIONS = ("corpus", "lookup", "model")
 
 
 def main(
-    prompts: int = 24, priors: str = "0.5,0.65,0.8,0.9", weights: str = "4,16,64", threads: int = 1,
+    prompts: int = 24,
+    priors: str = "0.5,0.65,0.8,0.9",
+    weights: str = "4,16,64",
+    threads: int = 1,
     results: Path = RESULTS,
-) -> None:  # fmt: skip
+) -> None:
     torch.set_num_threads(threads)
     workload = replace(Workload.load(0), prompts=read_prompts("development")[:prompts])
     params = read_retrieval_params().choice
@@ -45,11 +50,15 @@ def main(
     block = workload.params.decoding.block
     decoders = {
         name: Decoder(
-            workload.pair.target, drafter, make_rule("exact"), block if drafter else 0,
-            tokenizer=workload.pair.tokenizer, vocabulary=len(workload.pair.tokenizer),
+            workload.pair.target,
+            drafter,
+            make_rule("exact"),
+            block if drafter else 0,
+            tokenizer=workload.pair.tokenizer,
+            vocabulary=len(workload.pair.tokenizer),
         )
         for name, drafter in drafters.items()
-    }  # fmt: skip
+    }
     field = [Contender(name, ours(decoder, workload.request), decoder.block) for name, decoder in decoders.items()]
     arms = ratios(side_by_side(field, [[ids] for ids in workload.ids]), ("none", "corpus"))
     for name in arms:
@@ -61,4 +70,4 @@ def main(
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

@@ -1,6 +1,6 @@
 """SENSE taken apart, and what the size of its datastore is worth, in one run.
 
-    python -m pipeline.studies.retrieval.bench_drafters [--prompts 16] [--scored 200] [--sizes 10,20,40,80,160] [--results FOLDER]
+    python -m pipeline.studies.retrieval.bench_drafters [--prompts 16] [--scored 200] [--sizes 10,20,40,80,160]
 
 In the folder of a finished run after `make retrieval`. SENSE runs at the setting that is certified for its chain;
 without its states, without its soft gate, and without both, and all four again as trees. Parts of it hold no
@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, command, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
@@ -25,6 +25,7 @@ from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from pipeline.common.decoders import make_drafter, read_prompts
+from pipeline.common.entry import run
 from pipeline.common.operating_point import Operating, operating_point
 from pipeline.report.paired_statistics import accuracy_difference
 from pipeline.speed.clock import Contender, ours
@@ -109,9 +110,12 @@ def losses(workload: Workload, decoders: dict[str, Decoder], count: int) -> dict
     scores, counts = {}, {}
     for name, one in decoders.items():
         answers = decode_all(
-            one, [prompt["ids"] for prompt in prompts], batch_size=workload.params.decoding.batch_size,
-            seeds=list(range(len(prompts))), **workload.request,
-        )  # fmt: skip
+            one,
+            [prompt["ids"] for prompt in prompts],
+            batch_size=workload.params.decoding.batch_size,
+            seeds=list(range(len(prompts))),
+            **workload.request,
+        )
         texts = [task.text(workload.pair.tokenizer, answer.ids) for answer in answers]
         scores[name] = [task.score(prompt["doc"], text) for prompt, text in zip(prompts, texts, strict=True)]
         counts[name] = total([answer.statistics for answer in answers])
@@ -150,4 +154,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

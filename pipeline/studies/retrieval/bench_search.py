@@ -1,6 +1,6 @@
 """What finding neighbours costs at 0.1, 1 and 10 M keys, and what an approximate index loses.
 
-    python -m pipeline.studies.retrieval.bench_search [--keys 100000,1000000,10000000] [--kinds ivf,hnsw] [--results FOLDER]
+    python -m pipeline.studies.retrieval.bench_search [--keys 100000,1000000,10000000] [--kinds ivf,hnsw]
 
 In the folder of a finished run with a datastore (`make retrieval`). Keys are the target's states along the training
 prompts, then synthetic ones: a real state moved along the `RANK` first principal directions of all, by `SPREAD` of
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.optional.retrieval.approximate import (
@@ -34,6 +34,7 @@ from gistgate.optional.retrieval.approximate import (
 )
 from gistgate.optional.retrieval.projection import Projection
 from gistgate.optional.retrieval.search import ExactIndex, Index
+from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
 from pipeline.params import read_params
 from pipeline.studies.retrieval.datastore import states_of
@@ -55,9 +56,13 @@ NEIGHBOURS, SHARE = 8, 0.05
 
 
 def main(
-    keys: str = "100000,1000000,10000000", kinds: str = "ivf,hnsw", queries: int = 200, graph_keys: int = 100_000,
-    threads: int = 1, results: Path = RESULTS,
-) -> None:  # fmt: skip
+    keys: str = "100000,1000000,10000000",
+    kinds: str = "ivf,hnsw",
+    queries: int = 200,
+    graph_keys: int = 100_000,
+    threads: int = 1,
+    results: Path = RESULTS,
+) -> None:
     """`graph_keys`: most keys of an hnsw index, which is slow to build."""
     torch.set_num_threads(threads)
     import_faiss().omp_set_num_threads(threads)
@@ -144,7 +149,7 @@ def synthetic(centres: Tensor, num: int) -> Iterator[Tensor]:
         yield centres[chosen] + torch.randn(size, steps.shape[1], generator=generator) @ steps.T
 
 
-def measure(keys: Tensor, queries: Tensor, kinds: list[str]) -> dict[str, Any]:
+def measure(keys: Tensor, queries: Tensor, kinds: list[Any]) -> dict[str, Any]:
     """One size: the exact search, and every kind of index with its curve."""
     exact = ExactIndex(keys)
     truth = torch.cat([exact.search(part, NEIGHBOURS)[1] for part in queries.split(16)])
@@ -221,9 +226,13 @@ def figure(payload: dict[str, Any]) -> Any:
                 points = [point for point in curve if point["refine"] == max(one["refine"] for one in curve)]
                 if points:
                     axes.plot(
-                        [point["ms_batch_1"] for point in points], [point["recall"] for point in points],
-                        color=f"C{place}", marker=marker, ms=4, label=f"{int(size):,} keys, {kind}",
-                    )  # fmt: skip
+                        [point["ms_batch_1"] for point in points],
+                        [point["recall"] for point in points],
+                        color=f"C{place}",
+                        marker=marker,
+                        ms=4,
+                        label=f"{int(size):,} keys, {kind}",
+                    )
         axes.axhline(0.9, color="grey", lw=0.8)
         axes.set_xscale("log")
         axes.set_xlabel("ms per query, batch 1 (dotted: exact)")
@@ -233,4 +242,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

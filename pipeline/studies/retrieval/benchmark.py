@@ -2,8 +2,8 @@
 
     python -m pipeline.studies.retrieval.benchmark
 
-Writes reports/retrieval/benchmark.json: seconds as `pipeline.stages.benchmark` has them, and how many times as fast as each
-reference every method is, with 90 % intervals over prompts.
+Writes reports/retrieval/benchmark.json: seconds as the stage `benchmark` writes them, and how many times as fast as
+each reference every method is, with 90 % intervals over prompts.
 """
 
 from __future__ import annotations
@@ -12,17 +12,15 @@ from typing import Any
 
 import torch
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.files import write_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
 from pipeline.common.operating_point import operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params
 from pipeline.report.paired_statistics import ratio_of_sums
 from pipeline.speed.clock import Contender, machine, ours
-from pipeline.stages.benchmark import measure
+from pipeline.speed.race import by_kind, race
 from pipeline.studies.retrieval.evaluate import decoder_of
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
 
@@ -33,11 +31,12 @@ def main() -> None:
     params = retrieval_params()
     torch.set_num_threads(params.benchmark.threads)
     prompts = read_prompts("test")[: params.benchmark.prompts]
-    times = measure(contenders(params, load_pair(params), prompts), [prompt["ids"] for prompt in prompts], params)
-    found = ratios({**times["baselines"], **times["methods"]})
+    field = contenders(params, load_pair(params), prompts)
+    times = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
+    found = ratios(times)
     for name, one in found.items():
         print(f"{name:20} {one['tokens_per_second']:7.1f} tokens per second, tau {one['mean_accepted_length']:.2f}")
-    write_json(REPORTS / "benchmark.json", {**times, "ratios": found, "machine": machine()})
+    write_json(REPORTS / "benchmark.json", {**by_kind(field, times), "ratios": found, "machine": machine()})
 
 
 def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> list[Contender]:

@@ -8,23 +8,20 @@ Works as `pipeline.stages.calibrate` does, by fixed-sequence testing, and writes
 
 from __future__ import annotations
 
-import sys
-from functools import partial
+from typing import Annotated
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
+import typer
 
-# isort: split
-from pipeline.common.pool import side_by_side
-from pipeline.stages.calibrate import calibrator
+import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
+from pipeline.common.entry import run
+from pipeline.stages.calibrate import calibrate_all
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
 
 
-def main() -> None:
+def main(methods: Annotated[list[str] | None, typer.Argument(help="Methods by name, else all.")] = None) -> None:
     params = retrieval_params()
-    names = sys.argv[1:] or [name for name, method in params.methods.items() if method.knob is not None]
-    for name in names:
-        params.method(name)
-    side_by_side(partial(calibrator, reports=REPORTS), params, names, params.decoding.workers, "calibrate", "method")
+    names = methods or [name for name, method in params.methods.items() if method.knob is not None]
+    calibrate_all(params, [name for name in names if params.method(name)], REPORTS)
 
 
 if __name__ == "__main__":

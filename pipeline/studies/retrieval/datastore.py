@@ -1,6 +1,6 @@
 """Build the datastore of `SenDrafter`: the target's states along the strict answers of training prompts.
 
-    python -m pipeline.studies.retrieval.datastore post 64      state, width of a key -> models/datastore
+    python -m pipeline.studies.retrieval.datastore      -> models/datastore
 
 The size and the build rate go to reports/retrieval/datastore.json.
 
@@ -12,7 +12,6 @@ Axis letters: B texts, T tokens of the longest, N states, D width of a state, P 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -37,11 +36,13 @@ from gistgate.optional.retrieval.config import DatastoreConfig
 from gistgate.optional.retrieval.projection import Projection
 from gistgate.optional.retrieval.store import Datastore
 from pipeline.common.entry import run
+from pipeline.common.paths import DATASTORE
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
-from pipeline.studies.retrieval.texts import STORE, Text, training_texts
+from pipeline.studies.retrieval.params import REPORTS, read_retrieval_params
+from pipeline.studies.retrieval.texts import Text, training_texts
 
-REPORT = Path("reports/retrieval/datastore.json")
+REPORT = REPORTS / "datastore.json"
 BATCH = 16
 """Texts that are read at once."""
 CHUNK = 1 << 14
@@ -49,23 +50,18 @@ CHUNK = 1 << 14
 
 
 def main() -> None:
-    if len(sys.argv) != 3 or not sys.argv[2].isdigit():
-        raise UserError(
-            "datastore wants a state and the width of a key, as in `python -m pipeline.studies.retrieval.datastore post 64`."
-        )
-    texts = training_texts()
-    started, size = perf_counter(), int(sys.argv[2])
-    index = planned_index(sum(len(text.answer) for text in texts), size)
-    store, explained = build(load_pair(read_params()), texts, sys.argv[1], size)
-    store.save(STORE, index_writer(store, index))
+    own, texts, started = read_retrieval_params().datastore, training_texts(), perf_counter()
+    index = planned_index(sum(len(text.answer) for text in texts), own.key_size)
+    store, explained = build(load_pair(read_params()), texts, own.layer, own.key_size)
+    store.save(DATASTORE, index_writer(store, index))
     seconds = perf_counter() - started
-    report = {
+    report: dict[str, Any] = {
         "prompts": len(texts),
         "keys": store.config.num_keys,
         "key_size": store.config.key_size,
         "layer": store.config.layer,
         "explained_variance": explained,
-        "bytes": sum(path.stat().st_size for path in STORE.iterdir()),
+        "bytes": sum(path.stat().st_size for path in DATASTORE.iterdir()),
         "seconds": seconds,
         "keys_per_second": store.config.num_keys / seconds,
     }

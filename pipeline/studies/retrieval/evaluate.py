@@ -10,9 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
+import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
 from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
@@ -20,6 +18,7 @@ from gistgate.files import read_json, read_json_lines, write_json
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.request.statistics import total
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
+from pipeline.common.entry import run
 from pipeline.common.operating_point import Operating, calibration_file, operating_point
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair, load_pair

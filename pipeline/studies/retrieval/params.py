@@ -2,46 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import yaml
-
-from gistgate.files import read_text
 from gistgate.rules import RULES
+from pipeline.common import paths
+from pipeline.common.reading import Count, Natural, Number, Share, between, block, read
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.params import one_dictionary as together
 from pipeline.params.methods import MethodGroups
-from pipeline.params.reading import Between, build
 
-FILE, REPORTS = Path("pipeline/studies/retrieval/params.yaml"), Path("reports/retrieval")
+FILE = paths.STUDIES / "retrieval/params.yaml"
+REPORTS = paths.REPORTS / "retrieval"
 
 
-@dataclass(frozen=True)
+@block
 class ChoiceParams:
     """What the drafter `choice` expects, measured beforehand: texts must not depend on the clock."""
 
-    verify: Annotated[float, Between(0.1, 100)] = 1.6
+    verify: Annotated[Number, between(0.1, 100)] = 1.6
     """v, a verification in plain forwards of the target; `benchmarks.limit` measures it."""
-    cost: Annotated[float, Between(0, 10)] = 0.42
+    cost: Annotated[Number, between(0, 10)] = 0.42
     """c, a step of the draft model in plain forwards of the target; `benchmarks.limit` measures it."""
-    block: Annotated[int, Between(1)] = 8
+    block: Count = 8
     """K, tokens at which promises are compared."""
-    min_match: Annotated[int, Between(0)] = 2
+    min_match: Natural = 2
     """Latest tokens that have to occur earlier in the text before prompt lookup is asked."""
-    prior: Annotated[float, Between(0, 1)] = 0.5
+    prior: Share = 0.5
     """Acceptance that every drafter begins a request with."""
-    weight: Annotated[float, Between(0.1, 10_000)] = 16.0
+    weight: Annotated[Number, between(0.1, 10_000)] = 16.0
     """Tokens that the prior counts for."""
 
 
-@dataclass(frozen=True)
+@block
+class DatastoreParams:
+    """What the datastore keeps of every token."""
+
+    layer: str = "post"
+    """State of the target that becomes a key: `post`, or `layer:` and a number."""
+    key_size: Count = 64
+    """Width of a key."""
+
+
+@block
 class RetrievalParams:
     """pipeline/studies/retrieval/params.yaml."""
 
     methods: MethodGroups = field(default_factory=MethodGroups)
     """What is compared."""
+    datastore: DatastoreParams = field(default_factory=DatastoreParams)
+    """The datastore of the drafters whose name begins with `sen`."""
     choice: ChoiceParams = field(default_factory=ChoiceParams)
     """The drafter `choice`."""
 
@@ -65,8 +76,7 @@ def read_retrieval_params(path: Path = FILE) -> RetrievalParams:
     Raises:
         UserError: it is missing, or holds an unknown key, a wrong type or a value out of range.
     """
-    content: Any = yaml.safe_load(read_text(path))
-    return build(RetrievalParams, content or {})
+    return read(RetrievalParams, path)
 
 
 def retrieval_params() -> Params:

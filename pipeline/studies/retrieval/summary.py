@@ -13,7 +13,7 @@ from pipeline.studies.retrieval.tables import REFERENCES
 
 
 def summarise(params: Params, reports: Path = REPORTS) -> dict[str, Any]:
-    """Methods in the order of pipeline/studies/retrieval/params.yaml, each measured, and certified where it is soft; the datastore."""
+    """Methods in the order of the study's file, each measured, and certified where it is soft; and the datastore."""
     benchmark, evaluation = read_json(reports / "benchmark.json"), read_json(reports / "evaluation.json")
     plain = benchmark["baselines"]["plain"]
     return {

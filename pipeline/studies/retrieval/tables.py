@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from pipeline.report.markdown import table
 from pipeline.report.tables import percent, speed
-from pipeline.studies.segments.tables import table
 
 REFERENCES = {"plain": "plain", "lookup-exact": "lookup + exact", "corpus-exact": "corpus + exact"}
 """What speeds are shown against: methods of the benchmark, and their names in the table."""
 HEAD = (
-    "drafter + rule", "K", *(f"speed to {title}" for title in REFERENCES.values()), "tau", "certified", "bound, points",
+    "drafter + rule",
+    "K",
+    *(f"speed to {title}" for title in REFERENCES.values()),
+    "tau",
+    "certified",
+    "bound, points",
     "difference, points",
-)  # fmt: skip
+)
 
 
 def content(summary: dict[str, Any]) -> str:

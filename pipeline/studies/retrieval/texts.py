@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
+from pipeline.common.paths import prompts_of, reference_of
 
-PROMPTS, ANSWERS = Path("data/prompts/train.jsonl"), Path("data/reference/train.jsonl")
-STORE = Path("models/datastore")
-"""Folder of the datastore that `pipeline.studies.retrieval.datastore` builds from them."""
+PROMPTS, ANSWERS = prompts_of("train"), reference_of("train")
 
 
 @dataclass(frozen=True)

@@ -14,15 +14,16 @@ from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, command, save
+from benchmarks.bench import RESULTS, save
 from gistgate.decoding.decoder import Decoder
 from gistgate.optional.segments.building import segment_decoder
 from gistgate.optional.segments.judges import Constant
 from gistgate.optional.segments.rule import SegmentDraw
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, read_params
-from pipeline.studies.segments.benchmark import race
+from pipeline.studies.segments.benchmark import timed
 
 STYLES = {"clauses": (r"re:[,.\n]\s*$", 16), "sentences": ("sentence", 24), "lines": ("step", 64)}
 """Boundaries and limit in tokens; these answers have two lines."""
@@ -37,7 +38,7 @@ def main(prompts: int = 6, results: Path = RESULTS) -> None:
     report = {}
     for noise in NOISES:
         pair = worse(load_pair(params), noise, params.seed)
-        report[f"noise {noise:g}"] = by_kind(race(decoders(pair), chosen, request_of(chosen, pair), params))
+        report[f"noise {noise:g}"] = by_kind(timed(decoders(pair), chosen, request_of(chosen, pair), params))
         print(f"noise {noise:g}: done", flush=True)
     save("segments", {"prompts": prompts, "by_draft": report}, results)
 
@@ -48,9 +49,15 @@ def decoders(pair: Pair) -> dict[str, Decoder]:
     for name, (style, limit) in STYLES.items():
         for rate in RATES:
             found[f"{name}/{rate:g}"] = segment_decoder(
-                pair.target, pair.draft, pair.tokenizer, Constant(rate), SegmentDraw(), style=style, limit=limit,
+                pair.target,
+                pair.draft,
+                pair.tokenizer,
+                Constant(rate),
+                SegmentDraw(),
+                style=style,
+                limit=limit,
                 vocabulary=len(pair.tokenizer),
-            )  # fmt: skip
+            )
     return found
 
 
@@ -80,4 +87,4 @@ def worse(pair: Pair, noise: float, seed: int) -> Pair:
 
 
 if __name__ == "__main__":
-    command(main)
+    run(main)

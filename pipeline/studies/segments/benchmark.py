@@ -16,16 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.decoding.decoder import Decoder
 from gistgate.files import read_json, write_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.report.paired_statistics import ratio_of_sums
 from pipeline.speed.clock import Contender, Prompts, Timed, machine, ours
-from pipeline.stages.benchmark import measure
+from pipeline.speed.race import race
 from pipeline.studies.segments.calibrate import REPORTS, Segments, operating
 from pipeline.studies.segments.methods import methods_of
 
@@ -49,7 +47,7 @@ def main() -> None:
     segments = Segments(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
     decoders = {**token_decoders(segments, params), **segment_decoders(segments)}
-    results = race(decoders, prompts, request_of(prompts, segments.pair), params)
+    results = timed(decoders, prompts, request_of(prompts, segments.pair), params)
     write_json(Path("reports/segments/benchmark.json"), {"prompts": len(prompts), **results, "machine": machine()})
 
 
@@ -79,7 +77,7 @@ def segment_decoders(segments: Segments) -> dict[str, Decoder]:
     }
 
 
-def race(
+def timed(
     decoders: dict[str, Decoder], prompts: list[dict[str, Any]], request: dict[str, Any], params: Params
 ) -> dict[str, Any]:
     """What each decoder does per second and forward, and how that compares to the better strict one.
@@ -87,7 +85,7 @@ def race(
     Each prompt's best time of the repeats counts.
     """
     field = [OnProcessor(name, ours(decoder, request), decoder.block) for name, decoder in decoders.items()]
-    found = measure(field, [prompt["ids"] for prompt in prompts], params)["methods"]
+    found = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
     seconds = {name: np.array(one["seconds"]).min(axis=1) for name, one in found.items()}
     speed = {name: sum(found[name]["tokens"]) / seconds[name].sum() for name in found}
     reference = max((name for name in found if name.startswith("strict")), key=lambda name: speed[name])

@@ -16,9 +16,6 @@ from typing import Any
 
 from scipy.stats import norm
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.loss_curve import error_apart
 from gistgate.certificates.outcomes import Decoded, Outcomes
@@ -27,6 +24,7 @@ from gistgate.identity import gate_hash
 from gistgate.optional.segments.files import load_probes
 from gistgate.request.statistics import Statistics
 from pipeline.certification.outcomes import Setup
+from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import fingerprint, sources
@@ -36,7 +34,6 @@ from pipeline.studies.segments.params import local_models, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 REPORTS = Path("reports/segments/calibration")
-SOURCES = ("pipeline.studies.segments.methods",)
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -64,7 +61,7 @@ class Segments:
         self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
         self.depends = fingerprint(
             FOLDER, gate_hash(gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
-            *pair.files, self.setup.dependencies, *sources(*SOURCES),
+            *pair.files, self.setup.dependencies, *sources("pipeline.studies.segments.calibrate"),
         )  # fmt: skip
 
     def decoded(self, name: str, value: float, split: str, first: int | None = None) -> Decoded:

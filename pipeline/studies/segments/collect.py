@@ -16,9 +16,6 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
-
-# isort: split
 from gistgate.certificates.scope import task_hash
 from gistgate.decoding.batches import decode_all
 from gistgate.files import read_json_lines, write_json, write_json_lines
@@ -26,6 +23,7 @@ from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
@@ -37,10 +35,6 @@ from pipeline.tasks.loading import load_task
 SAMPLES = Path("data/segments/samples.jsonl")
 REFERENCE = Path("data/reference/train.jsonl")
 ROLES = ("target", "draft")
-SOURCES = (
-    "gistgate.block", "gistgate.decoding", "gistgate.drafters", "gistgate.rules.base", "gistgate.rules.exact",
-    "gistgate.optional.segments", "pipeline.common.decoders", "pipeline.studies.segments", "gistgate.integrations.lm_eval.task",
-)  # fmt: skip
 DRAWS = 1_000_000
 """Seeds that a problem number keeps free for the draws of its shard, half of them for each model."""
 
@@ -65,9 +59,16 @@ def main() -> None:
 def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> Path:
     """Where finished shards wait; another folder for whatever they depend on."""
     name = fingerprint(
-        asdict(own), params.seed, params.decoding.batch_size, task_hash(task), *pair.files,
-        *local_models(own.judge_model), Path("data/prompts/train.jsonl"), REFERENCE, *sources(*SOURCES),
-    )  # fmt: skip
+        asdict(own),
+        params.seed,
+        params.decoding.batch_size,
+        task_hash(task),
+        *pair.files,
+        *local_models(own.judge_model),
+        Path("data/prompts/train.jsonl"),
+        REFERENCE,
+        *sources("pipeline.studies.segments.collect"),
+    )
     return SCRATCH / f"segments-{name}"
 
 
@@ -79,9 +80,14 @@ def judges_of(own: SegmentParams, task: Task) -> dict[str, Judge]:
 
 
 def collect(
-    numbers: range, prompts: list[dict[str, Any]], pair: Pair, task: Task, judges: dict[str, Judge], params: Params,
+    numbers: range,
+    prompts: list[dict[str, Any]],
+    pair: Pair,
+    task: Task,
+    judges: dict[str, Judge],
+    params: Params,
     own: SegmentParams,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """The prefixes of some problems with their samples and groups."""
     boundaries = Boundaries(pair.tokenizer, own.style, eos_ids(pair.target, pair.tokenizer))
     reference = read_json_lines(REFERENCE)
@@ -119,9 +125,13 @@ def collect(
 
 
 def answers_of(
-    prefixes: list[Prefix], written: dict[str, list[list[list[int]]]], pair: Pair, task: Task,
-    prompts: list[dict[str, Any]], params: Params,
-) -> dict[tuple[int, tuple[int, ...]], str]:  # fmt: skip
+    prefixes: list[Prefix],
+    written: dict[str, list[list[list[int]]]],
+    pair: Pair,
+    task: Task,
+    prompts: list[dict[str, Any]],
+    params: Params,
+) -> dict[tuple[int, tuple[int, ...]], str]:
     """The whole answer behind every different segment of every prefix, the target going on greedily."""
     keys = sorted({(i, tuple(ids)) for role in ROLES for i, found in enumerate(written[role]) for ids in found})
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)

@@ -54,18 +54,29 @@ class ProbeTraining(pl.LightningModule):
 
 
 def fit_probe(
-    train: Examples, validation: Examples, writers: tuple[str, ...], pooling: str, loss: str, params: SegmentParams,
+    train: Examples,
+    validation: Examples,
+    writers: tuple[str, ...],
+    pooling: str,
+    loss: str,
+    params: SegmentParams,
     seed: int,
-) -> Probe:  # fmt: skip
+) -> Probe:
     """A probe trained on the segments that `writers` drew."""
     pl.seed_everything(seed, verbose=False)
     probe = Probe(train.states.shape[-1], params.hidden, pooling)
     training = ProbeTraining(probe, loss, params.lr)
     trainer = pl.Trainer(
-        max_epochs=params.epochs, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False,
-        enable_model_summary=False, enable_progress_bar=False, num_sanity_val_steps=0,
+        max_epochs=params.epochs,
+        accelerator="cpu",
+        devices=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        num_sanity_val_steps=0,
         callbacks=[EarlyStopping("validation_loss", patience=params.patience)],
-    )  # fmt: skip
+    )
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers

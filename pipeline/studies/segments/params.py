@@ -2,52 +2,65 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from pathlib import Path
-
-import yaml
+from typing import Annotated, Literal
 
 from gistgate.errors import UserError
-from gistgate.optional.segments.probes import POOLINGS
+from pipeline.common.paths import STUDIES
+from pipeline.common.reading import Count, Natural, Number, Share, between, block, read
 
-FILE = Path("pipeline/studies/segments/params.yaml")
-JUDGES = ("answer", "exact", "truth", "nli", "embedding")
+FILE = STUDIES / "segments/params.yaml"
 LOSSES = ("bce", "mse")
 
 
-@dataclass(frozen=True)
+@block
 class SegmentParams:
-    """pipeline/studies/segments/params.yaml."""
+    """The study's file. Every key has to stand there, because fingerprints and DVC see the file alone."""
 
     style: str
-    limit: int
-    problems: int
-    prefixes: int
-    samples: int
-    temperature: float
-    judge: str
+    """Where a segment ends: blank-line, sentence, step, or `re:` and a pattern."""
+    limit: Annotated[int, between(2)]
+    """Longest segment, in tokens; a segment that is cut there is not judged."""
+    problems: Count
+    """Training problems whose texts are cut into prefixes."""
+    prefixes: Count
+    """Prefixes of each problem: one at a segment's end, the others anywhere."""
+    samples: Annotated[int, between(2)]
+    """Segments that each model writes behind each prefix."""
+    temperature: Annotated[Number, between(1e-6)]
+    """Temperature of these samples."""
+    judge: Literal["answer", "exact", "truth", "nli", "embedding"]
+    """Whose groups are the labels."""
     judge_model: str | None
-    similarity: float
-    shard_problems: int
-    pooling: str
-    loss: str
-    hidden: int
-    epochs: int
-    patience: int
-    lr: float
-    batch_size: int
+    """Model of the judges nli and embedding; None for the others."""
+    similarity: Share
+    """Least cosine of two texts in one group of the judge embedding."""
+    shard_problems: Count
+    """Problems per shard."""
+    pooling: Literal["mean", "last", "attention"]
+    """Pooling of the exported probes."""
+    loss: Literal["bce", "mse"]
+    """Loss of the exported probes."""
+    hidden: Count
+    """Width of the probes' hidden layer."""
+    epochs: Count
+    """Passes over the samples, at most."""
+    patience: Natural
+    """Epochs without a better validation loss after which training stops."""
+    lr: Annotated[Number, between(0)]
+    """Learning rate."""
+    batch_size: Count
+    """Samples per optimiser step."""
     head: str
-    risk: float
+    """Token gate inside refused segments, a head of models/heads."""
+    risk: Share
+    """Tolerated P(harm) of that gate."""
     reward_model: str | None
+    """Model of the control prm; None leaves the control out."""
 
     def __post_init__(self) -> None:
-        for name, known in (("judge", JUDGES), ("pooling", POOLINGS), ("loss", LOSSES)):
-            if getattr(self, name) not in known:
-                raise UserError(f"{FILE}: {name} is {getattr(self, name)!r}. Use one of: {', '.join(known)}.")
         if self.judge in ("nli", "embedding") and not self.judge_model:
             raise UserError(f"{FILE}: the judge '{self.judge}' needs a model. Name one by judge_model.")
-        if self.samples < 2 or self.limit < 2 or self.prefixes < 1 or not self.temperature > 0:
-            raise UserError(f"{FILE}: samples and limit are 2 or more, prefixes 1 or more, temperature above 0.")
 
 
 def local_models(*names: str | None) -> list[Path]:
@@ -61,11 +74,4 @@ def read_segment_params(path: Path = FILE) -> SegmentParams:
     Raises:
         UserError: it is missing, or a key is unknown, missing or out of range.
     """
-    if not path.is_file():
-        raise UserError(f"{path} is missing. Restore it.")
-    values = yaml.safe_load(path.read_text())
-    known = {field.name for field in fields(SegmentParams)}
-    if not isinstance(values, dict) or values.keys() != known:
-        wrong = ", ".join(sorted(known ^ set(values or ())))
-        raise UserError(f"{path} has unknown or missing keys ({wrong}). Correct them.")
-    return SegmentParams(**values)
+    return read(SegmentParams, path)

@@ -34,9 +34,15 @@ class Prefix:
 
 
 def prefixes_of(
-    number: int, prompt: dict[str, Any], answer: Sequence[int], boundaries: Boundaries, task: Task,
-    tokenizer: Any, params: SegmentParams, seed: int,
-) -> list[Prefix]:  # fmt: skip
+    number: int,
+    prompt: dict[str, Any],
+    answer: Sequence[int],
+    boundaries: Boundaries,
+    task: Task,
+    tokenizer: Any,
+    params: SegmentParams,
+    seed: int,
+) -> list[Prefix]:
     """Some prefixes of one answer: the first at a segment's end, the others anywhere, as decoding meets both.
 
     A prefix that already holds the task's answer is left out: nothing behind it could change the meaning.
@@ -60,9 +66,15 @@ def prefixes_of(
 
 
 def sample_segments(
-    model: PreTrainedModel, pair: Pair, prefixes: Sequence[Prefix], boundaries: Boundaries, params: SegmentParams,
-    prompts: Sequence[dict[str, Any]], batch_size: int, seed: int,
-) -> list[list[list[int]]]:  # fmt: skip
+    model: PreTrainedModel,
+    pair: Pair,
+    prefixes: Sequence[Prefix],
+    boundaries: Boundaries,
+    params: SegmentParams,
+    prompts: Sequence[dict[str, Any]],
+    batch_size: int,
+    seed: int,
+) -> list[list[list[int]]]:
     """For each prefix the finished segments among `params.samples` draws; those that the limit cut are left out.
 
     Row r of prefix p draws with the seed `seed + p * samples + r`, whatever the batch.

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
+from pipeline.report.markdown import table
+
 ORDER = (
-    "probe", "probe-gate", "logprob", "constant", "probe-whole", "probe-replaced", "score", "pair", "prm", "ratio",
-    "ratio-top2", "published", "gate-only", "strict",
-)  # fmt: skip
+    "probe",
+    "probe-gate",
+    "logprob",
+    "constant",
+    "probe-whole",
+    "probe-replaced",
+    "score",
+    "pair",
+    "prm",
+    "ratio",
+    "ratio-top2",
+    "published",
+    "gate-only",
+    "strict",
+)
 
 
 def content(summary: dict[str, Any]) -> str:
@@ -25,7 +38,7 @@ def content(summary: dict[str, Any]) -> str:
 def methods(summary: dict[str, Any]) -> str:
     """Loss, certificate, acceptance and speed of every way of judging, below the token rules."""
     found = summary["methods"]
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (name, "-", "-", "-", "-", "-", "-", f"{one['tau']:.2f}", "-", speed(one))
         for name, one in summary["tokens"].items()
     ]
@@ -103,9 +116,3 @@ def study(found: dict[str, Any]) -> str:
             rows.append((draft, kind, f"{one['tau']:.2f}", *cells))
     rates = next(iter(next(iter(found["by_draft"].values()))["segments"].values()))
     return table(("draft", "segments", "strict tau", *rates), rows)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -74,7 +74,7 @@ class Course:
 
 def groups_by_truth(solution: str, before: str, segments: Sequence[str]) -> list[int]:
     """Groups of segments behind the same text: all true ones together, false ones by the numbers that they name."""
-    course, known = Course.of(solution), {}
+    course, known = Course.of(solution), dict[tuple[str, ...], int]()
     places = []
     for segment in segments:
         told = () if course.true(f"{before}{segment}") else tuple(NUMBER.findall(segment))

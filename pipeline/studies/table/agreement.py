@@ -26,11 +26,12 @@ from pipeline.labels.replay import FirstBlocks, rounds
 from pipeline.labels.tables import Table, picked
 from pipeline.labels.texts import Texts, read_labels
 from pipeline.pairs.pair import Pair, load_pair
-from pipeline.params import Params, read_params
+from pipeline.params import Params
+from pipeline.studies.table.params import table_params
 
 
 def main() -> None:
-    params = read_params().with_table()
+    params = table_params()
     torch.set_grad_enabled(False)
     pair = load_pair(params)
     table, texts = read_labels()

@@ -8,8 +8,6 @@ the label of the mismatch. The target's states behind a mistake show the mistake
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from gistgate.block import Block
@@ -17,6 +15,7 @@ from gistgate.files import save_tensors
 from gistgate.gates.features import extract, layers_needed
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
+from pipeline.common.paths import SPANS
 from pipeline.labels.features import divergence
 from pipeline.labels.replay import FirstBlocks, rounds
 from pipeline.labels.schema import ROWS, checked, feature_columns
@@ -24,21 +23,20 @@ from pipeline.labels.tables import Table, concatenated, num_rows
 from pipeline.labels.texts import read_labels
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, read_params
-
-SPANS = Path("data/spans")
+from pipeline.studies.table.params import read_table_params
 
 
 def main() -> None:
-    params = read_params()
+    params, own = read_params(), read_table_params()
     torch.set_grad_enabled(False)
-    features = tuple(dict.fromkeys((*params.table.span_features, "scalars")))
+    features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
     observer = FirstBlocks(layers_needed(features), wants_q=True)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
     table, texts = read_labels()
     request = request_of(prompts, pair)
     parts = [
-        span_rows(part, block, features, params.table.span)
+        span_rows(part, block, features, own.span)
         for part, block, _ in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
     ]
     spans = checked(concatenated(parts), {**ROWS, **feature_columns(features)}, SPANS)

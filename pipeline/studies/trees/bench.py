@@ -9,14 +9,14 @@ two begins alternates as well; ratios are per round, the interval is a bootstrap
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -29,6 +29,9 @@ from gistgate.optional.trees.masks import tree_layout
 from gistgate.optional.trees.shape import depths
 from gistgate.rules.base import settle
 from gistgate.rules.exact import Exact
+from pipeline.common.entry import run
+from pipeline.common.paths import EMBEDDED
+from pipeline.report.paired_statistics import interval
 from pipeline.speed.clock import machine
 
 NODES, DEPTH, TEXT = 64, 8, 256
@@ -117,18 +120,18 @@ def compare(target: PreTrainedModel, rounds: int) -> dict[str, Any]:
 def summary(seconds: np.ndarray) -> dict[str, Any]:
     """Medians in milliseconds, and the median ratio with a bootstrap interval over rounds, for `[rounds, 2]`."""
     ratios = seconds[:, 0] / seconds[:, 1]
-    draws = np.median(np.random.default_rng(0).choice(ratios, (10_000, len(ratios))), axis=-1)
-    low, high = np.quantile(draws, [0.05, 0.95])
+    found = interval(np.median, ratios)
     tree, chain = 1000 * np.median(seconds, axis=0)
     return {
         "milliseconds": {"tree": float(tree), "chain": float(chain)},
-        "ratio": {"median": float(np.median(ratios)), "low": float(low), "high": float(high)},
+        "ratio": {"median": found.mean, "low": found.low, "high": found.high},
     }
 
 
-def main() -> None:
-    name = sys.argv[1] if len(sys.argv) > 1 else "models/embedded/target"
-    rounds = int(sys.argv[2]) if len(sys.argv) > 2 else 200
+def main(
+    name: Annotated[str, typer.Argument(help="Hub id or folder of the model.")] = str(EMBEDDED / "target"),
+    rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 200,
+) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     target = AutoModelForCausalLM.from_pretrained(name).to(device).eval()
     found = compare(target, rounds)
@@ -144,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from gistgate.errors import UserError
-from pipeline.common import entry as stage
+from pipeline.common import entry
 
 
 def fail_with(error):
@@ -23,21 +23,40 @@ def fail_with(error):
         (KeyboardInterrupt(), 130, "Interrupted."),
     ],
 )
-def test_mendable_failures_are_one_line(error, status, sentence, capsys):
+def test_mendable_failures_are_one_line(error, status, sentence, capsys, monkeypatch):
     with pytest.raises(SystemExit) as left:
-        stage.run(fail_with(error))
+        start(monkeypatch, fail_with(error))
     said = capsys.readouterr().err
     assert left.value.code == status and said.startswith(sentence) and said.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback():
+def test_a_bug_keeps_its_traceback(monkeypatch):
     with pytest.raises(ZeroDivisionError):
-        stage.run(fail_with(ZeroDivisionError()))
+        start(monkeypatch, fail_with(ZeroDivisionError()))
 
 
-def test_the_item_is_the_only_argument(monkeypatch):
-    monkeypatch.setattr("sys.argv", ["pipeline.stages.evaluate", "fly"])
-    assert stage.item() == "fly"
-    monkeypatch.setattr("sys.argv", ["pipeline.stages.evaluate"])
-    with pytest.raises(UserError, match="exactly one name"):
-        stage.item()
+def start(monkeypatch, main, *words):
+    monkeypatch.setattr("sys.argv", ["stage", *words])
+    entry.run(main)
+
+
+def test_arguments_are_those_of_the_signature(monkeypatch):
+    given = []
+
+    def main(name: str, rows: int = 3) -> None:
+        given.append((name, rows))
+
+    start(monkeypatch, main, "fly")
+    start(monkeypatch, main, "fly", "--rows", "5")
+    assert given == [("fly", 3), ("fly", 5)]
+
+
+@pytest.mark.parametrize("words", [[], ["fly", "exact"], ["fly", "--rows", "many"]])
+def test_other_arguments_are_refused_with_one_line(monkeypatch, capsys, words):
+    def main(name: str, rows: int = 3) -> None:
+        raise AssertionError("the arguments do not fit")
+
+    with pytest.raises(SystemExit) as left:
+        start(monkeypatch, main, *words)
+    said = capsys.readouterr().err
+    assert left.value.code == 1 and said.count("\n") == 1 and said.endswith("See --help.\n")

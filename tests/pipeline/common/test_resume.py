@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gistgate.errors import UserError
+from pipeline.common.closure import ROOT
 from pipeline.common.resume import Shards, fingerprint, num_shards, read_shards, sources
 
 
@@ -69,9 +70,10 @@ def test_a_fingerprint_sees_contents_and_names_of_files(folder):
     assert len({before, changed, fingerprint(folder / "a")}) == 3
 
 
-def test_sources_are_files_of_modules_and_folders_of_packages():
-    module, package = sources("pipeline.common.resume", "gistgate.rules")
-    assert module.name == "resume.py" and package.is_dir()
+def test_sources_are_all_that_a_module_runs_and_all_modules_of_a_package():
+    names = [path.relative_to(ROOT).as_posix() for path in sources("pipeline.common.resume", "gistgate.rules")]
+    assert {"pipeline/common/resume.py", "gistgate/files.py", "gistgate/rules/fly.py"} <= set(names)
+    assert "pipeline/common/pool.py" not in names
 
 
 def test_a_folder_without_shards_is_refused(folder):

@@ -4,13 +4,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
 from gistgate.files import fingerprint
 from gistgate.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.lm_eval.task import Prompting
+from pipeline.common.drafters import files_behind
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair
 from pipeline.params import DecodingParams, MethodParams, Params
-from pipeline.studies.retrieval.drafters import files_behind
 from tests.tiny import byte_tokenizer, tiny_pair
 
 MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}

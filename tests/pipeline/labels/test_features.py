@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.files import read_json, save_tensors
 from gistgate.gates.features import extract
 from gistgate.rules import make_rule

@@ -12,8 +12,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistgate.errors import UserError
+from pipeline.common.paths import PAIRS
 from pipeline.pairs.pair import check_pair, load_pair
-from pipeline.pairs.source import FOLDER, read_pair
+from pipeline.pairs.source import read_pair
 from pipeline.pairs.world.params import WorldParams
 from pipeline.params import Params
 from pipeline.stages import pair as stage
@@ -132,7 +133,7 @@ def test_an_unknown_dtype_is_refused(tmp_path, target):
         load_pair(params, tmp_path)
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(PAIRS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_file_of_the_project_reads(path):
     source = read_pair(path.stem)
     assert source.target.model != source.draft.model

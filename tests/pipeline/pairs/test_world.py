@@ -10,12 +10,14 @@ from dataclasses import replace
 import pytest
 
 from gistgate.errors import UserError
-from pipeline.pairs.world.corpus import FOLDER, answer_of, documents, write_task_files
+from pipeline.common.paths import WORLD as WORLD_FOLDER
+from pipeline.pairs.world.corpus import answer_of, documents, write_task_files
 from pipeline.pairs.world.lexicon import QUESTION, SITES, SOLUTION
 from pipeline.pairs.world.params import ModelTraining, WorldParams
 from pipeline.pairs.world.problem import core, draw_problem, part_of
 from pipeline.pairs.world.style import make_style, zipf
 from pipeline.pairs.world.telling import Teller
+from pipeline.params import parse_params
 
 WORLD = WorldParams(task_train=300, task_test=200)
 GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"
@@ -87,7 +89,7 @@ def test_a_task_file_holds_each_problem_once(part):
 def test_defaults_are_large_enough_for_all_prompts():
     world = WorldParams()
     assert world.task_train >= 320 + 400 + 1000 and world.task_test >= 1000
-    assert str(FOLDER) == "data/world"
+    assert str(WORLD_FOLDER) == "data/world"
 
 
 def test_a_world_too_small_for_its_files_is_refused():
@@ -136,7 +138,7 @@ def test_the_neutral_world_is_uniform_in_one_dialect_without_ornaments():
 )
 def test_impossible_dials_are_refused(change):
     with pytest.raises(UserError, match=next(iter(change))):
-        replace(WORLD, **change)
+        parse_params({"world": change})
 
 
 def test_heads_have_to_divide_the_width():

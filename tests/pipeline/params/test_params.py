@@ -50,7 +50,7 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"decoding": {"block": "8"}}, "has to be a whole number"),
         ({"seed": True}, "has to be a whole number"),
         ({"train": {"lr": float("nan")}}, "has to be a number"),
-        ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3.0"),
+        ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3,"),
         ({"calibrate": {"budgets": 0.02}}, "has to be a list"),
         ({"prompts": None}, "has to be a block of keys"),
         ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),

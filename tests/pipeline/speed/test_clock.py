@@ -9,9 +9,8 @@ import pytest
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.params import BenchmarkParams, Params
 from pipeline.speed.clock import Contender, ours, theirs, written
-from pipeline.stages.benchmark import measure
+from pipeline.speed.race import by_kind, race
 from tests.architectures import greedy, pair, prompts
 
 REQUEST = {"max_new_tokens": 12, "eos_ids": [], "stops": []}
@@ -52,8 +51,8 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
     def contender(name: str, looping: int, is_baseline: bool) -> Contender:
         return Contender(name, lambda batch: ([[7] * 4 if batch[0][0] == looping else [1, 2]], 1), 0, is_baseline)
 
-    params = Params(benchmark=BenchmarkParams(repeats=2))
-    found = measure([contender("plain", 2, True), contender("loose", 0, False)], [[1], [2], [3]], params)
+    field = [contender("plain", 2, True), contender("loose", 0, False)]
+    found = by_kind(field, race(field, [[[1]], [[2]], [[3]]], repeats=2))
     for one in (found["baselines"]["plain"], found["methods"]["loose"]):
         assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
         assert [len(repeats) for repeats in one["seconds"]] == [2, 2]

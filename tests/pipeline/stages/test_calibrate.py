@@ -17,7 +17,8 @@ from gistgate.integrations.lm_eval.task import Prompting
 from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes
 from pipeline.certification.records import read_differences
-from pipeline.params import SpeedParams, parse_params
+from pipeline.common.operating_point import OWN_REPORTS
+from pipeline.params import parse_params
 from pipeline.stages import calibrate
 
 SIZES = {"development": 400, "calibration": 1200}
@@ -90,8 +91,7 @@ def world(tmp_path, monkeypatch):
 def start(world, monkeypatch, group: str) -> None:
     """Run the stage."""
     monkeypatch.setattr(calibrate, "read_params", lambda: world.params)
-    monkeypatch.setattr(calibrate, "item", lambda: group)
-    calibrate.main()
+    calibrate.main(group)
 
 
 def report(method: str) -> dict:
@@ -164,18 +164,12 @@ def test_a_second_start_decodes_nothing_and_gives_equal_bytes(world, monkeypatch
 def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeypatch):
     start(world, monkeypatch, "prob")
     before, calls = report("prob"), len(world.calls)
-    world.params = replace(world.params, speed=SpeedParams({"prob": 3}))
-    start(world, monkeypatch, "speed")
+    own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
+    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS)
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
     assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
     assert sorted(path.name for path in Path("reports/speed").rglob("*.*")) == ["prob.csv", "prob.json"]
-
-
-def test_an_unknown_method_has_no_k_of_its_own(world, monkeypatch):
-    world.params = replace(world.params, speed=SpeedParams({"probb": 3}))
-    with pytest.raises(UserError, match="speed.blocks.*Did you mean 'prob"):
-        start(world, monkeypatch, "speed")
 
 
 def test_other_prompts_are_decoded_again(world, monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +47,12 @@ def calibrated(name: str, knob: float | None, **fixed: Any) -> None:
 
 
 def start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["evaluate", name])
-    evaluate.main()
+    evaluate.main(name)
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate, "SOURCES", ())
     (tmp_path / "data").mkdir()
     write_task(tmp_path / "data")
     pair, tokenizer = tiny_pair(), byte_tokenizer()

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from gistgate.integrations.transformers.choice import choose
 
 from gistgate.build.choose import choose
 from gistgate.build.wishes import Wishes

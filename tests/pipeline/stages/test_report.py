@@ -11,6 +11,7 @@ from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
 from pipeline.params import parse_params
 from pipeline.report import publish, tables
+from pipeline.report.page import page
 from pipeline.report.results import read_results
 from pipeline.report.summary import as_csv, frontier, summarise
 from pipeline.stages import report
@@ -33,18 +34,27 @@ SETTING = {"n": 100, "losses": 3, "gains": 1, "accuracy": 0.9, "mean_accepted_le
 
 def evaluation(name):
     summary = {
-        "method": name, "block": 8, "knob": 0.2 if name == "judge" else None, "n": 4,
-        "accuracy": sum(CORRECT[name]) / 4, "mean_accepted_length": 6.0, "loose_per_100": 7.0, "statistics": STATISTICS,
-    }  # fmt: skip
+        "method": name,
+        "block": 8,
+        "knob": 0.2 if name == "judge" else None,
+        "n": 4,
+        "accuracy": sum(CORRECT[name]) / 4,
+        "mean_accepted_length": 6.0,
+        "loose_per_100": 7.0,
+        "statistics": STATISTICS,
+    }
     return summary, [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
 
 
 def calibration(name, knob, certified):
     verdict = {"certified": certified, "knob": knob if certified else None, "bound": 0.04 if certified else 0.2}
     return {
-        "method": name, "rule": PARAMS.methods[name].rule, "budgets": {"0.1": verdict},
-        "settings": [{"knob": knob, "fixed": {}, **SETTING}], "development": [{"knob": knob, "fixed": {}, **SETTING}],
-    }  # fmt: skip
+        "method": name,
+        "rule": PARAMS.methods[name].rule,
+        "budgets": {"0.1": verdict},
+        "settings": [{"knob": knob, "fixed": {}, **SETTING}],
+        "development": [{"knob": knob, "fixed": {}, **SETTING}],
+    }
 
 
 def timing(seconds):
@@ -76,9 +86,21 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
     assert set(summary) == {"pair", "task", "seed", "headline_budget", "plain", "methods", "heads"}
     judge = summary["methods"]["judge"]
     assert set(judge) == {
-        "rule", "drafter", "block", "budget", "confidence", "knob", "certified_bound", "accuracy",
-        "accuracy_difference", "mean_accepted_length", "loose_per_100", "speed", "target_forwards", "n",
-    }  # fmt: skip
+        "rule",
+        "drafter",
+        "block",
+        "budget",
+        "confidence",
+        "knob",
+        "certified_bound",
+        "accuracy",
+        "accuracy_difference",
+        "mean_accepted_length",
+        "loose_per_100",
+        "speed",
+        "target_forwards",
+        "n",
+    }
     assert judge["accuracy_difference"]["mean"] == -0.25
     assert judge["speed"]["vs_plain"]["mean"] == 2.0 and judge["speed"]["vs_assisted"]["mean"] == 3.0
     assert judge["speed"]["vs_strict"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
@@ -91,9 +113,11 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
 def test_frontier_holds_every_setting(folder):
     rows = list(csv.DictReader(io.StringIO(as_csv(frontier(read_results(PARAMS))))))
     assert [(row["method"], row["split"], row["certified_budgets"]) for row in rows] == [
-        ("prob", "development", ""), ("prob", "calibration", ""),
-        ("judge", "development", ""), ("judge", "calibration", "0.1"),
-    ]  # fmt: skip
+        ("prob", "development", ""),
+        ("prob", "calibration", ""),
+        ("judge", "development", ""),
+        ("judge", "calibration", "0.1"),
+    ]
     assert rows[0]["loss"] == "0.02"
 
 
@@ -110,18 +134,29 @@ def test_a_contender_that_was_not_timed_is_named(folder):
 
 
 TRACE = {
-    "id": "test-0", "context": "How many <b>?", "method": "judge", "knob": 0.2,
-    "loose": {"score": 1, "mean_accepted_length": 5.0, "tokens": [
-        {"text": "in ", "reason": "strict", "kept": 0.99, "probability": 0.9},
-        {"text": "red", "reason": "loose", "kept": 0.97, "probability": 0.01}]},
-    "strict": {"score": 1, "mean_accepted_length": 3.0, "tokens": [
-        {"text": "blue", "reason": "own", "kept": None, "probability": 0.8}]},
-}  # fmt: skip
+    "id": "test-0",
+    "context": "How many <b>?",
+    "method": "judge",
+    "knob": 0.2,
+    "loose": {
+        "score": 1,
+        "mean_accepted_length": 5.0,
+        "tokens": [
+            {"text": "in ", "reason": "strict", "kept": 0.99, "probability": 0.9},
+            {"text": "red", "reason": "loose", "kept": 0.97, "probability": 0.01},
+        ],
+    },
+    "strict": {
+        "score": 1,
+        "mean_accepted_length": 3.0,
+        "tokens": [{"text": "blue", "reason": "own", "kept": None, "probability": 0.8}],
+    },
+}
 
 
 def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     """Page and figures carry no date, load nothing from elsewhere, and show the trace escaped."""
-    monkeypatch.setattr(report, "params_of_view", lambda: PARAMS)
+    monkeypatch.setattr(report, "read_params", lambda: PARAMS)
     monkeypatch.setattr(report, "track", lambda *_: None)
     write_json("reports/trace.json", TRACE)
     report.main()
@@ -141,17 +176,20 @@ def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     assert "How many &lt;b&gt;?" in html and html.count("data:image/png") == 4
 
 
+def shown(**more):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    content = {"machine": None, "trace": None, "judgements": None, "table": "", "figures": {}, **more}
+    return page("report", summary=summary, **content)
+
+
 def test_the_page_says_when_there_is_no_trace(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    assert "No loose method was certified" in report.page(summary, None, Path("nowhere"), trace=None)
+    assert "No loose method was certified" in shown()
 
 
-def test_the_page_shows_retrieval_where_it_was_run(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    found = {"caption": "`x`: speed", "head": ["a", "tau"], "rows": [["sen + <exact>", "3.5"]], "datastore": "7 keys."}
-    html = report.page(summary, None, Path("nowhere"), retrieval=found)
-    assert "<td>sen + &lt;exact&gt;</td><td>3.5</td>" in html and "x: speed" in html and "7 keys." in html
-    assert "Drafter by rule" not in report.page(summary, None, Path("nowhere"), retrieval=None)
+def test_the_page_of_the_large_table_shows_who_is_right(folder):
+    one = {"accepted": 3, "harmful_accepted": 1, "precision": 0.75, "recall": None}
+    html = shown(judgements={"mismatches": 5, "harmless": 4, "methods": {"<fly>": one}})
+    assert "<td>&lt;fly&gt;</td><td>3</td><td>1</td><td>75.0</td><td>–</td>" in html and "One answer" not in html
 
 
 def test_every_method_becomes_a_run(folder, monkeypatch):

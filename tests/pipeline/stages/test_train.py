@@ -48,9 +48,8 @@ def stage(pair, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "load_pair", lambda params: pair)
 
     def start(goal, params=PARAMS):
-        monkeypatch.setattr(train, "item", lambda: goal)
         monkeypatch.setattr(train, "read_params", lambda: params)
-        train.main()
+        train.main(goal)
         return runs
 
     return start

@@ -19,8 +19,9 @@ from gistgate.integrations.lm_eval.task import Prompting
 from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
 from pipeline.pairs.pair import Pair
-from pipeline.params import CertifyParams, MethodParams, Params
+from pipeline.params import MethodParams, Params
 from pipeline.studies.certify import certify as stage
+from pipeline.studies.certify.params import CertifyParams
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -54,7 +55,8 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     monkeypatch.chdir(tmp_path)
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     pair, given = Pair(target, draft, byte_tokenizer(), "tiny"), MethodParams("prob-ratio", knob="r", grid=(0.5, 0.2))
-    params = Params(methods={"ratio": given}, certify=CertifyParams(budgets=(0.001, 0.02), prompts=5000, block=5))
+    params = Params(methods={"ratio": given})
+    own = CertifyParams(methods=("ratio",), budgets=(0.001, 0.02), prompts=5000, block=5, ece_problems=1)
     task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting())
     setup = SimpleNamespace(
         params=replace(params, methods={"ratio": replace(given, block=5)}), pair=pair, task=task, gate=lambda _: None,
@@ -68,10 +70,10 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
 
     monkeypatch.setattr(stage, "calibrate", calibrated)
     monkeypatch.setattr(stage, "outcomes_of", lambda setup, name: (None, stage.method_of(setup.params, name)))
-    for name, found in {"read_params": params, "setup_of": setup, "item": "ratio"}.items():
+    for name, found in {"table_params": params, "read_certify_params": own, "setup_of": setup}.items():
         monkeypatch.setattr(stage, name, lambda *_, found=found: found)
     Path("reports/certify/ratio/0.5").mkdir(parents=True)  # of an earlier run
-    stage.main()
+    stage.main("ratio")
 
     assert [folder.name for folder in Path("reports/certify/ratio").iterdir()] == ["0.02"]
     served = build_decoder(target, byte_tokenizer(), draft=str(folders[1]), certificate="reports/certify/ratio/0.02")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,9 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from jinja2 import Environment, FileSystemLoader
 
 from gistgate.errors import UserError
+from gistgate.files import write_json
 from gistgate.optional.guards import DomainGuard
 from gistgate.optional.guards.domain import fit
 from gistgate.request.statistics import Statistics
@@ -27,9 +26,8 @@ from pipeline.pairs.world.lexicon import QUESTION, SOLUTION
 from pipeline.pairs.world.params import SHIFTED_START, WorldParams
 from pipeline.pairs.world.style import make_style
 from pipeline.params import MethodParams
-from pipeline.report import tables
-from pipeline.stages import domain, report
-from pipeline.studies.guards import shadow
+from pipeline.stages import domain
+from pipeline.studies.guards import page, shadow
 from tests.tiny import byte_tokenizer, tiny_pair
 
 POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)
@@ -95,12 +93,10 @@ def test_where_nothing_is_certified_there_is_no_guard_and_the_run_goes_on(
 
     monkeypatch.setattr(domain, "Study", refuse)
     monkeypatch.setattr(domain, "read_params", lambda: params)
-    monkeypatch.setattr(sys, "argv", ["domain", "fit"])
-    domain.main()
+    domain.main("fit")
     assert "none. Nothing is certified." in capsys.readouterr().out
     assert json.loads(Path("models/domain/none.json").read_text())["reason"] == "Nothing is certified."
     assert domain_fit.saved_for(None) is None  # type: ignore[arg-type]
-    monkeypatch.setattr(sys, "argv", ["domain"])
     with pytest.raises(UserError, match="Nothing is certified"):
         domain.main()
 
@@ -154,27 +150,24 @@ def test_the_real_values_are_those_of_the_same_prompts(params: Any):
         shadow.real_statistics(params, "loose", ["p-9"])
 
 
-def test_a_shadow_run_takes_a_number_of_prompts():
-    assert shadow.prompts_asked([]) is None and shadow.prompts_asked(["300"]) == 300
-    for wrong in (["many"], ["0"], ["3", "4"]):
-        with pytest.raises(UserError, match="Name a number"):
-            shadow.prompts_asked(wrong)
-
-
 def test_a_guard_belongs_to_one_gate(params: Any, monkeypatch: pytest.MonkeyPatch):
     domain_fit.save(replace(DomainGuard(*fit(torch.randn(30, 8), 4)), about={"gate": "mine"}))
     monkeypatch.setattr(domain_fit, "gate_hash", lambda gate: gate)
     assert domain_fit.saved_for("mine") is not None and domain_fit.saved_for("yours") is None  # type: ignore[arg-type]
 
 
-def test_the_page_shows_both_studies_where_they_were_made():
-    page = Environment(loader=FileSystemLoader(Path(report.__file__).parents[1] / "report/templates"), autoescape=True)
+def test_the_page_shows_both_studies_where_they_were_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="nothing to show"):
+        page.main()
     method = {"method": "fly", "strict": 4.0, "first_step": 6.0, "tau": 5.5, "real_tau": 5.0}
     lost = {"mean": -0.05, "low": -0.08, "high": -0.02}
     arm = {"accuracy": 0.5, "accuracy_difference": lost, "mean_accepted_length": 6.0, "alarmed": 0.25}
     worlds = {"shifted": {"strict_accuracy": 0.55, "strict_tau": 4.0, "arms": {"guard": arm}}}
-    shown = page.get_template("report.html.j2").render(
-        summary={"plain": {"accuracy": 0.9}, "headline_budget": 0.03, "heads": {}}, figures={}, pct=tables.percent,
-        shadow={"prompts": 3, "methods": [method]}, domain={"method": "m", "knob": 1, "worlds": worlds},
-    )  # fmt: skip
+    write_json("reports/shadow.json", {"prompts": 3, "methods": [method]})
+    page.main()
+    assert "unlike those" not in Path("reports/guards.html").read_text()
+    write_json("reports/domain.json", {"method": "m", "knob": 1, "worlds": worlds})
+    page.main()
+    shown = Path("reports/guards.html").read_text()
     assert "+10.0" in shown and "+20.0" in shown and "-5.0 (-8.0 to -2.0)" in shown and "25.0" in shown

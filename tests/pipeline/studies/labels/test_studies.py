@@ -1,7 +1,6 @@
 """The studies on made-up labels whose answer is known."""
 
 import json
-import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,7 +81,6 @@ def test_calibration_error_of_a_fair_gate_is_small_and_of_a_boastful_one_large()
 
 def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["features", "--limit", "300"])
     monkeypatch.setattr(features, "read_params", Params)
     monkeypatch.setattr(features, "pair_files", lambda _pair: [])
     monkeypatch.setattr(features, "fingerprint", lambda *parts: "same")
@@ -99,8 +97,8 @@ def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
     }
     reads = []
     monkeypatch.setattr(features, "read", lambda _params, names, limit: reads.append((names, limit)) or table)
-    features.main()
-    features.main()
+    features.main(300)
+    features.main(300)
     assert reads == [(("lookahead", "draft"), 300)]
     report = json.loads((tmp_path / "reports/studies/features-300.json").read_text())
     assert [row["width"] for row in report] == [1, 1, 2]
@@ -125,6 +123,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
     for name, value in {
         "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
         "load_task": lambda _params: None,
+        "read_certify_params": lambda: SimpleNamespace(prompts=10, ece_problems=60),
         "new_prompts": lambda _params, _count: prompts,
         "pair_files": lambda _pair: [],
         "make_decoder": lambda *_settings: strict,
@@ -135,7 +134,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         monkeypatch.setattr(calibration_error, name, value)
     params = SimpleNamespace(
         seed=1, pair="none", label=None, decoding=SimpleNamespace(block=8), collect=SimpleNamespace(pilot_risk=0.2),
-        train=SimpleNamespace(headline_head="none"), certify=SimpleNamespace(prompts=10, ece_problems=60),
+        train=SimpleNamespace(headline_head="none"),
     )  # fmt: skip
     assert len(calibration_error.labelled(params, 20)["problem"]) == 20
     assert calibration_error.labelled(params)["problem"].tolist() == list(range(60))

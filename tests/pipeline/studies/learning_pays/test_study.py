@@ -1,7 +1,6 @@
 """The study over the world's dials, with stages that write made-up reports."""
 
 import json
-import sys
 
 import pytest
 
@@ -14,9 +13,13 @@ from pipeline.studies.learning_pays import study as study
 def method(tau: float) -> dict:
     difference = {"mean": 0.0, "low": 0.0, "high": 0.0}
     return {
-        "knob": 0.1, "certified_bound": 0.02, "mean_accepted_length": tau, "accuracy_difference": difference, "n": 10,
+        "knob": 0.1,
+        "certified_bound": 0.02,
+        "mean_accepted_length": tau,
+        "accuracy_difference": difference,
+        "n": 10,
         "budget": 0.03,
-    }  # fmt: skip
+    }
 
 
 def calibration(name: str, settings: dict[float | None, float], passed: float | None) -> dict:
@@ -106,15 +109,16 @@ def test_every_point_is_a_valid_set_of_parameters(name, tmp_path, monkeypatch):
     assert set(params.methods) == set(when_learning_figure.METHODS)
     plain = read_params(study.ROOT / "params.yaml")
     changed = (params.world, params.pair_training.target, params.pair_training.draft) != (
-        plain.world, plain.pair_training.target, plain.pair_training.draft
-    )  # fmt: skip
+        plain.world,
+        plain.pair_training.target,
+        plain.pair_training.draft,
+    )
     assert changed == (name != "similar")
 
 
-def test_unknown_points_are_refused_with_the_nearest_name(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["study", "--points", "skew0"])
+def test_unknown_points_are_refused_with_the_nearest_name():
     with pytest.raises(UserError, match="Did you mean 'skew-0'"):
-        study.main()
+        study.main(["skew0"])
 
 
 def test_the_figure_shows_published_and_new_points(monkeypatch):

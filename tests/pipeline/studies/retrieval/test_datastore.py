@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,9 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json_lines
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.optional.retrieval.store import Datastore
+from pipeline.common.paths import DATASTORE
 from pipeline.studies.retrieval import datastore, texts
+from pipeline.studies.retrieval.params import DatastoreParams, RetrievalParams
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
 
@@ -47,11 +48,12 @@ def test_only_training_prompts_enter(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (tmp_path / f"data/{folder}/{other}.jsonl").write_text("nobody reads this")
     monkeypatch.setattr(texts, "read_json_lines", reader)
     monkeypatch.setattr(datastore, "read_params", lambda: None)
+    own = RetrievalParams(datastore=DatastoreParams(key_size=16))
+    monkeypatch.setattr(datastore, "read_retrieval_params", lambda: own)
     monkeypatch.setattr(datastore, "load_pair", lambda params: tiny())
-    monkeypatch.setattr(sys, "argv", ["datastore", "post", "16"])
     datastore.main()
     assert sorted(opened) == [str(texts.PROMPTS), str(texts.ANSWERS)]
-    store = Datastore.load(texts.STORE, pair("llama")[0], "post")
+    store = Datastore.load(DATASTORE, pair("llama")[0], "post")
     assert store.tokens.tolist() == [token for text in TEXTS for token in (*text.answer, -1)]
     assert store.config.provenance == {"split": "train", "prompts": len(TEXTS), "answers": "strict"}
     report = read_json(datastore.REPORT)
@@ -86,9 +88,6 @@ def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.Monke
     assert [len(part) for part in datastore.chunks(np.zeros((160, 2)), 1)] == [50, 50, 50, 10]
 
 
-def test_widths_and_arguments_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch):
+def test_widths_that_do_not_fit_are_refused():
     with pytest.raises(UserError, match="keys of width 33"):
         datastore.build(tiny(), TEXTS, "post", 33)
-    monkeypatch.setattr(sys, "argv", ["datastore", "post"])
-    with pytest.raises(UserError, match="wants a state"):
-        datastore.main()

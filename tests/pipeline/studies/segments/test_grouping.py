@@ -133,12 +133,14 @@ def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
 
 
 def test_a_sentence_model_that_does_something_else_is_refused(tmp_path):
-    for number, (config, further, said) in enumerate((
-        (switched("max_tokens"), (), "max_tokens"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
-        (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
-        ({}, (), "nothing that is named"),
-    )):  # fmt: skip
+    for number, (config, further, said) in enumerate(
+        (
+            (switched("max_tokens"), (), "max_tokens"),
+            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
+            (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
+            ({}, (), "nothing that is named"),
+        )
+    ):
         with pytest.raises(UserError, match=said):
             Embedding(pooling_folder(tmp_path / str(number), config, *further), 0.9)
 

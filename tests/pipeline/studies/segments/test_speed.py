@@ -10,7 +10,7 @@ from gistgate.files import write_json
 from pipeline.pairs.pair import Pair
 from pipeline.params import read_params
 from pipeline.studies.segments.bench_shapes import RATES, STYLES, by_kind, decoders, worse
-from pipeline.studies.segments.benchmark import race
+from pipeline.studies.segments.benchmark import timed
 from pipeline.studies.segments.publish import summarise
 from pipeline.studies.segments.tables import content
 from tests.architectures import pair
@@ -28,7 +28,7 @@ def tiny():
 
 def raced():
     params = replace(PARAMS, benchmark=replace(PARAMS.benchmark, repeats=1))
-    return race(decoders(tiny()), PROMPTS, REQUEST, params)
+    return timed(decoders(tiny()), PROMPTS, REQUEST, params)
 
 
 def test_the_better_strict_decoder_is_the_reference():
@@ -59,8 +59,15 @@ def test_what_the_stages_report_becomes_the_page(tmp_path):
     write_json(tmp_path / "calibration/ratio.json", {"certified": None, "development": [one]})
     test = {"difference": {"mean": -0.01, "low": -0.02, "high": 0.0}}
     write_json(tmp_path / "evaluation/probe.json", test)
-    write_json(tmp_path / "agreement.json", {"agreement": {"answer, truth": {"agree": 0.9, "kappa": 0.8}},
-                                             "pairs_alike": {"answer": 0.7}, "prefixes": 2, "segments": 9})  # fmt: skip
+    write_json(
+        tmp_path / "agreement.json",
+        {
+            "agreement": {"answer, truth": {"agree": 0.9, "kappa": 0.8}},
+            "pairs_alike": {"answer": 0.7},
+            "prefixes": 2,
+            "segments": 9,
+        },
+    )
     write_json(tmp_path / "probes.json", {"target": {"mean, bce": {"draft": quality}}})
     names = ("strict, K = 4", "segments: probe", "segments: ratio")
     write_json(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,16 +15,17 @@ from gistgate.files import save_tensors
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.pair_counts import PairCounts
-from pipeline.common import views
 from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.common.reading import build
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.replay import FirstBlocks, rounds
 from pipeline.labels.schema import Policy
 from pipeline.labels.tables import concatenated
 from pipeline.labels.texts import AnswerText, pack
-from pipeline.params import parse_params, read_params
+from pipeline.params import read_params
 from pipeline.studies.table import pair_counts
 from pipeline.studies.table.agreement import compare
+from pipeline.studies.table.params import TableParams, table_params
 from pipeline.studies.table.spans import span_rows
 from tests.tiny import tiny_pair
 
@@ -36,7 +36,7 @@ PROMPTS = [{"ids": ids} for ids in ([5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90
 
 def test_every_rule_that_greedy_decoding_defines_is_in_the_table():
     core = read_params(ROOT / "params.yaml")
-    table = core.with_table()
+    table = table_params(core)
     assert list(table.methods)[: len(core.methods)] == list(core.methods)
     ruled = {method.rule for method in table.methods.values()}
     # lossless; for sampled requests only; autojudge as long as costs are 0
@@ -45,7 +45,7 @@ def test_every_rule_that_greedy_decoding_defines_is_in_the_table():
 
 
 def test_a_method_of_the_table_takes_what_its_rule_declares():
-    table = read_params(ROOT / "params.yaml").with_table()
+    table = table_params(read_params(ROOT / "params.yaml"))
     sense = table.method("sense")
     assert (sense.knob, sense.grid, sense.variants) == ("gamma", RULES["sense"].grid, RULES["sense"].variants)
     assert table.method("judge").head == "judge" and table.method("judge").learned
@@ -54,7 +54,7 @@ def test_a_method_of_the_table_takes_what_its_rule_declares():
 
 def test_its_results_lie_apart():
     core = read_params(ROOT / "params.yaml")
-    table = core.with_table()
+    table = table_params(core)
     assert (core.reports, table.reports) == (Path("reports"), Path("reports/table"))
     assert calibration_file(table, "fly") == Path("reports/calibration/free/fly.json")
     assert calibration_file(table, "judge") == Path("reports/table/calibration/learned/judge.json")
@@ -65,13 +65,7 @@ def test_its_results_lie_apart():
 @pytest.mark.parametrize("block", [{"skip": ["mras"]}, {"fixed": {"mras": {}}}, {"heads": {"mras": "mlp"}}])
 def test_an_unknown_rule_is_refused(block):
     with pytest.raises(UserError, match="unknown rule 'mras'. Did you mean 'mars'?"):
-        parse_params({"table": block})
-
-
-def test_views_are_two(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["report", "tabel"])
-    with pytest.raises(UserError, match="no view 'tabel'"):
-        views.params_of_view()
+        build(TableParams, block)
 
 
 def test_who_is_right():

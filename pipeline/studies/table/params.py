@@ -1,18 +1,22 @@
-"""The block about the large table: every rule of the library beside the core methods."""
+"""pipeline/studies/table/params.yaml: the methods of the large table, which has every rule of the library."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import field, replace
+from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.rules import RULES
+from pipeline.common.paths import STUDIES
+from pipeline.common.reading import Count, block, nearest, read
+from pipeline.params import Params, read_params
 from pipeline.params.methods import MethodParams
-from pipeline.params.reading import Between, nearest
+
+FILE = STUDIES / "table/params.yaml"
 
 
-@dataclass(frozen=True)
+@block
 class TableParams:
     """What `make table` compares besides `methods`: every rule with a knob that greedy decoding defines."""
 
@@ -28,7 +32,7 @@ class TableParams:
     """Settings of rules that differ from their defaults, by rule id."""
     heads: dict[str, str] = field(default_factory=lambda: {"judge": "judge"})
     """Head that a learned rule asks where it is not train.headline_head, by rule id."""
-    span: Annotated[int, Between(1)] = 3
+    span: Count = 3
     """Draft tokens that share the label of the mismatch they begin with, for heads on span labels, in tokens."""
     span_features: tuple[str, ...] = ("h_tok:pre",)
     """What the head `judge` sees, as feature ids."""
@@ -36,7 +40,7 @@ class TableParams:
     def __post_init__(self) -> None:
         for name in (*self.skip, *self.fixed, *self.heads):
             if name not in RULES:
-                raise UserError(f"params.yaml: 'table' names an unknown rule '{name}'. {nearest(name, RULES)}")
+                raise UserError(f"{FILE} names an unknown rule '{name}'. {nearest(name, RULES)}")
 
 
 def table_methods(table: TableParams, core: Mapping[str, MethodParams], headline_head: str) -> dict[str, MethodParams]:
@@ -57,3 +61,19 @@ def table_methods(table: TableParams, core: Mapping[str, MethodParams], headline
         for name, rule in wanted.items()
         if rule.knob is not None
     }
+
+
+def read_table_params() -> TableParams:
+    """Read the study's file.
+
+    Raises:
+        UserError: it is missing, or holds an unknown key or rule, a wrong type or a value out of range.
+    """
+    return read(TableParams, FILE)
+
+
+def table_params(core: Params | None = None) -> Params:
+    """The parameters of the run with the methods of the large table behind the core ones."""
+    core = core or read_params()
+    extra = table_methods(read_table_params(), core.methods, core.train.headline_head)
+    return replace(core, methods={**core.methods, **extra})

@@ -1,0 +1,50 @@
+"""Where everything lies, relative to the project's folder, which is the working directory of every stage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PARAMS = Path("params.yaml")
+SCRATCH = Path(".scratch")
+"""Finished pieces of unfinished work; not in Git."""
+
+DATA = Path("data")
+TASKS = DATA / "tasks"
+WORLD = DATA / "world"
+PROMPTS = DATA / "prompts"
+REFERENCE = DATA / "reference"
+"""Strict answers, one .jsonl file for each split, as in PROMPTS."""
+MISMATCHES = DATA / "mismatches"
+LABELS = DATA / "labels"
+SPANS = DATA / "spans"
+"""Labels of whole spans of draft tokens, for the head `judge`."""
+
+MODELS = Path("models")
+PAIRS = MODELS / "pairs"
+"""One .yaml file for each pair."""
+EMBEDDED = MODELS / "embedded"
+"""The trained pair: `target` and `draft`."""
+PAIR_REPORT = MODELS / "pair.json"
+PILOT = MODELS / "pilot"
+HEADS = MODELS / "heads"
+TABLE_MODELS = MODELS / "table"
+"""Heads and pair counts that only the large table asks."""
+DATASTORE = MODELS / "datastore"
+DOMAIN = MODELS / "domain"
+EXPORT = MODELS / "export"
+
+REPORTS = Path("reports")
+STUDIES = Path("pipeline/studies")
+RESULTS = Path("docs/results")
+"""Published results, in Git."""
+BENCHMARK_RESULTS = Path("benchmarks/results")
+
+
+def prompts_of(split: str) -> Path:
+    """The prompts of a split."""
+    return PROMPTS / f"{split}.jsonl"
+
+
+def reference_of(split: str) -> Path:
+    """The strict answers to the prompts of a split."""
+    return REFERENCE / f"{split}.jsonl"

@@ -1,0 +1,62 @@
+"""Contenders timed side by side: every batch is decoded by all of them before the next batch begins."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from pipeline.speed.clock import Contender, Prompts, Timed
+
+Times = dict[str, dict[str, Any]]
+"""By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
+
+
+def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 1, title: str | None = None) -> Times:
+    """Time every contender on every batch, in an order that rotates, so that a slower machine slows all of them.
+
+    The first batch warms up, because the first call of everything pays for what later calls find done. A batch that any
+    contender answers with a loop is dropped for all, since loops are easy to draft; all are kept if every batch loops.
+    `title` shows a progress bar.
+    """
+    for contender in field:
+        contender.decode(batches[0])
+    times: Times = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
+    loops = []
+    for place, batch in enumerate(tqdm(batches, desc=title, unit="prompt", disable=title is None)):
+        runs = lap(field, batch, [place + repeat for repeat in range(repeats)])
+        loops.append(any(run.loops for timed in runs.values() for run in timed))
+        for name, timed in runs.items():
+            times[name]["seconds"].append([run.seconds for run in timed])
+            times[name]["tokens"].append(timed[0].tokens)
+            times[name]["target_forwards"].append(timed[0].forwards)
+    return without_loops(times, loops)
+
+
+def lap(field: Sequence[Contender], batch: Prompts, turns: Sequence[int]) -> dict[str, list[Timed]]:
+    """One batch decoded by all contenders, once for each turn; a turn says who begins."""
+    runs: dict[str, list[Timed]] = {contender.name: [] for contender in field}
+    for turn in turns:
+        first = turn % len(field)
+        for contender in [*field[first:], *field[:first]]:
+            runs[contender.name].append(contender.timed(batch))
+    return runs
+
+
+def without_loops(times: Times, loops: Sequence[bool]) -> Times:
+    """The times of batches that no contender answered with a loop, or of all batches where every batch loops."""
+    kept = [place for place, looped in enumerate(loops) if not looped] or range(len(loops))
+    return {
+        name: {
+            key: [value[place] for place in kept] if isinstance(value, list) else value for key, value in entry.items()
+        }
+        | {"loops": sum(loops)}
+        for name, entry in times.items()
+    }
+
+
+def by_kind(field: Sequence[Contender], times: Times) -> dict[str, Times]:
+    """Times of baselines and of methods; a method that decodes exactly like a contender shares its times."""
+    methods = {name: times[c.name] for c in field for name in (*([] if c.is_baseline else [c.name]), *c.also)}
+    return {"baselines": {c.name: times[c.name] for c in field if c.is_baseline}, "methods": methods}

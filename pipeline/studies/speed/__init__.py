@@ -1,0 +1,1 @@
+"""Every method timed at its own K."""
