@@ -133,8 +133,16 @@ async def lines(events: Generator[dict[str, Any], None, None], turn: asyncio.Loc
             try:
                 async for event in iterate_in_threadpool(events):
                     yield json.dumps(event) + "\n"
-            except UserError as error:
-                yield json.dumps({"error": str(error)}) + "\n"
+            except Exception as error:  # the page says it: a broken stream would say nothing
+                yield json.dumps({"error": sentence(error)}) + "\n"
+
+
+def sentence(error: Exception) -> str:
+    """What the user reads about an error; memory that runs out is the likely one besides those that we raise."""
+    if isinstance(error, UserError):
+        return str(error)
+    first = (str(error).splitlines() or [""])[0]
+    return f"Decoding failed ({type(error).__name__}: {first}). If memory ran out, ask for fewer tokens."
 
 
 def page(playground: Playground) -> str:

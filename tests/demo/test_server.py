@@ -61,6 +61,14 @@ def test_bad_and_foreign_questions_are_refused(address, body, headers, status):
     assert send(address, body, **headers)[1].status == status
 
 
+def test_an_unexpected_error_is_a_sentence_too():
+    """Memory that runs out is no UserError; the page shows it instead of a stream that breaks off."""
+    ground = playground(request={"eos_ids": object()})
+    with served(ground) as address:
+        _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4})
+        assert json.loads(response.read())["error"].startswith("Decoding failed (TypeError")
+
+
 def test_a_port_in_use_is_one_sentence():
     with claim(0) as taken:
         port = taken.getsockname()[1]

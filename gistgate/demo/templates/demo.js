@@ -93,7 +93,7 @@ async function ask(event) {
     }));
     say("Done.");
   } catch (error) {
-    const lost = "The connection broke off. The terminal says why.";
+    const lost = "The connection broke off. Start the demo again.";
     say(error.name === "AbortError" ? "Stopped." : error instanceof TypeError ? lost : error.message);
   } finally {
     running = null;
