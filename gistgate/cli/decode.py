@@ -68,13 +68,22 @@ def trace(
     chat: Chat = False,
     system: System = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="File for one HTML page with strict decoding beside it, instead of colours.")
+    ] = None,
 ) -> None:
     """Continue one prompt and show why every token is there."""
     from gistgate.cli import show
     from gistgate.observing.trace import trace as traced
 
-    loaded = load(target, dtype, wishes, chat=chat, system=system)
-    ids = loaded.target.encode(read(prompt), chat, system)
+    loaded, text = load(target, dtype, wishes, chat=chat, system=system), read(prompt)
+    ids = loaded.target.encode(text, chat, system)
+    if html is not None:
+        from gistgate.pages.trace import write_trace
+
+        write_trace(html, loaded, text, ids, wishes, loaded.request(max_new_tokens, stop))
+        typer.echo(f"{html} is written.")
+        return
     answer, tokens = traced(loaded.decoder, ids, loaded.target.tokenizer, **loaded.request(max_new_tokens, stop))
     if as_json:
         typer.echo(show.as_lines(tokens))

@@ -1,0 +1,76 @@
+"""The server over HTTP: answers, refusals, readers who leave, and a port in use."""
+
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+
+from gistgate.demo.server import claim
+from gistgate.errors import UserError
+from tests.demo.playing import decoding_threads, playground, served, wait_for
+
+pytest.importorskip("starlette")
+pytest.importorskip("uvicorn")
+
+
+@pytest.fixture(scope="module")
+def address():
+    with served(playground()) as address:
+        yield address
+
+
+def send(address, body, **headers):
+    """Ask a question; returns the response, of which nothing was read yet."""
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    text = body if isinstance(body, str) else json.dumps(body)
+    connection.request("POST", "/answer", text, {"Content-Type": "application/json", **headers})
+    return connection, connection.getresponse()
+
+
+def test_an_answer_arrives_as_lines_of_both_sides(address):
+    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 12})
+    events = [json.loads(line) for line in response.read().splitlines()]
+    assert events[0]["side"] == "loose"
+    assert events[-2]["side"] == "strict" and events[-2]["numbers"]["tokens"] == "12" and "differences" in events[-1]
+
+
+def test_a_reader_who_leaves_ends_decoding_and_the_next_one_is_served(address):
+    connection, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 450})
+    response.readline()
+    assert decoding_threads()
+    response.close()
+    connection.close()
+    assert wait_for(lambda: not decoding_threads())
+    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4})
+    assert b"differences" in response.read()
+
+
+def test_a_request_that_the_decoder_refuses_is_a_sentence_in_the_stream(address):
+    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4000})
+    assert "exceed the context" in json.loads(response.read())["error"]
+
+
+@pytest.mark.parametrize("body, headers, status", [
+    ({"prompt": "", "setting": 0, "max_new_tokens": 4}, {}, 400),
+    ("no json", {}, 400),
+    ({"prompt": "x", "setting": 0, "max_new_tokens": 4}, {"Content-Type": "text/plain"}, 415),
+    ({"prompt": "x", "setting": 0, "max_new_tokens": 4}, {"Host": "elsewhere.example"}, 400),
+])  # fmt: skip
+def test_bad_and_foreign_questions_are_refused(address, body, headers, status):
+    assert send(address, body, **headers)[1].status == status
+
+
+def test_an_unexpected_error_is_a_sentence_too():
+    """Memory that runs out is no UserError; the page shows it instead of a stream that breaks off."""
+    ground = playground(request={"eos_ids": object()})
+    with served(ground) as address:
+        _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4})
+        assert json.loads(response.read())["error"].startswith("Decoding failed (TypeError")
+
+
+def test_a_port_in_use_is_one_sentence():
+    with claim(0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"Port {port} cannot be used"):
+            claim(port)
