@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
 PORT ?= 5000
 
 # DVC looks up `python` on PATH, so the environment comes first.
@@ -18,10 +19,10 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro table certify retrieval segments speed test quality smoke ui publish bench format
+.PHONY: help install repro table certify retrieval segments speed test test-vllm quality smoke ui publish bench format
 
 help:  ## list the targets
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
 	dvc repro
@@ -44,6 +45,9 @@ speed: $(STAMP)  ## certify methods at their own K, then time everything side by
 
 test: $(STAMP)  ## run the tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+
+test-vllm: $(VLLM)/.installed  ## run the tests that serve with vLLM, in an environment of their own
+	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm
 
 quality: $(STAMP)  ## check style and types: the gate of every commit
 	ruff check .
@@ -82,3 +86,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,dev]'
 	@touch $(STAMP)
+
+# vLLM pins other versions than ours, so it lives apart; its wheel declares more than the tests need.
+$(VLLM)/.installed: pyproject.toml requirements/vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -e .
+	@touch $@
