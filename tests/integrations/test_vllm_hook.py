@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -138,7 +138,7 @@ class Batch:
 class Head:
     """A gate that shows what it is given."""
 
-    features = {"h_tok:post": WIDTH, "scalars": 8}
+    features: ClassVar[dict[str, int]] = {"h_tok:post": WIDTH, "scalars": 8}
 
     def __call__(self, block: Block) -> Tensor:
         before, after = block.hidden["post"][:, :-1].sum(-1), block.hidden["post"][:, 1:].sum(-1)

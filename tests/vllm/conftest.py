@@ -60,7 +60,7 @@ def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(written))
         command = [sys.executable, "-m", "tests.vllm.engine", str(folder / "job.json"), str(folder / "answers.json")]
-        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=500)
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
         return found

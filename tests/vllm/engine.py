@@ -73,7 +73,7 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         SamplingParams(
             **{
                 "temperature": 0.0,
-                "max_tokens": 40,
+                "max_tokens": 24,
                 "ignore_eos": True,
                 "detokenize": False,
                 **request.get("params", {}),

@@ -8,8 +8,8 @@ from typing import Any
 
 from gistgate.errors import UserError
 
-TESTED = {"V1": ("0.31", "0.32"), "V2": ("0.32",)}
-"""Versions of vLLM that each hook was tested with."""
+TESTED = ("0.32",)
+"""Versions of vLLM that the hooks were tested with."""
 NAMES = {
     "V1": (
         "draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens", "draft_probs", "target_logits",
@@ -46,13 +46,13 @@ ATTRIBUTES = {
 """Attributes of a runner that are used."""
 
 
-def check_version(version: str, runner: str, any_version: bool) -> None:
+def check_version(version: str, any_version: bool) -> None:
     """Refuse a version of vLLM that was not tested, unless the configuration says otherwise."""
-    if any_version or version.startswith(tuple(f"{known}." for known in TESTED[runner])):
+    if any_version or version.startswith(tuple(f"{known}." for known in TESTED)):
         return
     raise UserError(
-        f"gistgate was tested with vLLM {' and '.join(TESTED[runner])} (model runner {runner}), this is {version}: "
-        'install one of them, or set "any_version" to true and compare its closed gate with plain vLLM first.'
+        f"gistgate was tested with vLLM {' and '.join(TESTED)}, and this is {version}: install that, or set "
+        '"any_version" to true and compare its closed gate with plain vLLM first.'
     )
 
 

@@ -33,7 +33,7 @@ def install(worker: Any, config: Any, value: Any) -> None:
         check_strict(config)
         announce(Policy(), kind, None)
         return
-    check_version(import_module("vllm").__version__, kind, settings.any_version)
+    check_version(import_module("vllm").__version__, settings.any_version)
     check_engine(config)
     runner = worker.model_runner
     check_surface(kind, runner)
