@@ -27,6 +27,7 @@ def write_eagle(place: Path) -> Path:
     weights = load_file(place / "target" / "model.safetensors")
     kept = {name.removeprefix("model."): value for name, value in weights.items() if ".layers.0." in name}
     width = config["hidden_size"]
+    del kept["layers.0.input_layernorm.weight"]  # EAGLE's first layer has none
     kept["fc.weight"] = torch.cat([torch.eye(width), 0.1 * torch.randn(width, width)], dim=1)
     kept["embed_tokens.weight"] = weights["model.embed_tokens.weight"]
     save_file({name: value.contiguous() for name, value in kept.items()}, folder / "model.safetensors")
