@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 STAMP := $(VENV)/.installed
+VLLM := .venv-vllm
 PORT ?= 5000
 
 # DVC looks up `python` on PATH, so the environment comes first.
@@ -18,7 +19,8 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed test test-all quality format deps smoke ui publish bench
+.PHONY: help install repro studies table certify retrieval segments speed test test-all test-vllm quality format deps \
+	smoke ui publish bench
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -49,6 +51,9 @@ test: $(STAMP)  ## run the fast tests, two at a time
 
 test-all: $(STAMP)  ## run all tests, the slow ones too
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+
+test-vllm: $(VLLM)/.installed  ## run the tests that serve with vLLM, in an environment of their own
+	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm
 
 quality: $(STAMP)  ## check style and types: the gate of every commit
 	ruff check .
@@ -90,3 +95,10 @@ $(STAMP): pyproject.toml constraints.txt
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,dev]'
 	@touch $(STAMP)
+
+# vLLM pins other versions than ours, so it lives apart; its wheel declares more than the tests need.
+$(VLLM)/.installed: pyproject.toml requirements/vllm.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -r requirements/vllm.txt
+	$(VLLM)/bin/python -m pip install --quiet --no-deps -e .
+	@touch $@

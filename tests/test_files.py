@@ -162,7 +162,7 @@ READERS = {"text": files.read_text, "json": files.read_json, "lines": files.read
 
 @pytest.mark.parametrize("kind", READERS)
 def test_a_missing_file_names_its_path_and_the_remedy(tmp_path: Path, kind: str):
-    with pytest.raises(UserError, match=r"absent is missing. Run the stage"):
+    with pytest.raises(UserError, match=r"absent is missing. Check the path"):
         READERS[kind](tmp_path / "absent")
 
 

@@ -11,7 +11,8 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.certificates.bernstein import PLUG_IN
 from gistgate.certificates.betting import BETTING
 from gistgate.certificates.certificate import read_proof
-from gistgate.cli import main as cli
+from gistgate.cli import calibrate as command
+from gistgate.cli.inspect import inspect
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
@@ -72,7 +73,7 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
     found = kept.operating_point()
     assert found.bound_kind == kind and found.loss <= found.bound <= 0.4 and len(kept.sequence) >= 1
     capsys.readouterr()
-    cli.inspect(Path("gate"))
+    inspect(Path("gate"))
     shown = capsys.readouterr().out
     assert "certificate rule autojudge" in shown and "risk " in shown and kind in shown
     assert f"at most {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
@@ -91,6 +92,6 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
-    monkeypatch.setattr(cli.importlib, "import_module", missing)
+    monkeypatch.setattr(command.importlib, "import_module", missing)
     with pytest.raises(UserError, match=r"needs 'scipy'.*gistgate\[calibrate\]"):
-        cli.calibration()
+        command.calibration()

@@ -10,7 +10,7 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import choice, program, store
+from gistgate.decoding.engines import compiled, program, store
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
@@ -158,7 +158,7 @@ def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
     decoder = Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="compiled")
     with pytest.warns(UserWarning, match="40 rows are more than"):
         decoder.generate([[5, 6]] * 40, max_new_tokens=1)
-    monkeypatch.setattr(choice, "missing_compiler", lambda _device: "there is no C++ compiler")
+    monkeypatch.setattr(program, "missing_compiler", lambda _device: "there is no C++ compiler")
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
         decoder.generate([[5, 6]], max_new_tokens=1)
 
@@ -171,7 +171,7 @@ def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: p
     decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled")
     with pytest.warns(UserWarning, match="cannot be traced"):
         decoder.generate(BATCH[:1], max_new_tokens=5)
-    monkeypatch.setattr(choice, "CompiledSession", None)  # it is not tried again
+    monkeypatch.setattr(compiled, "CompiledSession", None)  # it is not tried again
     decoder.generate(BATCH[:1], max_new_tokens=5)
 
 

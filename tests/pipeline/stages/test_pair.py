@@ -97,16 +97,16 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
 def test_a_pair_of_its_own_size():
     """models/pairs/embedded-large.yaml says sizes; what it leaves out comes from params.yaml."""
     sizes_of = read_pair("embedded-large").training
-    block = stage.replaced(replace(TRAINING, warmup=0.2), sizes_of)
+    block = stage.replaced(replace(TRAINING, warmup=0.2), sizes_of, "embedded-large.yaml")
     assert (block.warmup, block.check_problems) == (0.2, 4)
     sizes = []
     for role in (block.target, block.draft):
         with torch.device("meta"):
             sizes.append(training.make_model(role, TOKENIZER, 0).num_parameters() / 1e6)
     assert 150 < sizes[0] < 400 and 10 < sizes[1] < 20
-    assert stage.replaced(TRAINING, read_pair("embedded").training) == TRAINING
+    assert stage.replaced(TRAINING, read_pair("embedded").training, "embedded.yaml") == TRAINING
     with pytest.raises(UserError, match="stepz"):
-        stage.replaced(TRAINING, {"draft": {"stepz": 3}})
+        stage.replaced(TRAINING, {"draft": {"stepz": 3}}, "own.yaml")
 
 
 class Oracle:

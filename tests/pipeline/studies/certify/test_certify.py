@@ -9,6 +9,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from gistgate.build.decoder import build_decoder
+from gistgate.build.wishes import Wishes
 from gistgate.certificates.calibration import Finding
 from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.outcomes import Decoded
@@ -76,9 +77,11 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     stage.main("ratio")
 
     assert [folder.name for folder in Path("reports/certify/ratio").iterdir()] == ["0.02"]
-    served = build_decoder(target, byte_tokenizer(), draft=str(folders[1]), certificate="reports/certify/ratio/0.02")
+    served = build_decoder(
+        target, byte_tokenizer(), Wishes(draft=str(folders[1]), certificate="reports/certify/ratio/0.02")
+    )
     assert (served.rule, served.block) == (make_rule("prob-ratio", r=0.5), 5)
     with pytest.raises(UserError, match="because of another draft"):
-        build_decoder(target, byte_tokenizer(), draft=str(folders[0]), certificate="reports/certify/ratio/0.02")
+        build_decoder(target, byte_tokenizer(), Wishes(draft=str(folders[0]), certificate="reports/certify/ratio/0.02"))
     report = read_json("reports/certify/ratio.json")["budgets"]
     assert report["0.001"]["refusal"] and report["0.02"]["rounds"] == [[1, 1]] * 500

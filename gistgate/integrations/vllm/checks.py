@@ -1,0 +1,128 @@
+"""What has to hold before a runner is hooked; each refusal is one sentence."""
+
+from __future__ import annotations
+
+import inspect
+from importlib import import_module
+from typing import Any
+
+from gistgate.errors import UserError
+
+TESTED = ("0.32",)
+"""Versions of vLLM that the hooks were tested with."""
+NAMES = {
+    "V1": (
+        "draft_token_ids", "num_draft_tokens", "max_spec_len", "cu_num_draft_tokens", "draft_probs", "target_logits",
+        "bonus_token_ids", "sampling_metadata", "synthetic_mode", "synthetic_conditional_rates", "use_fp64_gumbel",
+    ),
+    "V2": (
+        "target_logits", "draft_logits", "draft_sampled", "cu_num_logits", "pos", "idx_mapping",
+        "expanded_idx_mapping", "expanded_local_pos", "temperature", "seed", "num_speculative_steps",
+    ),
+}  # fmt: skip
+"""First parameters of `rejection_sample`."""
+MODULES = {
+    "V1": "vllm.v1.sample.rejection_sampler",
+    "V2": "vllm.v1.worker.gpu.spec_decode.rejection_sampler",
+}
+"""Where `rejection_sample` is looked up."""
+FIELDS = {
+    "V1": (
+        ("vllm.v1.worker.gpu_model_runner", "ExecuteModelState", ("sample_hidden_states",)),
+        ("vllm.v1.spec_decode.metadata", "SpecDecodeMetadata", ("logits_indices", "bonus_logits_indices")),
+    ),
+    "V2": (
+        (
+            "vllm.v1.worker.gpu.input_batch", "InputBatch",
+            ("req_ids", "logits_indices", "cu_num_logits", "idx_mapping_np", "num_draft_tokens"),
+        ),
+    ),
+}  # fmt: skip
+"""Fields that are read: module, class, names."""
+ATTRIBUTES = {
+    "V1": ("sample_tokens", "rejection_sampler", "requests", "input_batch", "input_ids", "execute_model_state"),
+    "V2": ("sample", "add_requests", "req_states", "sampler"),
+}
+"""Attributes of a runner that are used."""
+
+
+def check_version(version: str, any_version: bool) -> None:
+    """Refuse a version of vLLM that was not tested, unless the configuration says otherwise."""
+    if any_version or version.startswith(tuple(f"{known}." for known in TESTED)):
+        return
+    raise UserError(
+        f"gistgate was tested with vLLM {' and '.join(TESTED)}, and this is {version}: install that, or set "
+        '"any_version" to true and compare its closed gate with plain vLLM first.'
+    )
+
+
+def check_surface(kind: str, runner: Any) -> None:
+    """Refuse a vLLM that has moved what is hooked.
+
+    Raises:
+        UserError: which name is gone.
+    """
+    check_names(kind, import_module(MODULES[kind]).rejection_sample)
+    if kind == "V2":
+        have = tuple(inspect.signature(runner.sample).parameters)
+        expect("sample", ("hidden_states", "input_batch", "grammar_output"), have)
+    for place, name, wanted in FIELDS[kind]:
+        known = getattr(import_module(place), name).__annotations__
+        expect(name, wanted, tuple(field for field in wanted if field in known))
+    expect(f"the model runner {kind}", ATTRIBUTES[kind], tuple(n for n in ATTRIBUTES[kind] if hasattr(runner, n)))
+
+
+def check_names(kind: str, function: Any) -> None:
+    """Refuse a `rejection_sample` with other parameters."""
+    expect("rejection_sample", NAMES[kind], tuple(inspect.signature(function).parameters)[: len(NAMES[kind])])
+
+
+def expect(what: str, wanted: tuple[str, ...], found: tuple[str, ...]) -> None:
+    """Raise where two lists of names differ."""
+    if wanted != found:
+        raise UserError(
+            f"gistgate cannot hook this vLLM: {what} should have {', '.join(wanted)}, but has "
+            f"{', '.join(found) or 'none of them'}. Install a version that gistgate was tested with."
+        )
+
+
+def check_engine(config: Any) -> None:
+    """Refuse an engine that decides acceptance elsewhere, or lossily by itself.
+
+    Raises:
+        UserError: which feature stands in the way.
+    """
+    speculation, parallel = config.speculative_config, config.parallel_config
+    if speculation is None:
+        raise UserError("gistgate: the engine does not speculate. Give it a --speculative-config.")
+    if speculation.method == "extract_hidden_states":
+        raise UserError("gistgate: 'extract_hidden_states' drafts nothing. Take a method that does.")
+    if speculation.rejection_sample_method != "standard":
+        raise UserError(
+            f"gistgate: rejection_sample_method is '{speculation.rejection_sample_method}', but only 'standard' is "
+            "exact where the gate is closed. Leave the option away."
+        )
+    hindrances = {
+        "pipeline parallelism": parallel.pipeline_parallel_size > 1,
+        "prefill context parallelism": getattr(parallel, "prefill_context_parallel_size", 1) > 1,
+        "data parallelism": parallel.data_parallel_size > 1,
+        "batch-sharded sampling": bool(getattr(parallel, "enable_batch_sharded_sampling", False)),
+        "adaptive verification": bool(getattr(speculation, "enable_adaptive_verification", False)),
+        "heterogeneous vocabularies": bool(getattr(speculation, "use_heterogeneous_vocab", False)),
+        "watermarking": getattr(config, "watermark_config", None) is not None,
+        "LoRA": config.lora_config is not None,
+    }
+    for name, present in hindrances.items():
+        if present:
+            raise UserError(f"gistgate does not work with {name} yet. Switch it off, or serve without the gate.")
+
+
+def check_strict(config: Any) -> None:
+    """Refuse an engine that was promised strictness and is lossy by itself."""
+    speculation = config.speculative_config
+    method = "standard" if speculation is None else speculation.rejection_sample_method
+    if method not in ("standard", "block"):
+        raise UserError(
+            f"gistgate: the server is configured as strict, but rejection_sample_method '{method}' is lossy. Leave "
+            "that option away."
+        )

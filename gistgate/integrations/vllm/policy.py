@@ -1,0 +1,114 @@
+"""From a server's configuration to the rule that judges, checked against the models that are served."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.integrations.vllm.identity import check_certificate, check_gate
+from gistgate.integrations.vllm.served import Served
+from gistgate.integrations.vllm.settings import Settings
+from gistgate.rules import make_rule
+from gistgate.rules.base import Rule
+from gistgate.rules.pair_counts import PairCounts
+
+log = logging.getLogger("vllm.gistgate")
+
+GREEDY = "greedy"
+SERVED_RULES = {
+    "autojudge": GREEDY, "judge": GREEDY, "fly": GREEDY, "trt-relaxed": GREEDY,
+    "csd": "all", "prob": "all", "prob-ratio": "all", "top-k": "all", "typical": "all", "ensemble": "all",
+}  # fmt: skip
+"""Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
+the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
+gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
+BUDGET = 0.03
+"""Loss at which a gate runs where nothing else is said, as a share of prompts."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What may be accepted loosely; without a rule, nothing."""
+
+    rule: Rule | None = None
+    gate: Any = None
+    source: str = "strict"
+    """Where the setting comes from, for people."""
+    sampled: bool = False
+    """Whether sampled requests are judged too."""
+
+
+def make_policy(settings: Settings, served: Served) -> Policy:
+    """The policy of a configuration.
+
+    Raises:
+        UserError: a rule that cannot run here, or a gate or certificate that does not belong to these models.
+    """
+    if settings.strict:
+        return Policy()
+    gate = load_gate(settings, served)
+    name, values, source, sampled = choose(settings, served, gate)
+    if isinstance(values.get("counts"), str):  # read once, and not again for each stricter setting
+        values["counts"] = PairCounts.load(values["counts"])
+    rule = make_rule(name, **values)
+    check_rule(rule, gate, served)
+    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all")
+
+
+def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
+    """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
+    if settings.certificate is not None:
+        proof = check_certificate(settings.certificate, served, gate)
+        return proof.rule, dict(proof.settings), f"certificate for {100 * proof.budget:g} %", False
+    name, values = settings.rule or "autojudge", dict(settings.settings)
+    if name != "autojudge" or gate is None or "risk" in values:
+        return name, values, "explicit setting", True
+    point = gate.operating_point(BUDGET if settings.budget is None else settings.budget, served.drafter)
+    if point.block != served.num_draft:
+        log.warning(
+            "gistgate: the operating point was certified with %d drafted tokens per round, the server drafts %d: "
+            "its budget is not certified here.", point.block, served.num_draft,
+        )  # fmt: skip
+    return name, {**values, "risk": point.knob}, f"operating point for {100 * point.budget:g} %", False
+
+
+def load_gate(settings: Settings, served: Served) -> Any:
+    """The gate of the configuration, checked; None without one."""
+    if settings.gate is None:
+        return None
+    from gistgate.gates.gate import Gate
+
+    gate = Gate.load(settings.gate)
+    certified = settings.certificate is not None or "risk" not in settings.settings
+    check_gate(gate, served, certified)
+    return gate
+
+
+def check_rule(rule: Rule, gate: Any, served: Served) -> None:
+    """Refuse what cannot be judged inside vLLM.
+
+    Raises:
+        UserError: why, and what to take instead.
+    """
+    if rule.id not in SERVED_RULES:
+        raise UserError(f"The rule '{rule.id}' cannot run inside vLLM. Take one of: {', '.join(sorted(SERVED_RULES))}.")
+    if not rule.superset:
+        raise UserError(f"{rule.id}: inside vLLM a rule only adds to the strict test. Leave 'superset' at true.")
+    if "gate" in rule.needs and gate is None:
+        raise UserError(f'{rule.id} judges by a gate, and none was given. Add "gate": a folder.')
+    if "q" in rule.needs and not served.probabilistic:
+        raise UserError(
+            f"{rule.id} needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative "
+            "config, with a drafter that has a model."
+        )
+    if "thinking" in rule.needs:
+        raise UserError(f"{rule.id}: think markers cannot be followed inside vLLM. Set scope to 'all'.")
+    if getattr(rule, "table", "frozen") == "online":
+        raise UserError("csd: an online table would let answers depend on other users. Set table to 'frozen'.")
+    if rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= getattr(rule, "window", 0):
+        raise UserError(
+            f"fly: a window of {getattr(rule, 'window', 0)} does not fit into {served.num_draft} drafted tokens. Draft "
+            "more tokens, or shorten the window."
+        )

@@ -1,0 +1,35 @@
+"""Let vLLM's workers install the hook once their device is ready. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+KEY = "gistgate"
+"""Key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`."""
+MARK = "_gistgate"
+"""Attribute of a function that is wrapped already."""
+
+
+def register() -> None:
+    """Wrap the initialisation of vLLM's workers; a second call changes nothing."""
+    wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
+    native = wrapper.init_device
+    if hasattr(native, MARK):
+        return
+    from gistgate.integrations.vllm.metrics import collect
+
+    collect()
+
+    @wraps(native)
+    def init_device(self: Any) -> None:
+        native(self)
+        configured = self.vllm_config.additional_config
+        if isinstance(configured, dict) and KEY in configured:
+            from gistgate.integrations.vllm.install import install
+
+            install(self.worker, self.vllm_config, configured[KEY])
+
+    setattr(init_device, MARK, True)
+    wrapper.init_device = init_device

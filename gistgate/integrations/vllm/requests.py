@@ -1,0 +1,115 @@
+"""What each request asked for, and a slot for what is counted and remembered about it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gistgate.errors import UserError
+from gistgate.integrations.vllm.registration import KEY
+from gistgate.rules.base import Rule
+
+log = logging.getLogger("vllm.gistgate")
+
+SPARE = 1024
+"""Requests whose counts are kept after they have ended."""
+
+
+@dataclass
+class Entry:
+    """A request that was met."""
+
+    slot: int
+    params: Any
+    """Its sampling parameters; an id that comes back with others is another request."""
+    rule: Rule | None
+    """What judges it; None is strict."""
+
+
+class Requests:
+    """Known requests by id; those met longest ago are forgotten."""
+
+    def __init__(self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None) -> None:
+        self.rule = rule
+        self.entries: OrderedDict[str, Entry] = OrderedDict()
+        self.capacity = capacity
+        self.forget = forget
+        """Called with a slot that is given to another request."""
+
+    def find(self, ids: Sequence[str], params: Callable[[str], Any]) -> list[Entry]:
+        """The entries of a batch."""
+        return [self._find(name, params(name)) for name in ids]
+
+    def _find(self, name: str, params: Any) -> Entry:
+        entry = self.entries.get(name)
+        if entry is None or entry.params is not params:
+            entry = Entry(self._slot(name), params, wished_rule(self.rule, getattr(params, "extra_args", None)))
+            self.entries[name] = entry
+        self.entries.move_to_end(name)
+        return entry
+
+    def _slot(self, name: str) -> int:
+        if name in self.entries:
+            slot = self.entries.pop(name).slot
+        elif len(self.entries) < self.capacity:
+            slot = len(self.entries)
+        else:
+            slot = self.entries.popitem(last=False)[1].slot
+        self.forget(slot)
+        return slot
+
+
+def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:
+    """The server's rule, a stricter one, or None (strict), as a request wishes.
+
+    A wish that cannot be understood is granted strictly: an answer that is too good does no harm.
+    """
+    wish = (extra or {}).get(KEY)
+    if wish is None:
+        return rule
+    try:
+        wish = read_wish(wish)
+        if wish.pop("strict", False):
+            return None
+        return stricter(rule, wish)
+    except (ValueError, TypeError, UserError) as error:
+        log.warning("gistgate: a request is verified strictly, because its wish was not understood (%s).", error)
+        return None
+
+
+def read_wish(value: Any) -> dict[str, Any]:
+    """A wish as a mapping. Over HTTP only texts and numbers arrive, so it may be JSON text or the word "strict".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value == "strict":
+        return {"strict": True}
+    wish = json.loads(value) if isinstance(value, str) else value
+    if not isinstance(wish, Mapping) or not isinstance(wish.get("strict", False), bool):
+        raise ValueError(f"{value!r} is no object with 'strict' or a setting")
+    return dict(wish)
+
+
+def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
+    """The rule at the stricter of two settings: the server's and the one that is wished.
+
+    Raises:
+        ValueError: the wish names something else than the knob, or no number.
+    """
+    if not wish:
+        return rule
+    knob = rule.knob
+    if knob is None or set(wish) != {knob}:
+        raise ValueError(f"the only setting that a request can change is '{knob}'")
+    value, current = wish[knob], getattr(rule, knob)
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"'{knob}' is {value!r}, which is no number")
+    kept = min(value, current) if rule.looser == "up" else max(value, current)
+    changed: Rule = replace(rule, **{knob: kept})  # type: ignore[type-var]
+    return changed

@@ -1,0 +1,93 @@
+"""What a vLLM configuration says about the models that are served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
+"""Our drafter ids by vLLM's speculative methods."""
+
+
+@dataclass(frozen=True)
+class Served:
+    """Target and drafter of an engine."""
+
+    method: str
+    """vLLM's speculative method."""
+    num_draft: int
+    """K, drafted tokens per round."""
+    probabilistic: bool
+    """Whether the drafter names probabilities."""
+    runner: str
+    """"V1" or "V2"."""
+    model: str
+    """Folder or hub id of the target."""
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    vocabulary_size: int
+    dtype: str
+    tokenizer: Any = None
+    """The tokenizer; None where the engine has none."""
+    eos_ids: tuple[int, ...] = ()
+    """Ids that end an answer."""
+    max_requests: int = 256
+    """Requests of the largest batch."""
+
+    @property
+    def drafter(self) -> str:
+        """Our id of the drafter; vLLM's name where we have none."""
+        return DRAFTERS.get(self.method, self.method)
+
+    @property
+    def protected(self) -> tuple[int, ...]:
+        """Ids that steer the protocol: ends of text and every added token (chat, think and tool markers)."""
+        added = () if self.tokenizer is None else self.tokenizer.added_tokens_decoder
+        return tuple(sorted({*self.eos_ids, *(int(token) for token in added)}))
+
+
+def read_served(config: Any) -> Served:
+    """The facts in a `VllmConfig`."""
+    model, speculation = config.model_config, config.speculative_config
+    text = model.hf_config.get_text_config()
+    tokenizer = None if model.skip_tokenizer_init else load_tokenizer(model)
+    return Served(
+        method=speculation.method,
+        num_draft=speculation.num_speculative_tokens,
+        probabilistic=speculation.draft_sample_method == "probabilistic",
+        runner="V2" if config.use_v2_model_runner else "V1",
+        model=str(model.model),
+        architecture=text.model_type,
+        hidden_size=text.hidden_size,
+        num_layers=text.num_hidden_layers,
+        vocabulary_size=text.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        tokenizer=tokenizer,
+        eos_ids=eos_ids(model, text, tokenizer),
+        max_requests=config.scheduler_config.max_num_seqs,
+    )
+
+
+def load_tokenizer(model: Any) -> Any:
+    """The target's tokenizer as transformers reads it."""
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(
+        model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+    )
+
+
+def eos_ids(model: Any, text: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends an answer: those of model, generation settings and tokenizer."""
+    generation = model.try_get_generation_config() or {}
+    found: set[int] = set()
+    for ids in (text.eos_token_id, generation.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)):
+        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
+    return tuple(sorted(found))
+
+
+def weight_files(model: str) -> list[Path]:
+    """The safetensors files of a model folder; none for a hub id."""
+    return sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []

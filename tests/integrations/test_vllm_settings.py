@@ -1,0 +1,260 @@
+"""What the vLLM plug-in refuses, what it says to Prometheus, and how a client notices that it does not run."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from gistgate.errors import UserError
+from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.integrations.vllm import checks, client, expand
+from gistgate.integrations.vllm.policy import make_policy
+from gistgate.integrations.vllm.served import Served
+from gistgate.integrations.vllm.settings import Settings, read_settings
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pair and gates: one that fits, one on an inner layer, one that reads draft probabilities."""
+    place = tmp_path_factory.mktemp("served")
+    save_pair(place, *tiny_pair(), byte_tokenizer())
+    target = LlamaForCausalLM.from_pretrained(place / "target", dtype=torch.float32)
+    points = (OperatingPoint(0.03, 0.95, 0.2, 500, 0.02, 5, True),)
+    for name, features in (
+        ("gate", {"h_tok:post": 32}),
+        ("inner", {"h_tok:layer:1": 32}),
+        ("asking", {"h_tok:post": 32, "draft": 3}),
+    ):
+        identity, words = identify_model(target), identify_tokenizer(byte_tokenizer())
+        Gate(GateConfig({"type": "linear"}, features, identity, None, words, operating_points=points)).save(
+            place / name
+        )
+    return place
+
+
+@pytest.fixture
+def served(folder: Path) -> Served:
+    """What vLLM would serve."""
+    return Served(
+        "draft_model", 5, False, "V1", str(folder / "target"), "llama", 32, 2, 259, "float32", byte_tokenizer(), (2,)
+    )
+
+
+def test_a_gate_runs_at_the_operating_point_of_the_budget(folder: Path, served: Served):
+    policy = make_policy(Settings(gate=str(folder / "gate"), budget=0.03), served)
+    assert policy.rule.id == "autojudge" and policy.rule.risk == 0.2 and not policy.sampled
+    with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
+        make_policy(Settings(gate=str(folder / "gate"), budget=0.01), served)
+
+
+def test_another_block_than_the_certified_one_is_said(folder: Path, served: Served, caplog: Any):
+    with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
+        make_policy(Settings(gate=str(folder / "gate")), replace(served, num_draft=7))
+    assert "5 drafted tokens per round, the server drafts 7" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"hidden_size": 64}, "hidden size should be 32, but is 64"),
+        ({"architecture": "qwen2"}, "architecture should be llama"),
+        ({"vocabulary_size": 300}, "vocabulary size should be 259"),
+        ({"dtype": "bfloat16"}, "certified on states in float32, and vLLM computes in bfloat16"),
+        ({"model": "draft"}, "weights should be"),
+    ],
+)
+def test_a_gate_of_another_target_is_refused(folder: Path, served: Served, changes: dict[str, Any], words: str):
+    changes = {name: str(folder / value) if name == "model" else value for name, value in changes.items()}
+    with pytest.raises(UserError, match=words):
+        make_policy(Settings(gate=str(folder / "gate")), replace(served, **changes))
+
+
+def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(folder: Path, served: Served, caplog: Any):
+    settings = Settings(gate=str(folder / "gate"), settings={"risk": 0.1})
+    with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
+        assert make_policy(settings, replace(served, dtype="bfloat16")).rule.risk == 0.1
+    assert "certificates do not hold here" in caplog.text
+
+
+@pytest.mark.parametrize("name, words", [("inner", "layer:1"), ("asking", "draft probabilities")])
+def test_a_gate_that_reads_what_vllm_does_not_show_is_refused(folder: Path, served: Served, name: str, words: str):
+    with pytest.raises(UserError, match=words):
+        make_policy(Settings(gate=str(folder / name), settings={"risk": 0.1}), served)
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        (Settings(rule="kl-judge"), "cannot run inside vLLM"),
+        (Settings(rule="ensemble", settings={"w": 0.5}), "draft_sample_method"),
+        (Settings(rule="trt-relaxed"), "Set scope to 'all'"),
+        (Settings(rule="csd", settings={"table": "online"}), "frozen"),
+        (Settings(rule="fly"), "window of 6 does not fit into 5"),
+        (Settings(rule="typical", settings={"superset": False}), "superset"),
+        (Settings(rule="autojudge", settings={"risk": 0.1}), "judges by a gate"),
+        (Settings(certificate="nowhere"), "nowhere"),
+    ],
+)
+def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Settings, words: str):
+    with pytest.raises(UserError, match=words):
+        make_policy(settings, served)
+
+
+def certificate(folder: Path, served: Served, **changes: Any) -> dict[str, Any]:
+    """A certificate of the served pair as JSON, for the rule `prob`."""
+    from gistgate.certificates.certificate import model_hash
+
+    target = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    return {
+        "budget": 0.02, "confidence": 0.95, "rule": "prob", "drafter": "model", "block": 5, "settings": {"r": 0.3},
+        "knob": "r", "n": 100, "loss": 0.0, "bound": 0.01, "bound_kind": "betting", "harm": 0.0, "harm_bound": 0.1,
+        "discordant": 0, "score": "task", "mean_accepted_length": 2.0,
+        "binding": {"target": model_hash(identify_model(target)), "gate": None}, **changes,
+    }  # fmt: skip
+
+
+def test_a_certificate_names_the_rule_and_covers_greedy_requests_only(folder: Path, served: Served, tmp_path: Path):
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate(folder, served)))
+    policy = make_policy(Settings(certificate=str(tmp_path)), served)
+    assert policy.rule.r == 0.3 and not policy.sampled
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"num_draft": 6}, "another K"),
+        ({"method": "ngram"}, "another drafter"),
+        ({"dtype": "float16"}, "another target"),
+    ],
+)
+def test_a_certificate_of_something_else_is_refused(
+    folder: Path, served: Served, tmp_path: Path, changes: dict[str, Any], words: str
+):
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate(folder, served)))
+    with pytest.raises(UserError, match=words):
+        make_policy(Settings(certificate=str(tmp_path)), replace(served, **changes))
+
+
+def test_every_added_token_and_every_end_is_protected(served: Served):
+    assert served.protected == (0, 1, 2)
+    assert replace(served, tokenizer=None, eos_ids=(7,)).protected == (7,)
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "no key 'ruel'"),
+        ("prob", "JSON object"), ({"strict": "yes"}, "true or false"), ({"rule": "prob", "settings": 1}, "JSON object"),
+        ({"rule": "prob", "protected": ["</s>"]}, "token ids"), ({"rule": "fly", "certificate": "x"}, "itself"),
+    ],
+)  # fmt: skip
+def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
+    with pytest.raises(UserError, match=words):
+        read_settings(value)
+
+
+def test_an_unknown_version_is_refused_unless_it_is_asked_for():
+    checks.check_version("0.32.1", False)
+    for version in ("0.33.0", "0.31.0", "0.3.2"):
+        checks.check_version(version, True)
+        with pytest.raises(UserError, match="was tested with vLLM"):
+            checks.check_version(version, False)
+
+
+def test_a_renamed_parameter_is_refused():
+    def moved(draft_ids: Any, num_draft_tokens: Any) -> None: ...
+
+    with pytest.raises(UserError, match="rejection_sample should have draft_token_ids"):
+        checks.check_names("V1", moved)
+
+
+def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
+    """A configuration of vLLM with which nothing is wrong but the changes."""
+    parallel = {"pipeline_parallel_size": 1, "data_parallel_size": 1, **changes.pop("parallel", {})}
+    asked = {"method": "draft_model", "rejection_sample_method": "standard", **(speculation or {})}
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(**asked), parallel_config=SimpleNamespace(**parallel),
+        **{"lora_config": None, "watermark_config": None, **changes},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config, words",
+    [
+        (engine(lora_config=object()), "LoRA"), (engine(watermark_config=object()), "watermarking"),
+        (engine({"use_heterogeneous_vocab": True}), "heterogeneous"),
+        (engine({"method": "extract_hidden_states"}), "drafts"),
+        (engine({"rejection_sample_method": "synthetic"}), "synthetic"),
+        (engine({"rejection_sample_method": "fly"}), "fly"),
+        (engine(parallel={"pipeline_parallel_size": 2}), "pipeline"),
+        (SimpleNamespace(speculative_config=None, parallel_config=None), "does not speculate"),
+    ],
+)  # fmt: skip
+def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
+    checks.check_engine(engine())
+    with pytest.raises(UserError, match=words):
+        checks.check_engine(config)
+
+
+@pytest.mark.parametrize("method", ["synthetic", "fly"])
+def test_a_strict_server_refuses_lossy_options_of_vllm(method: str):
+    checks.check_strict(engine())
+    checks.check_strict(engine({"rejection_sample_method": "block"}))
+    with pytest.raises(UserError, match="lossy"):
+        checks.check_strict(engine({"rejection_sample_method": method}))
+
+
+def test_parameters_are_expanded_to_tokens():
+    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
+    found = expand.expand(torch.tensor([0.0, 0.7, 2.0]), ends, 5, 0, 1)
+    assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
+    assert expand.is_right(expand.expand) and not expand.is_right(lambda x, ends, num: x.new_zeros(num))
+
+
+ACTIVE = 'gistgate_active{rule="prob",runner="V1",setting="r=0.3",source="explicit setting"} 1.0\n'
+
+
+@pytest.mark.parametrize(
+    "page, strict, words",
+    [("up 1\n", None, "does not run"), ("", None, "does not run"), (ACTIVE, True, "but strict was expected")],
+)
+def test_a_client_notices_what_is_missing(page: str, strict: bool | None, words: str):
+    with pytest.raises(UserError, match=words):
+        client.read(page, "http://127.0.0.1:8000", strict)
+
+
+def test_a_client_reads_what_runs():
+    assert client.read(f"up 1\n{ACTIVE}", "there", strict=False)["setting"] == "r=0.3"
+
+
+def test_a_server_without_the_plug_in_and_one_that_is_gone_end_with_1(capsys: Any):
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"up 1\n")
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Page)
+    Thread(target=server.handle_request, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}/v1"
+    assert client.main([address]) == 1
+    assert "does not run" in capsys.readouterr().err
+    server.server_close()
+    assert client.main([address]) == 1
+    assert "gave no metrics" in capsys.readouterr().err
+    assert client.main([]) == 2

@@ -1,0 +1,75 @@
+"""A tiny pair with a gate on disk, and a way to let vLLM answer with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from tests.architectures import noisy_copy
+from tests.tiny import byte_tokenizer, save_pair
+
+pytest.importorskip("vllm", reason="`make test-vllm` builds the environment")
+
+WIDTH = 128
+
+
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folders target, draft and gate: a random target, a noisy copy, and a random head on its states."""
+    folder = tmp_path_factory.mktemp("pair")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=259, hidden_size=WIDTH, intermediate_size=WIDTH, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=256, initializer_range=0.15, tie_word_embeddings=False,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None,
+    )  # fmt: skip
+    target = LlamaForCausalLM(config).eval()
+    save_pair(folder, target, noisy_copy(target, 0.03), byte_tokenizer())
+    saved = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
+    features = {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}
+    gate = Gate(
+        GateConfig({"type": "linear"}, features, identify_model(saved), None, identify_tokenizer(byte_tokenizer()))
+    )
+    torch.nn.init.normal_(gate.head.first.weight, std=0.1)
+    gate.save(folder / "gate")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
+    """Let one engine answer `phases`, pairs of a configuration and requests."""
+
+    def answers(phases: list[tuple[Any, list[dict[str, Any]]]], **job: Any) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp("job")
+        speculation = {"method": "draft_model", "model": str(place / "draft")}
+        written = {
+            "target": str(place / "target"), "block": 5, "speculation": speculation, "cache": str(folder / "cache"),
+            "phases": [{"gistgate": value, "requests": requests} for value, requests in phases], **job,
+        }  # fmt: skip
+        (folder / "job.json").write_text(json.dumps(written))
+        command = [sys.executable, "-m", "tests.vllm.engine", str(folder / "job.json"), str(folder / "answers.json")]
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=900)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
+        return found
+
+    return answers
+
+
+@pytest.fixture(scope="session")
+def requests() -> list[dict[str, Any]]:
+    """Eight prompts of different lengths."""
+    generator = torch.Generator().manual_seed(3)
+    return [{"prompt": torch.randint(3, 259, (6 + i,), generator=generator).tolist()} for i in range(8)]
