@@ -17,7 +17,7 @@ from pipeline.pairs.source import read_pair
 from pipeline.pairs.training import TQDMProgressBar, learning_rate, train_model
 from pipeline.pairs.world.corpus import documents, prompt_text
 from pipeline.pairs.world.measure import strict_mean_accepted_length
-from pipeline.pairs.world.params import ModelTraining, PairTrainingParams, WorldParams
+from pipeline.pairs.world.params import DraftTraining, ModelTraining, PairTrainingParams, WorldParams
 from pipeline.pairs.world.tokenizer import train_tokenizer
 from pipeline.params import Params
 from pipeline.stages import pair as stage
