@@ -27,6 +27,7 @@ def test_a_ratio_refuses_seconds_that_cannot_be(reference, own):
         ratio_of_sums(reference, own)
 
 
+@pytest.mark.slow
 def test_few_dependencies_are_enough():
     every = ", ".join(f"benchmarks.{name}" for name in ("speed", "limit", "shapes", "memory"))
     done = subprocess.run([sys.executable, "-c", f"{GPU_NEEDS}; import {every}"], capture_output=True)

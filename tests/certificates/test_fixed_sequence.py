@@ -51,6 +51,7 @@ def test_clear_stops_on_either_answer():
     assert kept.bounds[0].value <= 0.02
 
 
+@pytest.mark.slow
 def test_clear_shares_the_error():
     """On the edge of the budget no more than 5 % of the sequences may certify; 150 draws, binomial at the 1 % level."""
     rng = np.random.default_rng(7)

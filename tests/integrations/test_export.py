@@ -73,6 +73,7 @@ def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: 
     return [[*row, *tail] for row, tail in zip(encoded.input_ids.tolist(), new, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["one", "batch", "paths", "loaded"])
 def test_plain_transformers_gives_the_librarys_ids(
     name: str, answers: Any, pair: Any, tokenizer: Any, gate: Gate
@@ -135,6 +136,7 @@ def test_the_folder_is_small(place: Path) -> None:
     assert len(list((place / "gate" / "custom_generate").iterdir())) <= 12
 
 
+@pytest.mark.slow
 def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenizer: Any, gate: Gate) -> None:
     tasks = write_task(place, num_test=4)
     code = "import sys; sys.modules['gistgate'] = None; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"

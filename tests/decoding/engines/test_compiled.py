@@ -100,6 +100,7 @@ def test_what_a_broken_request_left_reaches_no_other(traced: None):
     assert [one.ids for one in decoder.generate(BATCH[:2], max_new_tokens=NUM)] == [one.ids for one in wanted]
 
 
+@pytest.mark.slow
 def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
     order = []
 
@@ -205,6 +206,7 @@ def test_memory_sizes_are_few():
     assert sorted(set(sizes)) == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_compiled_for_real():
     """One small program of each kind through the compiler."""

@@ -96,6 +96,7 @@ def library(place, parts, name):
     return decoder.generate(tokenizer(PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_plain_transformers_gives_the_librarys_ids(name, answers, place, parts):
     assert answers[name]["ids"] == [answer.ids for answer in library(place, parts, name)]

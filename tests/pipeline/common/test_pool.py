@@ -27,6 +27,7 @@ def dying(_folder):
     return lambda _piece: os._exit(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_piece_is_worked_on_once(tmp_path, workers):
     side_by_side(preparing, tmp_path, ["a", "b", "c"], workers, "test", "piece")
@@ -41,6 +42,7 @@ def test_no_piece_prepares_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_error_arrives_as_the_sentence_it_was(tmp_path, workers):
     with pytest.raises(UserError, match="Leave it out"):

@@ -27,6 +27,7 @@ def store(tmp_path_factory):
         yield folder
 
 
+@pytest.mark.slow
 def test_a_run_keeps_numbers_files_and_origin(store, tmp_path):
     (tmp_path / "heads").mkdir()
     (tmp_path / "heads" / "metrics.json").write_text("{}")

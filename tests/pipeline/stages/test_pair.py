@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,8 @@ from pipeline.stages import pair as stage
 TINY = ModelTraining(
     hidden_size=32, layers=1, heads=2, kv_heads=1, intermediate_size=48, documents=64, batch_size=8, steps=12
 )
-TRAINING = PairTrainingParams(
-    target=TINY, draft=replace(TINY, hidden_size=16), save_every=4, check_problems=4, min_target_accuracy=0
-)
+SMALLER = DraftTraining(**asdict(replace(TINY, hidden_size=16)))
+TRAINING = PairTrainingParams(target=TINY, draft=SMALLER, save_every=4, check_problems=4, min_target_accuracy=0)
 WORLD = WorldParams(task_train=30, task_test=20)
 TOKENIZER = train_tokenizer()
 CORPUS = documents(WORLD, 1, "corpus", TINY.documents)
