@@ -10,7 +10,7 @@ import warnings
 
 import typer
 
-from gistgate.cli import calibrate, decode, demo, evaluate, inspect
+from gistgate.cli import calibrate, decode, demo, doctor, evaluate, inspect
 from gistgate.errors import UserError
 
 app = typer.Typer(
@@ -33,6 +33,7 @@ app.command(epilog=example("inspect models/export"))(inspect.inspect)
 app.command(epilog=example("calibrate --task gsm8k --gate models/export --budget 0.02"))(calibrate.calibrate)
 app.command(epilog=example('trace models/target "Tom has" --draft models/draft --gate models/export'))(decode.trace)
 app.command(epilog=example("bench models/target prompts.txt --draft models/draft --rule fly"))(decode.bench)
+app.command(epilog=example("doctor models/target prompts.txt --draft models/draft"))(doctor.doctor)
 app.command(epilog=example("demo models/target --draft models/draft --gate models/export"))(demo.demo)
 app.command(
     "eval",

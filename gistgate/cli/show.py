@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.gates.config import GateConfig
+from gistgate.observing.outlook import Costs, Effort, Outlook
 from gistgate.observing.race import Clock
 from gistgate.observing.trace import TracedToken
 from gistgate.request.rows import Generation
@@ -114,3 +115,20 @@ def timed(clocks: Sequence[Clock]) -> Group:
     loops = clocks[0].loops
     note = f"{loops} prompts were answered with a loop; they are left out unless every prompt was." if loops else ""
     return Group(table, note) if note else Group(table)
+
+
+def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group:
+    """What a pair costs, and the speeds that each K promises, as multiples of plain decoding."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("K", "verify K + 1", "strict tau", "strict speed", "highest speed"):
+        table.add_column(column, justify="right")
+    for one in outlooks:
+        figures = (costs.verification(one.block), one.tau, one.strict, one.ceiling)
+        table.add_row(str(one.block), *(f"{x:.2f}" for x in figures))
+    note = (
+        f"One target step takes {1000 * costs.step:.1f} ms, one draft step {costs.draft:.2f} of that. Verifying is in "
+        "target steps; the highest speed is that of accepting every draft.\n"
+        f"Labels for a gate: {effort.per_prompt:.1f} mismatches for each training prompt, about {effort.seconds:.1f} s "
+        "each when labelled alone; batches divide that.\n"
+    )
+    return Group(table, "", note)

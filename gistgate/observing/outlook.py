@@ -104,6 +104,31 @@ def advice(outlooks: Sequence[Outlook]) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Effort:
+    """What labels for a gate would cost, from a strict run."""
+
+    per_prompt: float
+    """Mismatches of an answer: labels that one training prompt gives."""
+    seconds: float
+    """Seconds of one label: half an answer, decoded alone. Batches divide it."""
+
+
+def labelling(counted: Statistics, block: int, prompts: int) -> Effort:
+    """The effort of labels, from the strict run at K = `block` over that many prompts.
+
+    A round that kept fewer tokens than were drafted ended at a mismatch; a label is one continuation behind it.
+    """
+    mismatches = sum(count for length, count in counted.histogram.items() if length < block)
+    return Effort(mismatches / prompts, counted.seconds["total"] / prompts / 2)
+
+
+def strict_run(decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, **request: Any) -> Statistics:
+    """What strict verification at K = `block` counts on these prompts, one after the other."""
+    strict = variant(decoder, block)
+    return total([strict.generate([ids], **request)[0].statistics for ids in prompts])
+
+
 def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:
     """Costs of the pair of a strict decoder, from decoding `prompts` plainly and with every K of `blocks`.
 

@@ -154,3 +154,23 @@ def test_a_batch_that_does_not_pay_is_plain(run, pair, monkeypatch, asked, draft
     arguments = ("--draft", pair / "draft", "--max-new-tokens", 24, "--speculate-up-to", asked)
     is_plain = "tau 1.00" in run("generate", pair / "target", "Tom has", *arguments)[2]
     assert is_plain == (asked == "0" or (asked == "auto" and drafted < 5))
+
+
+def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, pair, tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("Tom has\n\nAnna has five\n")
+    arguments = ("doctor", pair / "target", prompts, "--draft", pair / "draft", "--max-new-tokens", 24)
+    status, out, _ = run(*arguments)
+    assert status == 0 and "strict tau" in out and "Labels for a gate" in out
+    assert ("can pay" in out) + ("cannot pay" in out) + ("not worth its labels" in out) == 1
+    status, out, _ = run(*arguments, "--json")
+    found = json.loads(out)
+    assert status == 0 and found["prompts"] == 2 and [one["block"] for one in found["outlooks"]] == [2, 4, 6, 8, 10, 12]
+    assert all(0 < one["strict"] <= one["ceiling"] for one in found["outlooks"])
+
+
+def test_doctor_needs_a_drafter_and_prompts(run, pair, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n")
+    for arguments in (("--draft", pair / "draft"), ()):
+        status, _, said = run("doctor", pair / "target", tmp_path / "empty.txt", *arguments)
+        assert status == 1 and "Pass at least one prompt and a draft" in said

@@ -1,0 +1,52 @@
+"""The command that says whether speculation can pay for a pair, before hours are spent on a gate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gistgate.build.wishes import Wishes
+from gistgate.cli.options import Chat, Dtype, Length, System, TargetName, with_wishes
+
+BLOCKS = (2, 4, 6, 8, 10, 12)
+"""K of the table; costs are measured at the first, the fourth and the last."""
+MOST = 20
+"""Prompts that are enough for one recommendation."""
+
+
+@with_wishes
+def doctor(
+    target: TargetName,
+    prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line; the first 20 are used.")],
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    max_new_tokens: Length = 64,
+    chat: Chat = False,
+    system: System = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Measure what drafting and verifying cost for a pair, and say which K and whether a gate can pay."""
+    from gistgate.cli import show
+    from gistgate.cli.decode import load
+    from gistgate.files import read_text
+    from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run
+
+    loaded = load(target, dtype, wishes, chat=chat, system=system)
+    lines = [line for line in read_text(prompts).splitlines() if line.strip()][:MOST]
+    ids = [loaded.target.encode(line, chat, system) for line in lines]
+    request = loaded.request(max_new_tokens, [])
+    costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
+    counted = strict_run(loaded.decoder, ids, BLOCKS[-1], **request)
+    outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
+    effort = labelling(counted, BLOCKS[-1], len(ids))
+    if as_json:
+        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
+        typer.echo(json.dumps({**found, "advice": advice(outlooks), "prompts": len(ids)}))
+        return
+    show.say(show.promised(costs, outlooks, effort))
+    typer.echo(advice(outlooks))
