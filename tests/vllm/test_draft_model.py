@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.vllm.rules import CLOSED, ENSEMBLE, OPEN, RULES, check_rule, configuration, write_counts
+from tests.vllm.rules import BUDGET, CLOSED, ENSEMBLE, OPEN, RULES, check_rule, configuration, write_counts
 
 pytestmark = pytest.mark.vllm
 
@@ -36,6 +36,7 @@ def answers(request: Any, ask: Any, requests: list[dict[str, Any]], place: Path)
     phases: dict[str, Any] = {"open": (OPEN, requests), "plain": (None, requests), "closed": (CLOSED, requests)}
     phases |= {rule: (configuration(rule, settings, place), requests) for rule, settings in RULES.items()}
     phases |= {
+        "budget": ({"gate": str(place / "gate"), "budget": BUDGET, "loop_guard": False}, requests),
         "protected": ({**OPEN, "protected": list(range(259))}, requests),
         "scored": (OPEN, [{**request, "params": {"logprobs": 0}} for request in requests]),
         "mixed": (OPEN, mixed(requests)),
@@ -64,6 +65,10 @@ def test_ids_and_loose_counts_are_those_of_our_decoder(
     answers: Any, requests: list[dict[str, Any]], place: Path, rule: str
 ):
     check_rule(rule, RULES[rule], answers[rule], place, requests)
+
+
+def test_a_budget_runs_the_gate_at_the_setting_that_is_certified_for_it(answers: Any):
+    assert answers["budget"]["ids"] == answers["autojudge"]["ids"] != answers["plain"]["ids"]
 
 
 def test_protected_tokens_stay_strict(answers: Any):
