@@ -28,7 +28,6 @@ RULES: dict[str, dict[str, Any]] = {
 }
 BUDGET = 0.03
 """Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
-ENSEMBLE = {"w": 0.5}
 NUM = 23
 """Tokens of an answer that are compared."""
 
