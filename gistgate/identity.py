@@ -129,7 +129,11 @@ def check_model(role: str, expected: ModelIdentity, model: PreTrainedModel) -> N
     Raises:
         UserError: the first property that differs, what was expected and what was found.
     """
-    found = identify_model(model)
+    check_identity(role, expected, identify_model(model))
+
+
+def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
+    """Refuse a model by its identity, as `check_model` does."""
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
         if prop == "fingerprint":

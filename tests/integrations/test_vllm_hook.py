@@ -106,7 +106,7 @@ class Batch:
         assert torch.equal(logits, self.logits[self.targets])
         return found, logits
 
-    def through_v2(self, judge: Judge, chunks: list[slice]) -> list[list[int]]:
+    def through_v2(self, judge: Judge, chunks: list[slice], draft: Tensor | None = None) -> list[list[int]]:
         """Tokens of each request from the second runner, in chunks of whole requests."""
         mapping = torch.arange(len(self.lengths))
         batch = SimpleNamespace(req_ids=self.names, idx_mapping_np=mapping.numpy())
@@ -117,7 +117,7 @@ class Batch:
             expanded = torch.repeat_interleave(mapping, torch.tensor(self.lengths) + 1)[low:high]
             logits = self.logits[low:high].clone()
             tokens, lengths = v2.verify(
-                call, native_v2, logits, None, self.read[low:high], self.ends[chunk.start : chunk.stop + 1] - low,
+                call, native_v2, logits, draft, self.read[low:high], self.ends[chunk.start : chunk.stop + 1] - low,
                 torch.arange(low, high), mapping[chunk], expanded, torch.zeros(high - low), torch.zeros(8),
                 torch.zeros(8), NUM,
             )  # fmt: skip
@@ -200,6 +200,23 @@ def test_a_gate_sees_the_states_before_and_after_each_draft_token_and_the_bonus_
             batch.through_v2(make_judge(rule, gate=Head()), [slice(0, 2), slice(2, 4)]),
         ):
             assert [len(text) - 1 for text in texts] == lengths
+
+
+def test_the_ensemble_reads_the_draft_logits_of_its_own_request_and_step():
+    """Greedy: x may stay where it is the argmax of the mixture; chunks change nothing."""
+    rule, loose = make_rule("ensemble", w=0.4), 0
+    for seed in range(20):
+        batch = Batch(seed)
+        draft = 3 * torch.randn(4, NUM, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+        block = batch.padded()
+        best = rule.favourite(block.logits[:, :-1], draft.softmax(-1))
+        stays = (block.match | (block.draft_ids == best)) & block.valid
+        lengths = stays.cumprod(1).sum(1).tolist()
+        for chunks in ([slice(0, 4)], [slice(0, 2), slice(2, 4)]):
+            texts = batch.through_v2(make_judge(rule), chunks, draft)
+            assert [len(text) - 1 for text in texts] == lengths
+        loose += sum(lengths) - int(block.match.cumprod(1).sum())
+    assert loose > 0
 
 
 def test_a_masked_draft_token_is_never_accepted():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -16,32 +15,41 @@ import torch
 from transformers import LlamaForCausalLM
 
 from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig, OperatingPoint
+from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.vllm import checks, client, expand
 from gistgate.integrations.vllm.policy import make_policy
 from gistgate.integrations.vllm.served import Served
 from gistgate.integrations.vllm.settings import Settings, read_settings
+from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+
+def scope_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    """The scope of a certificate of the served pair."""
+    pair = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("target", "draft")}
+    models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
+    vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
+    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": 5, **changes}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair and gates: one that fits, one on an inner layer, one that reads draft probabilities."""
+    """A pair and gates: one that fits and has a certificate, one on an inner layer, one that reads q."""
     place = tmp_path_factory.mktemp("served")
     save_pair(place, *tiny_pair(), byte_tokenizer())
     target = LlamaForCausalLM.from_pretrained(place / "target", dtype=torch.float32)
-    points = (OperatingPoint(0.03, 0.95, 0.2, 500, 0.02, 5, True),)
     for name, features in (
         ("gate", {"h_tok:post": 32}),
         ("inner", {"h_tok:layer:1": 32}),
         ("asking", {"h_tok:post": 32, "draft": 3}),
     ):
         identity, words = identify_model(target), identify_tokenizer(byte_tokenizer())
-        Gate(GateConfig({"type": "linear"}, features, identity, None, words, operating_points=points)).save(
-            place / name
-        )
+        gate = Gate(GateConfig({"type": "linear"}, features, identity, None, words))
+        gate.save(place / name)
+        if name == "gate":
+            proof(point(0.03), block=5, scope=scope_of(place, gate=gate_hash(gate))).save(place / name)
     return place
 
 
@@ -49,21 +57,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def served(folder: Path) -> Served:
     """What vLLM would serve."""
     return Served(
-        "draft_model", 5, False, "V1", str(folder / "target"), "llama", 32, 2, 259, "float32", byte_tokenizer(), (2,)
-    )
+        "draft_model", 5, False, "V1", str(folder / "target"), "llama", 32, 2, 259, "float32", byte_tokenizer(), (2,),
+        draft=str(folder / "draft"),
+    )  # fmt: skip
 
 
 def test_a_gate_runs_at_the_operating_point_of_the_budget(folder: Path, served: Served):
-    policy = make_policy(Settings(gate=str(folder / "gate"), budget=0.03), served)
-    assert policy.rule.id == "autojudge" and policy.rule.risk == 0.2 and not policy.sampled
+    for budget in (0.03, None):
+        policy = make_policy(Settings(gate=str(folder / "gate"), budget=budget), served)
+        assert policy.rule.id == "autojudge" and policy.rule.risk == 0.2 and not policy.sampled
+        assert policy.source == "operating point for 3 %"
     with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
         make_policy(Settings(gate=str(folder / "gate"), budget=0.01), served)
 
 
 def test_another_block_than_the_certified_one_is_said(folder: Path, served: Served, caplog: Any):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
-        make_policy(Settings(gate=str(folder / "gate")), replace(served, num_draft=7))
-    assert "5 drafted tokens per round, the server drafts 7" in caplog.text
+        policy = make_policy(Settings(gate=str(folder / "gate")), replace(served, num_draft=7))
+    assert "another block (5 certified, 7 here)" in caplog.text
+    assert policy.source == "uncertified operating point for 3 %"
 
 
 @pytest.mark.parametrize(
@@ -72,12 +84,14 @@ def test_another_block_than_the_certified_one_is_said(folder: Path, served: Serv
         ({"hidden_size": 64}, "hidden size should be 32, but is 64"),
         ({"architecture": "qwen2"}, "architecture should be llama"),
         ({"vocabulary_size": 300}, "vocabulary size should be 259"),
-        ({"dtype": "bfloat16"}, "certified on states in float32, and vLLM computes in bfloat16"),
+        ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
         ({"model": "draft"}, "weights should be"),
+        ({"draft": "target"}, "another draft .fingerprint"),
+        ({"method": "ngram"}, "for the drafter 'lookup'"),
     ],
 )
-def test_a_gate_of_another_target_is_refused(folder: Path, served: Served, changes: dict[str, Any], words: str):
-    changes = {name: str(folder / value) if name == "model" else value for name, value in changes.items()}
+def test_a_gate_of_another_pair_is_refused(folder: Path, served: Served, changes: dict[str, Any], words: str):
+    changes = {name: str(folder / value) if name in ("model", "draft") else value for name, value in changes.items()}
     with pytest.raises(UserError, match=words):
         make_policy(Settings(gate=str(folder / "gate")), replace(served, **changes))
 
@@ -86,7 +100,7 @@ def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(folder
     settings = Settings(gate=str(folder / "gate"), settings={"risk": 0.1})
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
         assert make_policy(settings, replace(served, dtype="bfloat16")).rule.risk == 0.1
-    assert "certificates do not hold here" in caplog.text
+    assert "trained on states in float32, and vLLM computes in bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize("name, words", [("inner", "layer:1"), ("asking", "draft probabilities")])
@@ -113,39 +127,50 @@ def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Setting
         make_policy(settings, served)
 
 
-def certificate(folder: Path, served: Served, **changes: Any) -> dict[str, Any]:
-    """A certificate of the served pair as JSON, for the rule `prob`."""
-    from gistgate.certificates.certificate import model_hash
-
-    target = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    return {
-        "budget": 0.02, "confidence": 0.95, "rule": "prob", "drafter": "model", "block": 5, "settings": {"r": 0.3},
-        "knob": "r", "n": 100, "loss": 0.0, "bound": 0.01, "bound_kind": "betting", "harm": 0.0, "harm_bound": 0.1,
-        "discordant": 0, "score": "task", "mean_accepted_length": 2.0,
-        "binding": {"target": model_hash(identify_model(target)), "gate": None}, **changes,
-    }  # fmt: skip
+@pytest.fixture
+def certificate(folder: Path, tmp_path: Path) -> str:
+    """The folder of a certificate of the served pair, for the rule `prob` and two budgets."""
+    points = point(0.02, settings={"r": 0.3}), point(0.05, settings={"r": 0.1})
+    proof(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(folder)).save(tmp_path)
+    return str(tmp_path)
 
 
-def test_a_certificate_names_the_rule_and_covers_greedy_requests_only(folder: Path, served: Served, tmp_path: Path):
-    (tmp_path / "certificate.json").write_text(json.dumps(certificate(folder, served)))
-    policy = make_policy(Settings(certificate=str(tmp_path)), served)
-    assert policy.rule.r == 0.3 and not policy.sampled
+@pytest.mark.parametrize("budget, r", [(None, 0.3), (0.02, 0.3), (0.04, 0.3), (0.05, 0.1)])
+def test_a_certificate_names_the_rule_at_a_budget_and_covers_greedy_requests_only(
+    served: Served, certificate: str, budget: float | None, r: float
+):
+    policy = make_policy(Settings(certificate=certificate, budget=budget), served)
+    assert policy.rule.id == "prob" and policy.rule.r == r and not policy.sampled
+
+
+def test_a_budget_that_no_certificate_keeps_is_refused(served: Served, certificate: str):
+    with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
+        make_policy(Settings(certificate=certificate, budget=0.01), served)
+
+
+def larger_tokenizer() -> Any:
+    """The tokenizer of the pair with one more token."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<more>"])
+    return tokenizer
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"num_draft": 6}, "another K"),
+        ({"num_draft": 6}, "another block .5 certified, 6 here"),
         ({"method": "ngram"}, "another drafter"),
         ({"dtype": "float16"}, "another target"),
+        ({"draft": "target"}, "another draft"),
+        ({"tokenizer": larger_tokenizer()}, "another tokenizer"),
     ],
 )
 def test_a_certificate_of_something_else_is_refused(
-    folder: Path, served: Served, tmp_path: Path, changes: dict[str, Any], words: str
+    folder: Path, served: Served, certificate: str, changes: dict[str, Any], words: str
 ):
-    (tmp_path / "certificate.json").write_text(json.dumps(certificate(folder, served)))
+    changes = {name: str(folder / value) if name == "draft" else value for name, value in changes.items()}
     with pytest.raises(UserError, match=words):
-        make_policy(Settings(certificate=str(tmp_path)), replace(served, **changes))
+        make_policy(Settings(certificate=certificate), replace(served, **changes))
 
 
 def test_every_added_token_and_every_end_is_protected(served: Served):

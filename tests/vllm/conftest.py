@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +17,24 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from tests.architectures import noisy_copy
+from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair
+from tests.vllm.rules import BUDGET, RULES
 
-pytest.importorskip("vllm", reason="`make test-vllm` builds the environment")
+collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
+"""Without vLLM there is nothing to collect; `make test-vllm` builds the environment."""
 
 WIDTH = 128
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders target, draft and gate: a random target, a noisy copy, and a random head on its states."""
+    """Folders target, draft and gate: a random target, a noisy copy, and a random head on its states.
+
+    Beside the gate lies a certificate of the pair.
+    """
     folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -37,13 +44,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     target = LlamaForCausalLM(config).eval()
     save_pair(folder, target, noisy_copy(target, 0.03), byte_tokenizer())
-    saved = LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32)
-    features = {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}
-    gate = Gate(
-        GateConfig({"type": "linear"}, features, identify_model(saved), None, identify_tokenizer(byte_tokenizer()))
+    saved, draft = (
+        identify_model(LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32))
+        for name in ("target", "draft")
     )
+    features = {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}
+    gate = Gate(GateConfig({"type": "linear"}, features, saved, None, identify_tokenizer(byte_tokenizer())))
     torch.nn.init.normal_(gate.head.first.weight, std=0.1)
     gate.save(folder / "gate")
+    scope = {"target": model_scope(saved), "draft": model_scope(draft), "gate": gate_hash(gate), "drafter": "model"}
+    proof(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
     return folder
 
 

@@ -10,7 +10,7 @@ from transformers import LlamaForCausalLM
 
 from gistgate.block import Reason
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters import ModelDrafter
+from gistgate.drafters.model import ModelDrafter
 from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from gistgate.rules.pair_counts import PairCounts
@@ -26,7 +26,8 @@ RULES: dict[str, dict[str, Any]] = {
     "csd": {"tau_c": 0.3, "min_count": 0},
     "autojudge": {"risk": 0.5},
 }
-ENSEMBLE = {"w": 0.5}
+BUDGET = 0.03
+"""Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
 NUM = 23
 """Tokens of an answer that are compared."""
 

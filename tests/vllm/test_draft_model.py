@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from tests.vllm.rules import CLOSED, ENSEMBLE, OPEN, RULES, check_rule, configuration, write_counts
+from tests.vllm.rules import BUDGET, CLOSED, OPEN, RULES, check_rule, configuration, write_counts
 
 pytestmark = pytest.mark.vllm
 
@@ -36,6 +36,7 @@ def answers(request: Any, ask: Any, requests: list[dict[str, Any]], place: Path)
     phases: dict[str, Any] = {"open": (OPEN, requests), "plain": (None, requests), "closed": (CLOSED, requests)}
     phases |= {rule: (configuration(rule, settings, place), requests) for rule, settings in RULES.items()}
     phases |= {
+        "budget": ({"gate": str(place / "gate"), "budget": BUDGET, "loop_guard": False}, requests),
         "protected": ({**OPEN, "protected": list(range(259))}, requests),
         "scored": (OPEN, [{**request, "params": {"logprobs": 0}} for request in requests]),
         "mixed": (OPEN, mixed(requests)),
@@ -64,6 +65,10 @@ def test_ids_and_loose_counts_are_those_of_our_decoder(
     answers: Any, requests: list[dict[str, Any]], place: Path, rule: str
 ):
     check_rule(rule, RULES[rule], answers[rule], place, requests)
+
+
+def test_a_budget_runs_the_gate_at_the_setting_that_is_certified_for_it(answers: Any):
+    assert answers["budget"]["ids"] == answers["autojudge"]["ids"] != answers["plain"]["ids"]
 
 
 def test_protected_tokens_stay_strict(answers: Any):
@@ -97,11 +102,12 @@ def test_log_probabilities_are_those_of_the_target_without_forcing(
         torch.testing.assert_close(torch.tensor(scores), expected.detach(), atol=1e-3, rtol=1e-3)
 
 
-def test_the_ensemble_mixes_greedy_drafts_as_our_decoder_does(ask: Any, requests: list[dict[str, Any]], place: Path):
-    """Only V2 shows draft probabilities of greedy requests. Sampled ones accept all drafts at w = 0."""
+def test_the_ensemble_without_weight_on_the_target_accepts_every_sampled_draft(
+    ask: Any, requests: list[dict[str, Any]], place: Path
+):
+    """Triton's interpreter cannot run V2 with draft probabilities, so V1 does it."""
     speculation = {"method": "draft_model", "model": str(place / "draft"), "draft_sample_method": "probabilistic"}
-    phases = [(configuration("ensemble", ENSEMBLE, place), requests)]
-    phases += [(configuration("ensemble", {"w": 0.0}, place), sampled(requests))]
-    greedy, opened = ask(phases, speculation=speculation, runner="V2")
-    check_rule("ensemble", ENSEMBLE, greedy, place, requests)
-    assert opened["metrics"]["accepted_tokens"] == opened["metrics"]["draft_tokens"] > 0
+    phases = [(configuration("ensemble", {"w": w}, place), sampled(requests)) for w in (0.0, 1.0)]
+    opened, closed = (found["metrics"] for found in ask(phases, speculation=speculation))
+    assert opened["accepted_tokens"] == opened["draft_tokens"] > 0
+    assert closed["accepted_tokens"] < closed["draft_tokens"]

@@ -2,47 +2,33 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from typing import Any
 
-from gistgate.certificates.certificate import Certificate, agree, gate_hash, read_certificate, shown
+from gistgate.certificates.certificate import Proof, scope_mismatch
 from gistgate.errors import UserError
-from gistgate.identity import check_tokenizer, mismatch, sampled
-from gistgate.integrations.vllm.served import Served, weight_files
+from gistgate.identity import check_identity, check_tokenizer, gate_hash, identify_tokenizer, model_scope
+from gistgate.integrations.vllm.served import Served, folder_fingerprint
 
 log = logging.getLogger("vllm.gistgate")
 
-SHAPE = ("architecture", "hidden_size", "num_layers", "vocabulary_size")
 
-
-def check_gate(gate: Any, served: Served, certified: bool) -> None:
-    """Refuse a gate of another target or tokenizer, and one whose states vLLM does not show.
-
-    Another dtype is refused where a certified setting was asked for; else a warning says so.
+def check_gate(gate: Any, served: Served) -> None:
+    """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn of another dtype.
 
     Raises:
         UserError: what differs and what to do.
     """
     expected = gate.config.target
-    for name in SHAPE:
-        if getattr(expected, name) != getattr(served, name):
-            wrong = (name.replace("_", " "), getattr(expected, name), getattr(served, name))
-            raise UserError(mismatch("target", *wrong, expected.name))
-    found = fingerprint(served)
-    if None not in (expected.fingerprint, found) and expected.fingerprint != found:
-        raise UserError(mismatch("target", "weights", str(expected.fingerprint)[:12], str(found)[:12], expected.name))
-    if found is None:
+    check_identity("target", expected, served.identity)
+    if served.identity.fingerprint is None:
         log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", served.model)
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
     if expected.dtype != served.dtype:
-        sentence = (
-            f"The gate was trained and certified on states in {expected.dtype}, and vLLM computes in {served.dtype}."
+        log.warning(
+            "gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, served.dtype
         )
-        if certified:
-            raise UserError(f"{sentence} Serve with --dtype {expected.dtype}, or name the risk yourself.")
-        log.warning("gistgate: %s Its certificates do not hold here.", sentence)
     if gate.layers - {"post"}:
         raise UserError(
             f"The gate reads the layers {', '.join(sorted(gate.layers))}, but vLLM shows only the states behind the "
@@ -52,48 +38,25 @@ def check_gate(gate: Any, served: Served, certified: bool) -> None:
         raise UserError("The gate reads draft probabilities, which vLLM does not show. Train one without 'draft'.")
 
 
-def check_certificate(place: str, served: Served, gate: Any) -> Certificate:
-    """The certificate at `place`.
+def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
+    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry of `used`.
 
     Raises:
-        UserError: there is none, or it was made for other models, another gate, drafter, K or temperature.
+        UserError: what differs.
     """
-    proof = read_certificate(place)
-    if proof is None:
-        raise UserError(f"{place} holds no certificate. Name another folder, or run `gistgate calibrate` first.")
-    broken = proof.mismatch(gate)
+    found: dict[str, Any] = {
+        "target": model_scope(served.identity),
+        "gate": None if gate is None else gate_hash(gate),
+        "drafter": served.drafter,
+        **used,
+    }
+    if served.tokenizer is not None:
+        found["tokenizer"] = identify_tokenizer(served.tokenizer).vocabulary
+    certified = {name: proof.scope.get(name) for name in found}
+    draft = proof.scope.get("draft")
+    if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count
+        certified["draft"] = {"fingerprint": draft["fingerprint"]}
+        found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}
+    broken = scope_mismatch(certified, found)
     if broken:
         raise UserError(broken)
-    found: dict[str, Any] = {name: getattr(served, name) for name in (*SHAPE, "dtype")}
-    found["fingerprint"] = fingerprint(served)
-    pairs = {
-        "target": (proof.binding.get("target"), found),
-        "drafter": (proof.drafter, served.drafter),
-        "K": (proof.block, served.num_draft),
-        "gate": (proof.binding.get("gate"), None if gate is None else gate_hash(gate)),
-    }
-    for name, (certified, here) in pairs.items():
-        if not agree(certified, here):
-            old, new = shown(certified, here)
-            raise UserError(
-                f"The certificate does not hold here, because of another {name} ({old} certified, {new} here): "
-                "calibrate this combination, or serve with an explicit setting."
-            )
-    return proof
-
-
-def fingerprint(served: Served) -> str | None:
-    """The hash of `gistgate.identity.fingerprint`, read from a model folder's weights; None for a hub id."""
-    import torch
-    from safetensors import safe_open
-
-    digest, places = hashlib.sha256(), {}
-    for path in weight_files(served.model):
-        with safe_open(path, framework="pt") as file:
-            places.update(dict.fromkeys(file.keys(), path))
-    for name, path in sorted(places.items()):
-        with safe_open(path, framework="pt") as file:
-            tensor = file.get_tensor(name)
-        digest.update(str(tuple(tensor.shape)).encode())
-        digest.update(sampled(tensor).view(torch.int16).numpy().tobytes())
-    return digest.hexdigest() if places else None

@@ -6,11 +6,13 @@ first process names in the environment, once a second where something has change
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from shutil import rmtree
 from threading import Thread
 from time import sleep
 from typing import Any
@@ -26,6 +28,7 @@ def collect() -> None:
     if FOLDER in os.environ:
         return
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="gistgate-")
+    atexit.register(rmtree, os.environ[FOLDER], ignore_errors=True)
     try:
         from prometheus_client import REGISTRY
     except ImportError:  # nobody asks for metrics then

@@ -6,8 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
+from gistgate.certificates.holds import load_proof
 from gistgate.errors import UserError
-from gistgate.integrations.vllm.identity import check_certificate, check_gate
+from gistgate.integrations.vllm.identity import check_gate, check_proof
 from gistgate.integrations.vllm.served import Served
 from gistgate.integrations.vllm.settings import Settings
 from gistgate.rules import make_rule
@@ -24,8 +25,6 @@ SERVED_RULES = {
 """Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
 the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
 gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
-BUDGET = 0.03
-"""Loss at which a gate runs where nothing else is said, as a share of prompts."""
 
 
 @dataclass(frozen=True)
@@ -60,18 +59,21 @@ def make_policy(settings: Settings, served: Served) -> Policy:
 def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
     """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
     if settings.certificate is not None:
-        proof = check_certificate(settings.certificate, served, gate)
-        return proof.rule, dict(proof.settings), f"certificate for {100 * proof.budget:g} %", False
+        proof = load_proof(settings.certificate)
+        check_proof(proof, served, gate, block=served.num_draft)
+        point = proof.operating_point(settings.budget)
+        return proof.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
     name, values = settings.rule or "autojudge", dict(settings.settings)
     if name != "autojudge" or gate is None or "risk" in values:
         return name, values, "explicit setting", True
-    point = gate.operating_point(BUDGET if settings.budget is None else settings.budget, served.drafter)
-    if point.block != served.num_draft:
-        log.warning(
-            "gistgate: the operating point was certified with %d drafted tokens per round, the server drafts %d: "
-            "its budget is not certified here.", point.block, served.num_draft,
-        )  # fmt: skip
-    return name, {**values, "risk": point.knob}, f"operating point for {100 * point.budget:g} %", False
+    point = gate.operating_point(settings.budget, served.drafter, name)
+    check_proof(gate.proof, served, gate)
+    source = f"operating point for {100 * point.budget:g} %"
+    broken = gate.proof.mismatch(block=served.num_draft)
+    if broken:
+        log.warning("gistgate: %s", broken)
+        source = f"uncertified {source}"
+    return name, {**values, **point.settings}, source, False
 
 
 def load_gate(settings: Settings, served: Served) -> Any:
@@ -81,8 +83,7 @@ def load_gate(settings: Settings, served: Served) -> Any:
     from gistgate.gates.gate import Gate
 
     gate = Gate.load(settings.gate)
-    certified = settings.certificate is not None or "risk" not in settings.settings
-    check_gate(gate, served, certified)
+    check_gate(gate, served)
     return gate
 
 
@@ -103,7 +104,7 @@ def check_rule(rule: Rule, gate: Any, served: Served) -> None:
             f"{rule.id} needs draft probabilities. Set draft_sample_method to 'probabilistic' in the speculative "
             "config, with a drafter that has a model."
         )
-    if "thinking" in rule.needs:
+    if getattr(rule, "scope", "all") == "think":
         raise UserError(f"{rule.id}: think markers cannot be followed inside vLLM. Set scope to 'all'.")
     if getattr(rule, "table", "frozen") == "online":
         raise UserError("csd: an online table would let answers depend on other users. Set table to 'frozen'.")

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from gistgate.identity import ModelIdentity, sampled
 
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 """Our drafter ids by vLLM's speculative methods."""
@@ -35,11 +39,27 @@ class Served:
     """Ids that end an answer."""
     max_requests: int = 256
     """Requests of the largest batch."""
+    draft: str | None = None
+    """Folder or hub id of the draft model; None for another method."""
 
     @property
     def drafter(self) -> str:
         """Our id of the drafter; vLLM's name where we have none."""
         return DRAFTERS.get(self.method, self.method)
+
+    @cached_property
+    def identity(self) -> ModelIdentity:
+        """The identity of the target; its weights are read from its folder on the first use."""
+        return ModelIdentity(
+            name=self.model,
+            revision=None,
+            architecture=self.architecture,
+            hidden_size=self.hidden_size,
+            num_layers=self.num_layers,
+            vocabulary_size=self.vocabulary_size,
+            dtype=self.dtype,
+            fingerprint=folder_fingerprint(self.model),
+        )
 
     @property
     def protected(self) -> tuple[int, ...]:
@@ -67,6 +87,7 @@ def read_served(config: Any) -> Served:
         tokenizer=tokenizer,
         eos_ids=eos_ids(model, text, tokenizer),
         max_requests=config.scheduler_config.max_num_seqs,
+        draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
     )
 
 
@@ -86,6 +107,23 @@ def eos_ids(model: Any, text: Any, tokenizer: Any) -> tuple[int, ...]:
     for ids in (text.eos_token_id, generation.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)):
         found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
     return tuple(sorted(found))
+
+
+def folder_fingerprint(model: str) -> str | None:
+    """The hash of `gistgate.identity.weights_fingerprint`, read from a model folder; None for a hub id."""
+    import torch
+    from safetensors import safe_open
+
+    digest, places = hashlib.sha256(), {}
+    for path in weight_files(model):
+        with safe_open(path, framework="pt") as file:
+            places.update(dict.fromkeys(file.keys(), path))
+    for name, path in sorted(places.items()):
+        with safe_open(path, framework="pt") as file:
+            tensor = file.get_tensor(name)
+        digest.update(str(tuple(tensor.shape)).encode())
+        digest.update(sampled(tensor).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest() if places else None
 
 
 def weight_files(model: str) -> list[Path]:

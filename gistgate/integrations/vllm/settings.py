@@ -20,9 +20,9 @@ class Settings:
     gate: str | None = None
     """Folder of a trained gate."""
     budget: float | None = None
-    """Certified loss, as a share of prompts, at which the gate runs when `settings` name no risk; default: 0.03."""
+    """Certified loss, as a share of prompts, when `settings` name no risk; default: the certificate's headline."""
     certificate: str | None = None
-    """A certificate.json or its folder; rule and settings are those that it names."""
+    """A certificate.json or its folder; rule and settings are those that it names for the budget."""
     strict: bool = False
     """True: nothing lossy can run, whatever else is asked for."""
     protected: tuple[int, ...] = ()
@@ -39,8 +39,8 @@ class Settings:
             raise UserError('gistgate: "strict" stands beside a rule, a gate, a budget or a certificate. Keep one.')
         if not self.strict and self.rule is None and self.gate is None and self.certificate is None:
             raise UserError('gistgate: name a "rule", a "gate" or a "certificate", or set "strict" to true.')
-        if self.certificate is not None and (self.rule or self.settings or self.budget is not None):
-            raise UserError("gistgate: a certificate names rule and settings itself. Leave the other keys away.")
+        if self.certificate is not None and (self.rule or self.settings):
+            raise UserError("gistgate: a certificate names rule and settings itself. Leave these keys away.")
 
 
 def read_settings(value: Any) -> Settings:
