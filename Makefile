@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed test test-all test-vllm quality format deps \
-	smoke ui publish bench
+	docs smoke ui publish bench
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -67,6 +67,9 @@ format: $(STAMP)  ## bring the code into the form that `quality` wants
 deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports of its stages
 	python -m pipeline.common.closure --write
 
+docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
@@ -93,7 +96,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "GistGate needs Python 3.11 or newer; name one with PYTHON=python3.12."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,dev]'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,docs,dev]'
 	@touch $(STAMP)
 
 # vLLM pins other versions than ours, so it lives apart; its wheel declares more than the tests need.
