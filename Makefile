@@ -68,7 +68,7 @@ deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports 
 	python -m pipeline.common.closure --write
 
 docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
-	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke

@@ -1,6 +1,7 @@
 """The documentation builds as a site without a warning, and its pages load nothing from another host."""
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -33,11 +34,16 @@ class References(HTMLParser):
                 (self.loads if tag in LOADING else self.links).append(named[name])
 
 
+def build(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Build as `make docs` does. The option --quiet would hide warnings from --strict, and every build would pass."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return subprocess.run(command, cwd=source, capture_output=True, text=True, timeout=300)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    done = build(ROOT, folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return folder
 
@@ -84,3 +90,39 @@ def test_a_link_to_a_source_file_is_plain_text(site):
     home = (site / "index.html").read_text()
     assert "models/pairs/qwen2.5-7b-0.5b.yaml" in home
     assert 'href="models/' not in home
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """The repository with a copy of docs/ that a test may damage."""
+    source = tmp_path / "source"
+    source.mkdir()
+    for path in ROOT.iterdir():
+        if path.name not in {"docs", ".git"}:
+            (source / path.name).symlink_to(path)
+    shutil.copytree(ROOT / "docs", source / "docs")
+    return source
+
+
+@pytest.mark.parametrize("link", ["missing.md", "use.md#nowhere", "../README.md#nowhere"])
+def test_a_broken_link_fails_the_build(copied, tmp_path, link):
+    assert build(copied, tmp_path / "sound").returncode == 0
+    with (copied / "docs" / "tour.md").open("a") as page:
+        page.write(f"\n[broken]({link})\n")
+    done = build(copied, tmp_path / "broken")
+    assert done.returncode != 0
+    assert link.rpartition("/")[2].replace("README", "index") in done.stderr
+
+
+def test_a_page_that_the_index_does_not_name_fails_the_build(copied, tmp_path):
+    (copied / "docs" / "orphan.md").write_text("# A page\n")
+    done = build(copied, tmp_path / "site")
+    assert done.returncode != 0
+    assert "orphan.md" in done.stderr
+
+
+def test_make_builds_strictly_and_shows_warnings():
+    recipe = re.search(r"^docs: .*\n\t(.*)", (ROOT / "Makefile").read_text(), flags=re.M)
+    assert recipe
+    assert "--strict" in recipe[1]
+    assert not re.search(r"--quiet|-q\b", recipe[1])
