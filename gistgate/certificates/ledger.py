@@ -145,8 +145,8 @@ class Ledger:
             raise UserError(
                 f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
                 f"which spent {spent:.3g} of the error {error:.3g}; {max(error - spent, 0):.3g} are left and this look "
-                f"wants {look.spent:.3g}. Draw fresh calibration prompts (raise prompts.draw in params.yaml), or plan "
-                "several looks beforehand (calibrate.looks), which divides the error between them."
+                f"wants {look.spent:.3g}. Draw fresh calibration prompts; or, before the first look at new prompts, "
+                "plan several looks that divide the error between them."
             )
         self.draws[look.prompts] = sorted(hashes)
         self.looks.append(Look(**{**asdict(look), "previous": self.head}))

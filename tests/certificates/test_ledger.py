@@ -31,7 +31,7 @@ def test_a_repeated_look_is_admitted_and_entered_once():
 
 def test_another_sequence_on_the_same_prompts_is_refused():
     ledger = taken((look(), OLD))
-    with pytest.raises(UserError, match="already been judged for 'fly'.*prompts.draw"):
+    with pytest.raises(UserError, match="already been judged for 'fly'.*Draw fresh calibration prompts"):
         ledger.admit(look(sequence="second"), OLD, 0.05)
     assert len(ledger.looks) == 1
 
