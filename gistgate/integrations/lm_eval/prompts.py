@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -80,23 +79,28 @@ class PromptMaker:
         }
 
     def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
-        return re.sub(r"[\W_]+", " ", self.task.question(doc).casefold()).strip()
+        """What makes two documents the same problem."""
+        return self.task.problem(doc)
 
 
 def fresh_prompts(
     maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
 ) -> Iterator[Prompt]:
     """Prompts of the documents in random order, every problem once."""
-    for index in order.sample(range(len(docs)), len(docs)):
-        problem = maker.problem(docs[index])
-        if problem in seen:
-            continue
-        seen.add(problem)
+    for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
         prompt = maker.prompt("train", index, (docs[index], context))
         if prompt is not None:
             yield prompt
+
+
+def distinct_documents(task: Task, docs: Sequence[Document], order: random.Random, seen: set[str]) -> Iterator[int]:
+    """Places of the documents in random order, every problem once and none of `seen`, which grows."""
+    for index in order.sample(range(len(docs)), len(docs)):
+        problem = task.problem(docs[index])
+        if problem not in seen:
+            seen.add(problem)
+            yield index
 
 
 def used_prompts(splits: Iterable[str] = ("train", "development", "test"), folder: Path = USED) -> list[Prompt]:

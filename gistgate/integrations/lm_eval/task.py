@@ -12,7 +12,9 @@ lm-eval's own notation ("exact_match,flexible-extract").
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -127,8 +129,21 @@ class Task:
         """The document's own text, without examples, chat markers or system text."""
         return str(self.harness.doc_to_text(doc))
 
-    def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase) -> str:
+    def problem(self, doc: Document) -> str:
+        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
+        return re.sub(r"[\W_]+", " ", self.question(doc).casefold()).strip()
+
+    def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase | None) -> str:
         """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
+        return self._context(doc, self._prompting(tokenizer))
+
+    def messages(self, doc: Document) -> list[dict[str, str]]:
+        """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
+        rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
+        messages: list[dict[str, str]] = json.loads(rendered)
+        return messages
+
+    def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
         seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
         self.harness.set_fewshot_seed(seed)
         sampler = getattr(self.harness, "sampler", None)
@@ -138,7 +153,7 @@ class Task:
                 doc,
                 num_fewshot=self.harness.config.num_fewshot,
                 gen_prefix=self.harness.doc_to_prefix(doc),
-                **self._prompting(tokenizer),
+                **prompting,
             )
         finally:
             self.harness.sampler = sampler
@@ -187,8 +202,11 @@ class Task:
 
     def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
         """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
-        text = str(tokenizer.decode(list(ids), skip_special_tokens=True))
-        for stop in filter(None, [*self.stops, tokenizer.eos_token]):
+        return self.cut(str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token)
+
+    def cut(self, text: str, end: str | None = None) -> str:
+        """An answer as lm-eval scores it: without its first stop, or `end`, and what is behind."""
+        for stop in filter(None, [*self.stops, end]):
             text = text.split(stop)[0]
         return text
 
@@ -280,6 +298,11 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
         return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
 
     return render
+
+
+def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """A chat as JSON, in the place of a chat template."""
+    return json.dumps(history)
 
 
 def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:

@@ -1,0 +1,211 @@
+"""What `gistgate calibrate --strict-endpoint … --loose-endpoint …` does: certify one server against another.
+
+Nothing is known of either server but its answers, so this certifies vLLM's own lossy verification, relaxed acceptance
+of other engines, quantised weights, or anything else that can be put behind an address. Only one claim is tested, so no
+prompt chooses anything.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import fmean
+
+import numpy as np
+
+from gistgate.certificates.fixed_sequence import Stop, Verdicts, check_stop, fixed_sequence
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import check_possible, default_n, plan_sentence
+from gistgate.certificates.scope import task_scope
+from gistgate.certificates.served import Lengths, ServedCertificate
+from gistgate.errors import UserError
+from gistgate.integrations.endpoints.kept import KeptAnswers
+from gistgate.integrations.endpoints.server import Asked, Endpoint, Served, connect
+from gistgate.integrations.lm_eval.prompts import distinct_documents, used_prompts
+from gistgate.integrations.lm_eval.task import Document, Prompting, Task, TaskSpec, load_task
+
+CHUNK = 64
+"""Prompts between two looks at the outcomes."""
+MOST_STOPS = 4
+"""Stop texts that the protocol allows."""
+KEPT = Path(".scratch/endpoints.sqlite")
+"""Where answers wait for a rerun."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The options of the command; its help texts say what each one means."""
+
+    task: str
+    strict_endpoint: str
+    loose_endpoint: str
+    strict_model: str | None = None
+    loose_model: str | None = None
+    strict_body: str = "{}"
+    loose_body: str = "{}"
+    budget: float = 0.02
+    confidence: float = 0.95
+    prompts: int | None = None
+    stop: Stop = "lost"
+    task_data: str | None = None
+    chat: bool = False
+    system: str | None = None
+    num_fewshot: int | None = 0
+    concurrent: int = 8
+    out: Path = Path()
+    seed: int = 0
+
+
+@dataclass
+class Compared:
+    """Both servers on the calibration documents, chunk by chunk; every answer is kept for the lengths."""
+
+    task: Task
+    docs: Sequence[Document]
+    strict: Endpoint
+    loose: Endpoint
+    kept: KeptAnswers
+    concurrent: int
+
+    def __post_init__(self) -> None:
+        self.answers: tuple[list[Served], list[Served]] = ([], [])
+        self.scores: tuple[list[float], list[float]] = ([], [])
+
+    def chunks(self) -> Iterator[Decoded]:
+        """d = strict - loose score of the next documents."""
+        for start in range(0, len(self.docs), CHUNK):
+            docs = self.docs[start : start + CHUNK]
+            asked = [request(self.task, doc) for doc in docs]
+            for endpoint, answers, scores in zip((self.strict, self.loose), self.answers, self.scores, strict=True):
+                new = self.kept.answers(endpoint, asked, self.concurrent)
+                answers += new
+                scores += [self.task.score(doc, self.task.cut(one.text)) for doc, one in zip(docs, new, strict=True)]
+            first, second = (np.array(scores[start:], dtype=float) for scores in self.scores)
+            yield Decoded(first - second)
+
+    @property
+    def differing(self) -> int:
+        """Prompts that the servers answered differently."""
+        return sum(one.text != other.text for one, other in zip(*self.answers, strict=True))
+
+    def lengths(self) -> tuple[Lengths, Lengths]:
+        """Capped answers, length and score of the strict and the loose server."""
+        first, second = (described(*pair) for pair in zip(self.answers, self.scores, strict=True))
+        return first, second
+
+
+def certify(options: Options) -> tuple[ServedCertificate, Path]:
+    """Plan, ask both servers, test, write. The file is written after a refusal, too, and says so.
+
+    Raises:
+        UserError: a server does not answer as it should, or so few prompts can certify nothing.
+    """
+    check_options(options)
+    prompting = Prompting(options.num_fewshot, options.chat, options.system)
+    task = load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting))
+    if len(task.stops) > MOST_STOPS:
+        raise UserError(
+            f"The task '{options.task}' has {len(task.stops)} stop texts; servers take {MOST_STOPS}. Remove some "
+            "of its `until`."
+        )
+    docs = documents(task, options)
+    print(plan_sentence(options.budget, options.confidence, len(docs), True, options.stop))
+    check_possible(options.budget, options.confidence, len(docs), True, options.stop)
+    strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body))
+    loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body))
+    if strict == loose:
+        raise UserError(
+            "Strict and loose endpoint are the same server, model and request. Name two addresses, or tell them apart "
+            "by --strict-body and --loose-body."
+        )
+    compared = Compared(task, docs, strict, loose, KeptAnswers(KEPT), options.concurrent)
+    verdicts = fixed_sequence([compared.chunks()], [options.budget], options.confidence, options.stop)
+    certificate = certificate_of(options, compared, verdicts)
+    return certificate, certificate.save(options.out)
+
+
+def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> ServedCertificate:
+    """What the answers proved."""
+    bound, refusal = verdicts.bound(options.budget), verdicts.refusal(options.budget)
+    strict, loose = compared.lengths()
+    return ServedCertificate(
+        strict=compared.strict.described(),
+        loose=compared.loose.described(),
+        scope=task_scope(compared.task, [compared.task.question(doc) for doc in compared.docs]),
+        budget=options.budget,
+        confidence=options.confidence,
+        n=bound.n,
+        losses=bound.losses,
+        gains=bound.gains,
+        differing=compared.differing,
+        loss=bound.mean,
+        bound=bound.value,
+        bound_kind=bound.kind,
+        certified=refusal is None,
+        strict_answers=strict,
+        loose_answers=loose,
+        refusal=refusal,
+        made=datetime.now(UTC).date().isoformat(),
+    )
+
+
+def documents(task: Task, options: Options) -> list[Document]:
+    """Calibration documents in random order, without problems that a finished run has used.
+
+    Raises:
+        UserError: none is left.
+    """
+    train = task.documents("train")
+    order = random.Random(f"{options.seed} certificates")
+    seen = {task.problem(prompt["doc"]) for prompt in used_prompts()}
+    found = [train[index] for index in distinct_documents(task, train, order, seen)]
+    if not found:
+        raise UserError(f"The task '{options.task}' has no unused training document. Take another task.")
+    planned = default_n(options.budget, options.confidence, True, len(found), options.stop)
+    return found[: options.prompts or planned]
+
+
+def request(task: Task, doc: Document) -> Asked:
+    """How a document is asked."""
+    prompt = task.messages(doc) if task.prompting.chat_template else task.context(doc, None)
+    return Asked(prompt, tuple(task.stops), task.max_new_tokens)
+
+
+def described(answers: Sequence[Served], scores: Sequence[float]) -> Lengths:
+    """Means over the answers of one server."""
+    tokens = [one.tokens for one in answers if one.tokens is not None]
+    mean = fmean(tokens) if len(tokens) == len(answers) else None
+    return Lengths(fmean(one.capped for one in answers), mean, fmean(scores))
+
+
+def body(text: str) -> dict[str, object]:
+    """Further entries of a request.
+
+    Raises:
+        UserError: the text is no JSON object.
+    """
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"'{text}' is no JSON ({error}). Write an object such as {{\"top_k\": 1}}.") from error
+    if not isinstance(value, dict):
+        raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
+    return value
+
+
+def check_options(options: Options) -> None:
+    """Refuse a claim that nobody can certify.
+
+    Raises:
+        UserError: budget, confidence or way to stop are none.
+    """
+    if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
+        raise UserError(
+            f"A budget of {options.budget:g} at confidence {options.confidence:g} cannot be certified. "
+            "The budget lies in (0, 1), the confidence in [0.5, 1)."
+        )
+    check_stop(options.stop)

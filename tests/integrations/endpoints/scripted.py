@@ -1,0 +1,90 @@
+"""An OpenAI-compatible server that adds numbers, and that fails as a test wants it to."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class Script:
+    """What the server does."""
+
+    wrong: frozenset[int] = frozenset()
+    """Numbers n whose n + 1 it gets wrong."""
+    rambling: frozenset[int] = frozenset()
+    """Numbers n whose answers run to the limit."""
+    drops: dict[int, int] = field(default_factory=dict)
+    """How often it drops the connection at a number before it answers."""
+    statuses: dict[int, int] = field(default_factory=dict)
+    """Status with which it refuses a number, always."""
+    reasons: dict[int, str] = field(default_factory=dict)
+    """Another reason for which an answer ends."""
+    model: str = "adder"
+    says: str = "adder"
+    """Model that an answer names."""
+    asked: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of all requests that were answered."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Speaks the part of the protocol that the client uses."""
+
+    script: Script
+
+    def log_message(self, *_: Any) -> None:
+        """Stay silent."""
+
+    def do_GET(self) -> None:
+        self.send({"object": "list", "data": [{"id": self.script.model, "object": "model"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        chat = self.path.endswith("/chat/completions")
+        prompt = body["messages"][-1]["content"] if chat else body["prompt"]
+        n = int(re.findall(r"(\d+) \+ 1", prompt)[-1])
+        if self.script.drops.get(n, 0) > 0:
+            self.script.drops[n] -= 1
+            self.close_connection = True
+            return
+        if n in self.script.statuses:
+            self.send({"error": {"message": f"no {n} today"}}, self.script.statuses[n])
+            return
+        self.script.asked.append(body)
+        text = f" It is so. #### {n + 1 + (n in self.script.wrong)}"
+        reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
+        content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
+        choice = {"index": 0, "finish_reason": reason, **content}
+        usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
+        self.send(
+            {"id": "1", "object": "x", "created": 1, "model": self.script.says, "choices": [choice], "usage": usage}
+        )
+
+    def send(self, value: dict[str, Any], status: int = 200) -> None:
+        """Answer with JSON."""
+        content = json.dumps(value).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@contextmanager
+def serving(script: Script) -> Iterator[str]:
+    """The address of a server on this machine that follows the script."""
+    handler = type("Scripted", (Handler,), {"script": script})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/v1"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,119 @@
+"""Two servers, one claim: what is certified, what is refused, and what survives a broken run."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from gistgate.certificates.tango import exact_bound
+from gistgate.errors import UserError
+from gistgate.integrations.endpoints import calibrate as command
+from gistgate.integrations.endpoints import server as client
+from gistgate.integrations.endpoints.calibrate import Options, certify
+from gistgate.integrations.lm_eval import task_files
+from tests.integrations.endpoints.scripted import Script, serving
+from tests.tiny import write_task
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Certify one script against another, with 80 documents."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client, "RETRIES", 2)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=80)))
+
+    def certified(strict: Script, loose: Script, **changes: Any) -> Any:
+        with ExitStack() as servers:
+            first, second = (servers.enter_context(serving(script)) for script in (strict, loose))
+            options = {"strict_endpoint": first, "loose_endpoint": second, "budget": 0.1, "prompts": 80, **changes}
+            return certify(Options("sums", **options, out=tmp_path / "out"))
+
+    return certified
+
+
+def test_the_bound_is_that_of_the_losses_and_gains(run):
+    loose = Script(wrong=frozenset({3, 4}), rambling=frozenset({5}))
+    proof, path = run(Script(wrong=frozenset({4, 9})), loose)
+    assert (proof.n, proof.losses, proof.gains, proof.differing) == (80, 1, 1, 2)
+    assert proof.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
+    assert proof.certified and proof.refusal is None
+    assert (proof.strict_answers.capped, proof.loose_answers.capped) == (0, 1 / 80)
+    assert proof.loose_answers.tokens == 9 and proof.loose_answers.score == pytest.approx(78 / 80)
+    written = json.loads(path.read_text())
+    assert written["loose"]["model"] == "adder" and written["losses"] == 1
+
+
+def test_a_loss_is_refused_and_the_file_says_so(run):
+    proof, path = run(Script(), Script(wrong=frozenset(range(40))))
+    assert not proof.certified and "budget of 10.00% is lost" in proof.refusal
+    assert not json.loads(path.read_text())["certified"]
+
+
+def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run):
+    run(Script(), Script(drops={7: 1}), concurrent=4)
+    strict, dying = Script(), Script(drops={7: 99})
+    with ExitStack() as servers:
+        first, second = (servers.enter_context(serving(script)) for script in (strict, dying))
+        options = {"strict_endpoint": first, "loose_endpoint": second, "budget": 0.1, "concurrent": 1}
+        with pytest.raises(UserError, match="cannot be reached, after 2 repetitions.*answers that have come are kept"):
+            certify(Options("sums", **options))
+        came = len(strict.asked), len(dying.asked)
+        dying.drops.clear()
+        proof, _ = certify(Options("sums", **options))
+    assert proof.certified
+    assert len(strict.asked) == proof.n and len(dying.asked) == proof.n, f"nothing was asked twice after {came}"
+
+
+@pytest.mark.parametrize(
+    "loose, message",
+    [
+        (Script(statuses={7: 400}), "refused a request with status 400: .*no 7 today"),
+        (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
+        (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
+        (Script(model="other"), "does not serve 'adder'. It serves: other"),
+    ],
+)
+def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
+    with pytest.raises(UserError, match=message):
+        run(Script(), loose, loose_model="adder")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_is_asked_with_messages_and_further_entries(run):
+    strict, loose = Script(), Script()
+    run(strict, loose, chat=True, system="Add.", num_fewshot=1, loose_body='{"top_k": 1}')
+    roles = [message["role"] for message in loose.asked[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    assert loose.asked[0]["top_k"] == 1 and "top_k" not in strict.asked[0]
+    assert {body["temperature"] for body in loose.asked} == {0.0}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"loose_body": "[1]"}, "is no JSON object"),
+        ({"loose_body": "{"}, "is no JSON"),
+        ({"budget": 0.001}, "cannot certify a budget"),
+        ({"confidence": 1.0}, "cannot be certified"),
+        ({"loose_endpoint": "localhost:1"}, "is no address of a server"),
+        ({"loose_endpoint": "http://127.0.0.1:9/v1"}, "cannot be reached"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
+    with pytest.raises(UserError, match=message):
+        run(Script(), Script(), **changes)
+
+
+def test_one_server_with_one_request_is_no_comparison(run):
+    with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
+        run(Script(), Script(), strict_endpoint=url, loose_endpoint=url)
+
+
+def test_a_damaged_file_of_answers_is_named(run, tmp_path):
+    command.KEPT.parent.mkdir()
+    command.KEPT.write_text("no database, but long enough to be read as one" * 10)
+    with pytest.raises(UserError, match="cannot be read.*Remove it"):
+        run(Script(), Script())
