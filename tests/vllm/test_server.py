@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
-from urllib.error import URLError
 from urllib.request import Request, urlopen
 
 import pytest
 from prometheus_client.core import CollectorRegistry
 
+from benchmarks.servers import MODEL, Configuration, serving
 from gistgate.integrations.vllm import client, metrics
 from tests.vllm.engine import prepare
 
@@ -37,41 +34,15 @@ def test_workers_report_and_the_server_adds_them_up(tmp_path: Path):
 @contextmanager
 def server(place: Path, cache: Path, value: Any) -> Iterator[str]:
     """The address of a server on this machine, as long as it is needed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(place / "target"),
-        "--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32",
-        "--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4",
-        "--speculative-config", json.dumps(speculation), "--additional-config", json.dumps({"gistgate": value}),
-    ]  # fmt: skip
-    with (cache / "log").open("w") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=os.environ)
-        try:
-            address, until = f"http://127.0.0.1:{port}", monotonic() + 300
-            while not answers(address):
-                assert process.poll() is None and monotonic() < until, (cache / "log").read_text()[-3000:]
-                sleep(2)
-            yield address
-        finally:
-            process.terminate()
-            process.wait(60)
-
-
-def answers(address: str) -> bool:
-    """Whether the server is ready."""
-    try:
-        with urlopen(f"{address}/health", timeout=2):
-            return True
-    except (URLError, OSError):
-        return False
+    options = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
+    with serving(Configuration(place / "target", speculation, value, options=options), cache / "log") as address:
+        yield address
 
 
 def complete(address: str, **options: Any) -> dict[str, Any]:
     """An answer of 40 tokens."""
-    body = {"model": "tiny", "prompt": [60, 61, 62] * 6, "max_tokens": 40, "temperature": 0, **options}
+    body = {"model": MODEL, "prompt": [60, 61, 62] * 6, "max_tokens": 40, "temperature": 0, **options}
     request = Request(f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urlopen(request, timeout=60) as answer:
         found: dict[str, Any] = json.loads(answer.read())

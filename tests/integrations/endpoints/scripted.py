@@ -48,7 +48,7 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         chat = self.path.endswith("/chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
-        n = int(re.findall(r"(\d+) \+ 1", prompt)[-1])
+        n = int((re.findall(r"(\d+) \+ 1", prompt) if isinstance(prompt, str) else prompt)[-1])
         if self.script.drops.get(n, 0) > 0:
             self.script.drops[n] -= 1
             self.close_connection = True
@@ -59,12 +59,30 @@ class Handler(BaseHTTPRequestHandler):
         self.script.asked.append(body)
         text = f" It is so. #### {n + 1 + (n in self.script.wrong)}"
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
+        if body.get("stream"):
+            self.stream(text, reason)
+            return
         content = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
         choice = {"index": 0, "finish_reason": reason, **content}
         usage = {"prompt_tokens": 1, "completion_tokens": 9, "total_tokens": 10}
         self.send(
             {"id": "1", "object": "x", "created": 1, "model": self.script.says, "choices": [choice], "usage": usage}
         )
+
+    def stream(self, text: str, reason: str) -> None:
+        """The answer word by word, then its length."""
+        head = {"id": "1", "object": "text_completion", "created": 1, "model": self.script.says}
+        words = [{"index": 0, "text": f"{word} ", "finish_reason": None} for word in text.split()]
+        parts = [{**head, "choices": [word]} for word in words]
+        parts.append({**head, "choices": [{"index": 0, "text": "", "finish_reason": reason}]})
+        usage = {"prompt_tokens": 1, "completion_tokens": len(words), "total_tokens": 1 + len(words)}
+        parts.append({**head, "choices": [], "usage": usage})
+        self.send_response(200)
+        self.send_header("Content-Type", "text/event-stream")
+        self.end_headers()
+        for part in parts:
+            self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
+        self.wfile.write(b"data: [DONE]\n\n")
 
     def send(self, value: dict[str, Any], status: int = 200) -> None:
         """Answer with JSON."""
