@@ -47,7 +47,7 @@ class Engine:
         The eager engine gives the slots of finished rows to others. A program has a fixed batch whose rows begin
         together, so the compiled engine decodes each batch to its end before the next.
         """
-        most, answers = slots.most(len(rows)), []
+        most, answers = slots.most(len(rows)), list[Generation]()
         while len(answers) < len(rows):
             batch = rows[len(answers) : len(answers) + most]
             session = self.programs(parts, batch, stop, sampling, slots) if self.name == "compiled" else None
