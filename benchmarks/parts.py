@@ -17,13 +17,13 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines.compiled import CompiledSession
 from gistgate.decoding.engines.program import Program
 from gistgate.decoding.engines.rounds import DraftSteps, context_of
 from gistgate.decoding.engines.slots import attending_to_slots, forward
 from gistgate.decoding.engines.store import rounded, store_of
 from gistgate.errors import UserError
 from gistgate.request.rows import Row
+from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
 from pipeline.speed.clock import synchronise
 
@@ -105,8 +105,8 @@ class Verification:
         """A replay of the decoder's own program."""
         row, num = Row(0, [1] * (room + 1), room + 1, 0), self.decoder.block
         stop = Stop(self.request["max_new_tokens"], frozenset(self.request["eos_ids"]), (), None)
-        session = self.decoder.engine.session(self.decoder.parts, [row], stop, Sampling())
-        if not isinstance(session, CompiledSession):
+        session = self.decoder.engine.programs(self.decoder.parts, [row], stop, Sampling(), Slots())
+        if session is None:
             raise UserError(f"The rule '{self.decoder.rule.id}' runs on the eager engine. Leave it out.")
         device = self.decoder.target.device
         feed = torch.tensor([[1, 1, room, num]], device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
+from gistgate.decoding.admission import Waiting, continued
 from gistgate.decoding.checks import check_parts, check_prompts, check_temperature, count_ids, models_of
 from gistgate.decoding.engines.choice import Engine
 from gistgate.decoding.extensions import FORMS, GUARDING, VERIFIERS
@@ -20,8 +21,9 @@ from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
-from gistgate.forward.reader import Reader, left_padded
+from gistgate.forward.reader import remembered
 from gistgate.request.rows import Generation, Memory, Row
+from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
 from gistgate.rules.base import Rule
 
@@ -135,6 +137,7 @@ class Decoder:
         sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
         costs: Sequence[float] | None = None,
+        slots: Slots | None = None,
     ) -> list[Generation]:
         """Continue every prompt; rows do not influence each other.
 
@@ -146,6 +149,7 @@ class Decoder:
             sampling: how tokens are drawn; greedy by default.
             seeds: one per row, for sampling and for rules that draw; default: the row's place.
             costs: what a round costs each row's request right now, 0 to 1, for rules that weigh it.
+            slots: how many rows are decoded at a time, the others in their order as slots get free; all by default.
 
         Raises:
             UserError: an empty or over-long prompt, stop strings without a tokenizer, a temperature that the rule
@@ -163,10 +167,10 @@ class Decoder:
             self.parts.form.check_sampled(self.rule)
         extra = VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
         check_prompts(models_of(self.target, self.drafter), prompts, max_new_tokens + extra)
-        speculates = self.speculate_up_to is None or len(rows) <= self.speculate_up_to
+        slots = slots or Slots()
+        speculates = self.speculate_up_to is None or slots.most(len(rows)) <= self.speculate_up_to
         parts = self.parts if speculates else self.parts.plain()
-        session = self.engine.session(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling)
-        answers = [generation for generation, _ in session.run()]
+        answers = self.engine.run(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling, slots)
         for answer in [] if speculates else answers:
             answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
         return answers
@@ -174,7 +178,7 @@ class Decoder:
     @torch.inference_mode()
     def resume(
         self,
-        memories: Sequence[Memory],
+        memories: Iterable[Memory],
         continuations: Sequence[tuple[int, Sequence[int]]],
         prompt_lengths: Sequence[int],
         *,
@@ -185,40 +189,34 @@ class Decoder:
         seeds: Sequence[int] | None = None,
         is_decided: Callable[[Row], str | None] | None = None,
         remember: bool = True,
+        slots: Slots | None = None,
     ) -> list[tuple[Generation, Memory | None]]:
         """Go on from the middle of remembered texts: keep `length` tokens of each, append others, decode on.
 
         Args:
-            memories: what is known of each text; one may appear several times.
+            memories: what is known of each text; one may appear several times. Each is asked for when its row gets a
+                slot, so that an iterator (`read_ahead`) holds few at a time.
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
             max_new_tokens: longest answer, counted from the end of the prompt.
-            eos_ids, stops, sampling, seeds: as in `generate`.
+            eos_ids, stops, sampling, seeds, slots: as in `generate`.
             is_decided: may end a row early by naming a reason.
             remember: return each row's memory as well.
 
         Returns:
             For each row the answer (kept tokens included) and its memory.
         """
-        rows = [
-            Row(index, [*memory.text[:kept], *added], prompt_lengths[index], seeds[index] if seeds else index)
-            for index, (memory, (kept, added)) in enumerate(zip(memories, continuations, strict=True))
-        ]
-        for row in rows:
-            row.reasons = [0] * len(row.answer)
+        slots = slots or Slots()
+        starts = continued(memories, continuations, prompt_lengths, seeds)
+        waiting = Waiting(starts, slots.most(len(continuations)))
         stop = self._stop(max_new_tokens, eos_ids, stops)
-        session = Session(self.parts, rows, stop, sampling or Sampling(), is_decided, remember)
-        session.restore(memories, [kept for kept, _ in continuations])
-        return session.run()
+        return Session(self.parts, waiting, stop, sampling or Sampling(), slots, is_decided, remember).run()
 
     @torch.inference_mode()
     def remember(self, texts: Sequence[Sequence[int]]) -> list[Memory]:
         """Read texts with both models and return what they remember, to `resume` from any token of them."""
-        reader = Reader(self.target, len(texts))
-        reader.read(*left_padded(texts, self.target.device), keep=1)
-        targets, drafts = reader.snapshot(range(len(texts))), [RowCache([]) for _ in texts]
-        if self.drafter is not None:
-            drafts = self.drafter.read(texts)
+        targets = remembered(self.target, texts)
+        drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
 
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:

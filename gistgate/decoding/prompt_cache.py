@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gistgate.decoding.batches import longest_first, read_ahead
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Generation, Memory
+from gistgate.request.slots import Slots, Usage, ignore
 
 
 class Prefilled:
@@ -23,25 +25,27 @@ class Prefilled:
         *,
         batch_size: int,
         seeds: Sequence[int],
-        progress: Callable[[int], object],
+        progress: Callable[[int], object] = ignore,
+        usage: Usage | None = None,
         **request: Any,
     ) -> list[Generation]:
-        """As `gistgate.decoding.batches.decode_all`."""
-        order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
-        answers: dict[int, Generation] = {}
-        for start in range(0, len(order), batch_size):
-            batch = order[start : start + batch_size]
-            texts = [list(prompts[index]) for index in batch]
-            done = decoder.resume(
-                self._memories(decoder, texts),
-                [(len(text) - 1, text[-1:]) for text in texts],
-                [len(text) for text in texts],
-                seeds=[seeds[index] for index in batch],
-                remember=False,
-                **request,
-            )
-            answers.update(zip(batch, (answer for answer, _ in done), strict=True))
-            progress(len(batch))
+        """As `gistgate.decoding.batches.decode_all`; prompts that are not known are read a batch at a time."""
+        order = longest_first(prompts)
+        texts = [list(prompts[index]) for index in order]
+
+        def read(places: range) -> list[Memory]:
+            return self._memories(decoder, [texts[place] for place in places])
+
+        done = decoder.resume(
+            read_ahead(read, len(texts), batch_size),
+            [(len(text) - 1, text[-1:]) for text in texts],
+            [len(text) for text in texts],
+            seeds=[seeds[index] for index in order],
+            remember=False,
+            slots=Slots(batch_size, progress, usage or Usage()),
+            **request,
+        )
+        answers = dict(zip(order, (answer for answer, _ in done), strict=True))
         return [answers[index] for index in range(len(prompts))]
 
     def _memories(self, decoder: Decoder, texts: list[list[int]]) -> list[Memory]:

@@ -1,69 +1,72 @@
-"""One batch on its way through the loop: draft, verify, accept, commit.
+"""One request on its way through the loop: draft, verify, accept, commit.
+
+Rows that wait take the slots of finished ones (`gistgate.decoding.admission`).
 
 Axis letters: B rows, K drafted tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Draft, Sampling
+from gistgate.decoding.admission import Waiting, admit
 from gistgate.decoding.commit import commit
 from gistgate.decoding.extensions import VERIFIERS
 from gistgate.decoding.form import Judged
 from gistgate.decoding.parts import Parts
 from gistgate.forward.cache import RowCache
 from gistgate.request.rows import Generation, Memory, Row, count_notes, finished, spend, texts_of
+from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
 from gistgate.rules.base import State
 
 
 class Session:
-    """One batch on its way through the loop."""
+    """One request on its way through the loop."""
 
     def __init__(
         self,
         parts: Parts,
-        rows: list[Row],
+        waiting: Waiting,
         stop: Stop,
         sampling: Sampling,
+        slots: Slots,
         is_decided: Callable[[Row], str | None] | None = None,
         remember: bool = False,
     ) -> None:
-        """Begin with nothing read; `is_decided` and `remember` as in `Decoder.resume`."""
-        self.parts, self.rows, self.stop, self.sampling = parts, rows, stop, sampling
+        """Begin with an empty batch; `is_decided` and `remember` as in `Decoder.resume`."""
+        self.parts, self.waiting, self.stop, self.sampling, self.slots = parts, waiting, stop, sampling, slots
         self.is_decided, self.remember = is_decided, remember
         self.device = parts.target.device
-        self.verifier = VERIFIERS[parts.rule.verifier](parts, sampling, stop, len(rows))
+        self.verifier = VERIFIERS[parts.rule.verifier](parts, sampling, stop)
+        self.rows: list[Row] = []
         self.state: State = {}
         self.results: dict[int, tuple[Generation, Memory | None]] = {}
-        if parts.drafter is not None:
-            parts.drafter.start(len(rows))
-
-    def restore(self, memories: Sequence[Memory], lengths: Sequence[int]) -> None:
-        """Start with the first `lengths[b]` tokens of each text read, as far as they are remembered."""
-        # The last token has to be read again: its row predicts the next one.
-        most = [min(length, len(row.text) - 1) for length, row in zip(lengths, self.rows, strict=True)]
-
-        def known(caches: list[RowCache]) -> tuple[list[RowCache], list[int]]:
-            return caches, [min(n, cache.length) for n, cache in zip(most, caches, strict=True)]
-
-        self.verifier.reader.restore(*known([memory.target for memory in memories]))
-        if self.parts.drafter is not None:
-            self.parts.drafter.restore(*known([memory.draft for memory in memories]))
 
     def run(self) -> list[tuple[Generation, Memory | None]]:
-        """Decode round after round until every row has ended."""
-        num_rows = len(self.rows)
-        self._retire([row for row in self.rows if self._over(row)])
+        """Decode round after round until every row has ended; answers in the order of the rows' indices."""
         with self.verifier.listening():
-            while self.rows:
+            while self._admit():
                 self._round()
-        return [self.results[index] for index in range(num_rows)]
+        return [self.results[index] for index in sorted(self.results)]
+
+    def _admit(self) -> bool:
+        """Fill free slots with rows that wait; False when no row is left."""
+        while starts := self.waiting.next(len(self.rows)):
+            admit(starts, len(self.rows), self.verifier, self.parts.drafter)
+            fresh = [start.row for start in starts]
+            self.rows = [*self.rows, *fresh]
+            self.state = {
+                name: torch.cat([value, value.new_zeros(len(fresh), *value.shape[1:])])
+                for name, value in self.state.items()
+            }
+            self._retire([row for row in fresh if self._over(row)])
+        return bool(self.rows)
 
     def _over(self, row: Row) -> bool:
         if row.answer and row.finish is None:
@@ -72,6 +75,7 @@ class Session:
 
     def _round(self) -> None:
         started = perf_counter()
+        self.slots.usage.count(len(self.rows), self.waiting.slots)
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()
@@ -161,11 +165,12 @@ class Session:
             row.statistics.extra |= {name: float(self.state[name][place]) for name in counted}
             row.finish = row.finish or "length"
             self.results[row.index] = (finished(row), memory)
+            self.slots.progress(1)
         stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
         self.rows = [self.rows[place] for place in stay]
+        self.state = {name: value[stay] for name, value in self.state.items()}
         if self.rows:
             self.verifier.reader.select(stay)
-            self.state = {name: value[stay] for name, value in self.state.items()}
             if self.parts.drafter is not None:
                 self.parts.drafter.select(stay)
 

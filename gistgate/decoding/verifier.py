@@ -13,6 +13,7 @@ from torch import Tensor
 
 from gistgate.block import Block, Draft, Sampling
 from gistgate.decoding.parts import Parts
+from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import Reader, left_padded
 from gistgate.forward.states import tap
 from gistgate.request.rows import Row, texts_of
@@ -22,10 +23,9 @@ from gistgate.request.stopping import Stop
 class Verifier:
     """Reads a draft in one forward of the target."""
 
-    def __init__(self, parts: Parts, sampling: Sampling, stop: Stop, batch: int) -> None:
-        """Begin with nothing read of `batch` texts."""
+    def __init__(self, parts: Parts, sampling: Sampling, stop: Stop) -> None:
         self.parts, self.sampling = parts, sampling
-        self.reader = Reader(parts.target, batch)
+        self.reader = Reader(parts.target, 0)
         self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
         self.states: dict[str, Tensor] = {}
 
@@ -33,6 +33,11 @@ class Verifier:
     def extra_tokens(cls, parts: Parts) -> int:
         """Most tokens of context that are read beyond text and draft."""
         return 0
+
+    def begin(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        """Begin a batch of texts, of which the first `lengths[b]` tokens are remembered in `caches[b]`."""
+        self.reader = Reader(self.parts.target, len(caches))
+        self.reader.restore(caches, lengths)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

@@ -77,10 +77,20 @@ class Drafter:
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
 
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        """Take texts into the batch, behind its `present` rows; `lengths[b]` tokens are remembered in `caches[b]`.
+
+        This default begins the batch anew. A drafter that knows more of its rows than `snapshot` returns has to keep
+        that, or proposals would depend on the company that a row has.
+        """
+        kept = self.snapshot(range(present))
+        self.restore([*kept, *caches], [*(cache.length for cache in kept), *lengths])
+
     def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
-        """Begin a batch of these texts, read all of them, and return what is remembered."""
-        self.start(len(texts))
-        return self.snapshot(range(len(texts)))
+        """Read texts and return what is remembered of them; the present batch stays as it is."""
+        return [RowCache([]) for _ in texts]
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Return what is remembered of these rows, to `restore` it later."""

@@ -18,6 +18,7 @@ from gistgate.drafters.base import Drafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import left_padded
 
 
@@ -48,6 +49,12 @@ class CascadeDrafter(ModelDrafter):
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
         self.inner.select(rows)
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        super().admit(present, texts, caches, lengths)
+        self.inner.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
 
     def propose(
         self,

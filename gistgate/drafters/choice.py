@@ -196,8 +196,16 @@ class ChoiceDrafter(Drafter):
         for option in self.options:
             option.drafter.select(rows)
 
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.rows += [[self._fresh] * len(self.options) for _ in texts]
+        self._taken += [(-1, 0)] * len(texts)
+        nothing = [RowCache([]) for _ in texts], [0] * len(texts)
+        for place, option in enumerate(self.options):
+            option.drafter.admit(present, texts, *((caches, lengths) if place == self._keeper else nothing))
+
     def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
-        self.start(len(texts))
         return self.options[self._keeper].drafter.read(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from gistgate.block import Draft, Sampling
 from gistgate.drafters.base import Drafter
 from gistgate.forward.cache import RowCache
-from gistgate.forward.reader import Reader, left_padded
+from gistgate.forward.reader import Reader, left_padded, remembered
 from gistgate.rules.base import draw
 
 
@@ -74,10 +74,13 @@ class ModelDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)
 
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.reader.admit(texts, caches, lengths)
+
     def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
-        self.start(len(texts))
-        self.reader.read(*left_padded(texts, self.model.device), keep=1)
-        return self.snapshot(range(len(texts)))
+        return remembered(self.model, texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         return self.reader.snapshot(rows)

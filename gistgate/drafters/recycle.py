@@ -19,6 +19,7 @@ from gistgate.block import Acceptance, Block, Draft, Sampling
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.chains import ragged
 from gistgate.errors import UserError
+from gistgate.forward.cache import RowCache
 
 UNKNOWN = -1
 """In place of a successor that was never seen."""
@@ -62,6 +63,11 @@ class TokenRecycling(Drafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.rows += [RowSuccessors() for _ in texts]
 
     def propose(
         self,

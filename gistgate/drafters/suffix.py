@@ -22,6 +22,7 @@ from gistgate.drafters.chains import ragged
 from gistgate.drafters.suffix_shared import SharedSuffixes
 from gistgate.drafters.suffix_tree import Pick, Place, SuffixTree, Text
 from gistgate.errors import UserError
+from gistgate.forward.cache import RowCache
 from gistgate.rules.base import draw
 
 
@@ -120,6 +121,11 @@ class SuffixDrafter(Drafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.rows += [RowTexts(SuffixTree(self.depth)) for _ in texts]
 
     def propose(
         self,

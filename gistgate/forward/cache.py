@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicLayer
 
 
@@ -49,12 +50,33 @@ class GrowingLayer(DynamicLayer):
                 chosen = index[:, None, :, None].expand(-1, room.shape[1], -1, room.shape[3])
                 room[:, :, first : first + length] = room[:, :, first : first + num].gather(2, chosen)
 
+    def pack(self, slots: Tensor, other: GrowingLayer | None, theirs: Tensor) -> None:
+        """Keep of every row only `slots [B, S]`, in that order, and append rows with the slots `theirs [B', S]`.
+
+        These are slots of `other`; None: of a layer that has read nothing, which matters to nobody.
+        """
+        (batch, used), room = slots.shape, slots.shape[1] + self.spare
+        for name in ("_room_k", "_room_v"):
+            old: Tensor = getattr(self, name)
+            new = old.new_zeros(batch + len(theirs), old.shape[1], room, old.shape[3])
+            copy_slots(old, slots, new[:batch])
+            if other is not None:
+                copy_slots(getattr(other, name), theirs, new[batch:])
+            setattr(self, name, new)
+        self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
+
     def select(self, rows: Tensor) -> None:
         """Keep only `rows [B']` of the batch, in that order."""
         if self.is_initialized:
             used = self.get_seq_length()
             self._room_k, self._room_v = self._room_k[rows], self._room_v[rows]
             self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
+
+
+def copy_slots(old: Tensor, slots: Tensor, new: Tensor) -> None:
+    """Copy `slots [B, S]` of every row of `old [B, H, ., D]` to the first S slots of `new`."""
+    for row, index in enumerate(slots):
+        new[row, :, : len(index)] = old[row].index_select(1, index)
 
 
 def grown(used: Tensor, like: Tensor, num_used: int, num_slots: int) -> Tensor:
@@ -92,19 +114,31 @@ def take_row(cache: Cache, row: int, slots: Tensor) -> RowCache:
     return RowCache([(layer.keys[row, :, slots], layer.values[row, :, slots]) for layer in cache.layers])
 
 
-def join_rows(rows: list[RowCache], lengths: list[int]) -> tuple[Cache, Tensor]:
-    """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded.
-
-    Returns the cache and the mask `[B, max length]` of slots in use.
-    """
+def join_rows(rows: list[RowCache], lengths: list[int]) -> Cache:
+    """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded."""
     cache, widest = new_cache(), max(lengths)
-    mask = torch.zeros(len(rows), widest, dtype=torch.bool)
-    for row, length in enumerate(lengths):
-        mask[row, widest - length :] = True
-    for index in range(len(rows[0].layers) if widest else 0):
-        keys, values = ([row.layers[index][half] for row in rows] for half in (0, 1))
+    filled = next((row for row in rows if row.layers), RowCache([]))
+    for index in range(len(filled.layers) if widest else 0):
+        keys, values = ([(row if row.layers else filled).layers[index][half] for row in rows] for half in (0, 1))
         cache.update(padded(keys, lengths, widest), padded(values, lengths, widest), index)
-    return cache, mask.to(rows[0].layers[0][0].device) if rows[0].layers else mask
+    return cache
+
+
+def right_aligned(lengths: Sequence[int], device: torch.device) -> Tensor | None:
+    """The slots in use [B, longest] of rows that end at the last slot and have no holes; None where that is all."""
+    widest = max(lengths)
+    if min(lengths) == widest:
+        return None
+    return torch.arange(widest, device=device) >= widest - torch.tensor(lengths, device=device)[:, None]
+
+
+def last_in_use(mask: Tensor, num: int) -> Tensor:
+    """For each row of slots in use [B, S] the places of the last `num` of them [B, num], in order.
+
+    A row with fewer has any places in front of them.
+    """
+    every = mask.long().argsort(dim=1, stable=True)
+    return nn.functional.pad(every, (max(0, num - every.shape[1]), 0))[:, -num:]
 
 
 def padded(parts: list[Tensor], lengths: list[int], widest: int) -> Tensor:

@@ -9,17 +9,21 @@ Axis letters: B rows, S cache slots, N new tokens, V vocabulary, D width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.forward.cache import RowCache, join_rows, new_cache, take_row
+from gistgate.forward.cache import RowCache, join_rows, last_in_use, new_cache, right_aligned, take_row
 from gistgate.forward.logits import last_logits
 
 Layout = Callable[[PreTrainedModel, Tensor, int], tuple[Tensor, Tensor | dict[str, Tensor]]]
 """For a model, the slots in use [B, S + N] and N, the new tokens in the last slots: the positions [B, N] of these, and
 what each of them sees, as one mask for the model's attention or one for each kind of its layers."""
+
+WASTE = 1.5
+"""Slots per token of the longest row from which a cache is packed when rows leave."""
 
 
 class Reader:
@@ -136,6 +140,35 @@ class Reader:
         if self.mask is not None:
             self.mask = self.mask[index]
         self.known = [self.known[row] for row in rows]
+        # The room of those who left is given back: it would be read and masked in every forward to come.
+        if self.slots > max(self.known) * WASTE:
+            self._pack(Reader(self.model, 0))
+
+    def admit(self, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]) -> None:
+        """Append rows that have read all of their texts but the last token.
+
+        Of text b the first `lengths[b]` tokens are remembered in `caches[b]`; the others are read now, or with the
+        present rows where these have read nothing either.
+        """
+        if not self.slots:
+            self.known = [0] * (len(self.known) + len(texts))
+            self._windowed = has_window(self.model)
+            return
+        other = Reader(self.model, len(texts))
+        other.restore(caches, lengths)
+        unread = other.unread([text[:-1] for text in texts])
+        if any(unread):
+            other.read(*left_padded(unread, self.model.device), keep=1)
+        self._pack(other)
+
+    def _pack(self, other: Reader) -> None:
+        """Append the rows of another reader, and make every row end at the last slot, without holes."""
+        known = [*self.known, *other.known]
+        mine, theirs = (last_in_use(reader._used(0), max(known)) for reader in (self, other))
+        for layer, more in zip_longest(self.cache.layers, other.cache.layers):
+            layer.pack(mine, more, theirs)
+        self.known, self.mask = known, right_aligned(known, self.model.device)
+        self._windowed = len(known) > 1 and has_window(self.model)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Copies of what the cache holds for these rows, holes removed."""
@@ -144,9 +177,15 @@ class Reader:
 
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         """Replace the batch: row b holds the first `lengths[b]` tokens of `caches[b]`."""
-        self.cache, mask = join_rows(caches, list(lengths))
-        self.mask = None if bool(mask.all()) else mask
-        self.known = list(lengths)
+        self.cache, self.known = join_rows(caches, list(lengths)), list(lengths)
+        self.mask = right_aligned(self.known, self.model.device)
+
+
+def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+    """Read texts and return what a model remembers of them."""
+    reader = Reader(model, len(texts))
+    reader.read(*left_padded(texts, model.device), keep=1)
+    return reader.snapshot(range(len(texts)))
 
 
 def has_window(model: PreTrainedModel) -> bool:
@@ -157,9 +196,6 @@ def has_window(model: PreTrainedModel) -> bool:
 
 def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Token rows of unequal length as `ids [B, N]` and `valid [B, N]`; None instead of an all-true mask."""
-    widest = max(map(len, rows))
-    ids = torch.tensor([[0] * (widest - len(row)) + list(row) for row in rows], device=device)
-    if all(len(row) == widest for row in rows):
-        return ids, None
-    lengths = torch.tensor([len(row) for row in rows], device=device)
-    return ids, torch.arange(widest, device=device) >= widest - lengths[:, None]
+    lengths = [len(row) for row in rows]
+    ids = torch.tensor([[0] * (max(lengths) - len(row)) + list(row) for row in rows], device=device)
+    return ids, right_aligned(lengths, device)

@@ -14,8 +14,8 @@ from torch import Tensor
 from gistgate.block import Acceptance, Block, Reason
 
 State = dict[str, Tensor]
-"""What a rule remembers about each row, every tensor with leading axis B; empty when an answer begins. The decoder
-drops the rows that leave."""
+"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
+in the rows that come in later. The decoder drops the rows that leave."""
 
 
 class Rule(Protocol):

@@ -14,6 +14,7 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.files import read_json_lines
+from gistgate.request.slots import Usage
 from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from pipeline.common.drafters import make_drafter
@@ -77,7 +78,7 @@ def run_split(
 
     `prefilled` remembers the prompts for the next setting that decodes them.
     """
-    decode = decode_all if prefilled is None else prefilled.decode_all
+    decode, usage = decode_all if prefilled is None else prefilled.decode_all, Usage()
     with tqdm(total=len(prompts), desc=title, unit="prompt", mininterval=5) as bar:
         answers = decode(
             decoder,
@@ -85,8 +86,10 @@ def run_split(
             batch_size=params.decoding.batch_size,
             seeds=[params.seed * 1_000_003 + index for index in range(len(prompts))],
             progress=bar.update,
+            usage=usage,
             **request_of(prompts, pair),
         )
+        bar.set_postfix_str(f"{usage.idle:.1%} of the slots idle")
     outcomes = []
     for prompt, answer in zip(prompts, answers, strict=True):
         text = task.text(pair.tokenizer, answer.ids)

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gistgate.block import Sampling
+from gistgate.decoding.batches import read_ahead
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Memory, Row
+from gistgate.request.slots import Slots
 
 MOST_AT_ONCE = 64
 """Most tokens that a round adds; the test for rejoining looks that far back."""
@@ -34,7 +36,7 @@ class Rollout:
 
 
 class Roller:
-    """Makes rollouts in batches; a text that several of a batch share is read once."""
+    """Makes rollouts, `batch_size` at a time; a text that several of a batch share is read once."""
 
     def __init__(self, decoder: Decoder, batch_size: int, rejoin: int | None, **request: Any) -> None:
         """`rejoin`: tokens in a row that have to equal the reference's before a rollout stops early; None: never."""
@@ -42,20 +44,20 @@ class Roller:
 
     def answers(self, rollouts: Sequence[Rollout], sampling: Sampling | None = None) -> list[tuple[list[int], bool]]:
         """For each rollout its answer, and whether it stopped early because it rejoined the reference."""
-        # Rollouts come ordered by problem, so a batch shares few texts, and each of those is read once.
-        starts = range(0, len(rollouts), self.batch_size)
-        return [answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)]
 
-    def _batch(self, rollouts: Sequence[Rollout], sampling: Sampling | None) -> list[tuple[list[int], bool]]:
-        memories = memories_of(self.decoder, [(*r.prompt, *r.text) for r in rollouts])
+        # Rollouts come ordered by problem, so those read ahead share few texts, and each of these is read once.
+        def read(places: range) -> list[Memory]:
+            return memories_of(self.decoder, [(*rollouts[at].prompt, *rollouts[at].text) for at in places])
+
         done = self.decoder.resume(
-            memories,
+            read_ahead(read, len(rollouts), self.batch_size),
             [(len(r.prompt) + r.position, [r.token]) for r in rollouts],
             [len(r.prompt) for r in rollouts],
             sampling=sampling,
             seeds=[r.seed for r in rollouts],
             is_decided=None if self.rejoin is None else rejoins(rollouts, self.rejoin),
             remember=False,
+            slots=Slots(self.batch_size),
             **self.request,
         )
         return [(answer.ids, answer.finish == REJOINED) for answer, _ in done]

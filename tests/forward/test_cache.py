@@ -7,7 +7,15 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gistgate.forward.cache import GrowingLayer, RowCache, join_rows, new_cache, take_row
+from gistgate.forward.cache import (
+    GrowingLayer,
+    RowCache,
+    join_rows,
+    last_in_use,
+    new_cache,
+    right_aligned,
+    take_row,
+)
 from gistgate.forward.reader import Reader, left_padded
 from tests.architectures import SIZES, pair, prompts
 
@@ -67,14 +75,21 @@ def test_rows_of_unequal_length_are_joined_to_the_right():
         take_row(whole, 1, torch.arange(2)),
         RowCache(take_row(whole, 1, torch.arange(4)).layers),
     ]
-    joined, mask = join_rows(rows, [4, 2, 0])
-    assert mask.tolist() == [[True] * 4, [False, False, True, True], [False] * 4]
+    joined, mask = join_rows(rows, [4, 2, 0]), right_aligned([4, 2, 0], keys.device)
+    assert mask is not None and mask.tolist() == [[True] * 4, [False, False, True, True], [False] * 4]
     assert torch.equal(joined.layers[0].keys[0], keys[0]) and torch.equal(
         joined.layers[0].values[1, :, 2:], values[1, :, :2]
     )
     assert not joined.layers[0].keys[1, :, :2].any()
-    empty, mask = join_rows([RowCache([]), RowCache([])], [0, 0])
-    assert empty.get_seq_length() == 0 and mask.shape == (2, 0)
+    assert join_rows([RowCache([]), RowCache([])], [0, 0]).get_seq_length() == 0
+    assert right_aligned([3, 3], keys.device) is None
+
+
+def test_the_last_slots_in_use_are_found_behind_holes():
+    mask = torch.tensor([[True, False, True, True], [False, True, False, False]])
+    assert last_in_use(mask, 2)[0].tolist() == [2, 3] and last_in_use(mask, 3)[0].tolist() == [0, 2, 3]
+    assert last_in_use(mask, 2)[1, -1] == 1 and last_in_use(mask, 6).shape == (2, 6)
+    assert last_in_use(torch.ones(2, 0, dtype=torch.bool), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 @pytest.mark.parametrize("kind", SIZES)
@@ -105,3 +120,30 @@ def test_a_single_row_has_no_holes():
         reader.read(torch.tensor([[5, 6]]), None, keep=1)
         reader.keep(1, [0])
     assert (reader.slots, reader.known, reader.mask) == (3, [3], None)
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
+    """One row leaves with the longest text, two come in, one of them remembered; all go on as if they were alone."""
+    model = pair(kind)[0]
+    long, short, new, known = prompts(60, 11, 20, 9, seed=3)
+    reader, memory = Reader(model, 2), Reader(model, 1)
+    with torch.inference_mode():
+        reader.read(*left_padded([long[:50], short[:5]], model.device), keep=1)
+        reader.read(torch.tensor([long[50:54], short[5:9]]), None, keep=1)
+        reader.keep(4, [4, 2])
+        reader.select([1])
+        assert (reader.known, reader.slots) == ([7], 7)
+        memory.read(torch.tensor([known[:6]]), None, keep=1)
+        reader.admit([new, known], [RowCache([]), *memory.snapshot([0])], [0, 5])
+        assert (reader.known, reader.slots) == ([7, 19, 8], 19)
+        texts = [short, new, known]
+        z = reader.read(*left_padded(reader.unread(texts), model.device), keep=1)[:, -1]
+        for row, text in enumerate(texts):
+            torch.testing.assert_close(z[row], model(torch.tensor([text])).logits[0, -1], atol=1e-3, rtol=0)
+
+
+def test_rows_beside_those_that_have_read_nothing_wait_for_them():
+    reader, texts = Reader(pair("llama")[0], 2), prompts(4, 5, 3)
+    reader.admit(texts[2:], [RowCache([])], [0])
+    assert (reader.known, reader.slots, reader.unread(texts)) == ([0, 0, 0], 0, texts)

@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
+from gistgate.decoding.admission import Start, Waiting
 from gistgate.decoding.checks import models_of
 from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import Parts
@@ -17,7 +18,8 @@ from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.reader import has_window
-from gistgate.request.rows import Row
+from gistgate.request.rows import Generation, Row
+from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ MOST_ROWS = 32
 
 
 class Engine:
-    """Opens the sessions of one decoder."""
+    """Runs the requests of one decoder."""
 
     def __init__(self, name: str) -> None:
         if name not in ENGINES:
@@ -39,27 +41,48 @@ class Engine:
         self._said: set[str] = set()
         self._failed: dict[tuple[int, Sampling], str] = {}
 
-    def session(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> Session | CompiledSession:
-        """A session for these rows; the first of a new shape builds its programs, which takes seconds or minutes."""
-        if self.name == "compiled" and rows:
-            from gistgate.decoding.engines.compiled import CompiledSession
-            from gistgate.decoding.engines.program import UnsupportedError
+    def run(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> list[Generation]:
+        """The answers of these rows, in their order.
 
-            shape = (len(rows), sampling)
-            why = self._failed.get(shape) or reason_against(parts, rows)
-            if why is None:
-                try:
-                    with torch.inference_mode(False), torch.no_grad():
-                        return CompiledSession(parts, rows, stop, sampling)
-                except UnsupportedError as error:
-                    why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
-            self._explain(why)
-        return Session(parts, rows, stop, sampling)
+        The eager engine gives the slots of finished rows to others. A program has a fixed batch whose rows begin
+        together, so the compiled engine decodes each batch to its end before the next.
+        """
+        most, answers = slots.most(len(rows)), list[Generation]()
+        while len(answers) < len(rows):
+            batch = rows[len(answers) : len(answers) + most]
+            session = self.programs(parts, batch, stop, sampling, slots) if self.name == "compiled" else None
+            if session is None:
+                waiting = Waiting(map(Start, rows[len(answers) :]), most)
+                answers += [answer for answer, _ in Session(parts, waiting, stop, sampling, slots).run()]
+            else:
+                answers += session.run()
+        return answers
+
+    def programs(
+        self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots
+    ) -> CompiledSession | None:
+        """A session of programs, or None where the eager engine has to run.
+
+        The first session of a new shape builds them, which takes seconds or minutes.
+        """
+        from gistgate.decoding.engines.compiled import CompiledSession
+        from gistgate.decoding.engines.program import UnsupportedError
+
+        shape = (len(rows), sampling)
+        why = self._failed.get(shape) or reason_against(parts, rows)
+        if why is None:
+            try:
+                with torch.inference_mode(False), torch.no_grad():
+                    return CompiledSession(parts, rows, stop, sampling, slots)
+            except UnsupportedError as error:
+                why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
+        self._explain(why)
+        return None
 
     def _explain(self, why: str) -> None:
         if why not in self._said:
             self._said.add(why)
-            warnings.warn(f"This runs on the eager engine instead of the compiled one: {why}.", stacklevel=5)
+            warnings.warn(f"This runs on the eager engine instead of the compiled one: {why}.", stacklevel=6)
 
 
 def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:

@@ -20,14 +20,16 @@ from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
 from gistgate.request.rows import Generation, Row, count_notes, finished, spend
+from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
 
 
 class CompiledSession:
     """One batch through programs of fixed shape; rows that end keep their place until all have ended."""
 
-    def __init__(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling) -> None:
-        self.parts, self.rows, self.stop, self.sampling = parts, rows, stop, sampling
+    def __init__(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> None:
+        self.parts, self.rows, self.stop, self.sampling, self.told = parts, rows, stop, sampling, slots
+        self.places = {row.index: place for place, row in enumerate(rows)}
         self.num = parts.block
         self.device = parts.target.device
         self.batch = 1 << (len(rows) - 1).bit_length()
@@ -89,7 +91,7 @@ class CompiledSession:
         width = width if self._random else 0
         return torch.zeros(self.batch, width, dtype=torch.float64, device=self.device)
 
-    def run(self) -> list[tuple[Generation, None]]:
+    def run(self) -> list[Generation]:
         """Round after round until every row has ended."""
         live = [row for row in self.rows if self.stop.max_new_tokens > 0]
         for row in self.rows:
@@ -102,7 +104,7 @@ class CompiledSession:
         while live:
             self._round(live)
             live = self._retired(live)
-        return [(self.results[row.index], None) for row in self.rows]
+        return [self.results[row.index] for row in self.rows]
 
     def _prefill(self) -> None:
         """Read all of every prompt but its last token, which the first round reads."""
@@ -121,6 +123,7 @@ class CompiledSession:
 
     def _round(self, live: list[Row]) -> None:
         started = perf_counter()
+        self.told.usage.count(len(live), len(self.rows))
         feed = self._feed(live)
         uniforms = self._drawn(live)
         drafted = self._draft(live, feed, uniforms)  # 1. draft    x_1 .. x_K
@@ -141,7 +144,7 @@ class CompiledSession:
         for row in live:
             text = row.text
             room = self.stop.max_new_tokens - (len(text) - row.prompt_length) - 1
-            feed[row.index] = [text[-2] if len(text) > 1 else 0, text[-1], len(text) - 1, room]
+            feed[self.places[row.index]] = [text[-2] if len(text) > 1 else 0, text[-1], len(text) - 1, room]
         return torch.tensor(feed, device=self.device)
 
     def _drawn(self, live: Sequence[Row]) -> Tensor:
@@ -150,7 +153,7 @@ class CompiledSession:
             return self._uniforms(0)
         drawn = torch.full((self.batch, 2 * self.num + 1), 0.5, dtype=torch.float64)
         for row in live:
-            drawn[row.index] = row.uniforms(2 * self.num + 1)
+            drawn[self.places[row.index]] = row.uniforms(2 * self.num + 1)
         return drawn.to(self.device)
 
     def _draft(self, live: Sequence[Row], feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
@@ -176,20 +179,20 @@ class CompiledSession:
             num,
             vocabulary=self.parts.vocabulary,
             sampling=self.sampling,
-            uniforms=uniforms[[row.index for row in live]] if self._random else None,
+            uniforms=uniforms[[self.places[row.index] for row in live]] if self._random else None,
             want_q=False,
         )
         count_notes(live, draft.notes)
         ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
         for place, row in enumerate(live):
-            ids[row.index, : draft.ids.shape[1]] = draft.ids[place]
-            valid[row.index, : draft.ids.shape[1]] = draft.valid[place]
+            ids[self.places[row.index], : draft.ids.shape[1]] = draft.ids[place]
+            valid[self.places[row.index], : draft.ids.shape[1]] = draft.valid[place]
         return ids, valid, none, draft.forwards
 
     def _commit(self, live: Sequence[Row], answers: Sequence[Sequence[int]], forwards: int) -> list[int]:
         lengths = []
         for row in live:
-            told = answers[row.index]
+            told = answers[self.places[row.index]]
             length, own = told[-2], told[-1]
             commit(row, told[:length], told[self.num : self.num + length], own, self.stop, forwards)
             lengths.append(length)
@@ -209,3 +212,4 @@ class CompiledSession:
     def _end(self, row: Row) -> None:
         row.finish = row.finish or "length"
         self.results[row.index] = finished(row)
+        self.told.progress(1)

@@ -21,6 +21,7 @@ from gistgate.block import Acceptance, Block, Draft, Sampling
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.chains import ragged
 from gistgate.errors import UserError
+from gistgate.forward.cache import RowCache
 from gistgate.optional.retrieval.choosing import index_for
 from gistgate.optional.retrieval.search import Index
 from gistgate.optional.retrieval.store import END, Datastore
@@ -99,6 +100,11 @@ class SenDrafter(Drafter):
 
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.rows += [RowStates() for _ in texts]
 
     def propose(
         self,

@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistgate.block import Draft
+from gistgate.forward.cache import RowCache
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.drafter import SegmentDrafter
 
@@ -58,6 +59,13 @@ class RewritingDrafter(SegmentDrafter):
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
         self.own = [self.own[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        super().admit(present, texts, caches, lengths)
+        self.own += [None] * len(texts)
+        self._behind += [0] * len(texts)
 
     def _unfinished(self, own: Own | None, text: Sequence[int]) -> Own | None:
         """The same segment, or None where the text has come to its end since."""

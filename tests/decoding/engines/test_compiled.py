@@ -9,12 +9,14 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
+from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import compiled, program, store
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.errors import UserError
+from gistgate.request.slots import Usage
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
 from tests.decoding.watching import HalfGate
@@ -193,6 +195,24 @@ def test_weights_are_read_where_they_lie(traced: None):
     second = decoder.generate(BATCH[:1], max_new_tokens=8)[0].ids
     plain = Decoder(model, None, make_rule("exact"), 0).generate(BATCH[:1], max_new_tokens=8)[0].ids
     assert second == plain != first
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_more_prompts_than_slots_run_in_batches(traced: None, drafter: str):
+    """A program cannot refill slots: every batch runs to its end, and the last one may be smaller."""
+    prompts, usage, steps = [*BATCH, BATCH[0][::-1]], Usage(), []
+    made = ModelDrafter(pair("llama")[1]) if drafter == "model" else PromptLookup()
+    decoder = Decoder(pair("llama")[0], made, make_rule("exact"), 4, engine="compiled")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        answers = decode_all(
+            decoder, prompts, batch_size=2, usage=usage, progress=steps.append, max_new_tokens=NUM, eos_ids=range(20)
+        )
+    plain = Decoder(pair("llama")[0], None, make_rule("exact"), 0)
+    expected = [plain.generate([prompt], max_new_tokens=NUM, eos_ids=range(20))[0].ids for prompt in prompts]
+    assert [answer.ids for answer in answers] == expected and len({len(ids) for ids in expected}) > 2
+    assert steps == [1] * 5 and usage.idle > 0
+    assert usage.busy == sum(answer.statistics.forwards for answer in answers)
 
 
 def test_unknown_engine():

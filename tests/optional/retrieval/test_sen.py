@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from gistgate.optional.retrieval.sen import SenDrafter, longest_matches
 from gistgate.optional.retrieval.sen_tree import SenTree
 from gistgate.optional.retrieval.store import Datastore
 from gistgate.optional.trees.lookup import occurrences
+from gistgate.request.slots import Slots
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
@@ -50,6 +52,15 @@ def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
     assert num_accepted(with_store) > num_accepted(without)
     counted = [total([one.statistics for one in answers]).extra for answers in (with_store, without)]
     assert counted[0] == {"sen_no_state": len(BATCH)} and counted[1]["sen_empty_store"] > len(BATCH)
+
+
+def test_states_stay_with_their_row_when_others_come_and_go():
+    decoder = Decoder(pair("llama")[0], SenDrafter(store_of("llama", BATCH)), make_rule("exact"), 4)
+    request: dict[str, Any] = {"max_new_tokens": 24, "eos_ids": range(0, 259, 12)}
+    together = decoder.generate(BATCH, slots=Slots(2), **request)
+    for prompt, one in zip(BATCH, together, strict=True):
+        alone = decoder.generate([prompt], **request)[0]
+        assert one.ids == alone.ids and one.statistics.as_dict(False) == alone.statistics.as_dict(False)
 
 
 @pytest.mark.parametrize("kind", SIZES)

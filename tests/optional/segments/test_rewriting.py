@@ -9,6 +9,7 @@ from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.building import segment_decoder
 from gistgate.optional.segments.judges import Constant
 from gistgate.optional.segments.rule import SegmentDraw, SegmentRule
+from gistgate.request.slots import Slots
 from gistgate.rules.exact import Exact
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
@@ -36,11 +37,11 @@ class Watch:
             self.rounds.append((row.index, row.answer, drafted, int(acceptance.length[b]), judged))
 
 
-def decode(rule, opinion, prompts=PROMPTS, seeds=None, **parts):
+def decode(rule, opinion, prompts=PROMPTS, seeds=None, slots=None, **parts):
     decoder = segment_decoder(
         TARGET, DRAFT, TOKENIZER, opinion, rule, style=STYLE, limit=8, replacement="segment", **parts
     )
-    return decoder.generate(prompts, max_new_tokens=NUM, seeds=seeds)
+    return decoder.generate(prompts, max_new_tokens=NUM, seeds=seeds, slots=slots)
 
 
 def greedy():
@@ -51,6 +52,13 @@ def greedy():
 def test_closed_it_writes_the_greedy_text(partial):
     answers = decode(SegmentRule(threshold=2.0, partial=partial), Constant(1.0))
     assert [answer.ids for answer in answers] == greedy()
+
+
+def test_a_row_in_the_slot_of_a_finished_one_knows_nothing_of_its_segments():
+    rule, opinion, seeds = SegmentDraw(), Constant(0.5), [4, 2, 3]
+    together = decode(rule, opinion, seeds=seeds, slots=Slots(2))
+    alone = [decode(rule, opinion, [prompt], [seed])[0] for prompt, seed in zip(PROMPTS, seeds, strict=True)]
+    assert [(one.ids, one.reasons) for one in together] == [(one.ids, one.reasons) for one in alone]
 
 
 def test_no_segment_is_judged_before_the_refused_one_was_replaced_to_its_end():
