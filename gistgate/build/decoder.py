@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, take_settings
+from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, held_back, take_settings
 from gistgate.build.drafters import Sources, make_drafter
 from gistgate.build.models import load_draft
 from gistgate.build.wishes import Wishes, take_wishes
@@ -54,6 +54,8 @@ def build_decoder(
 
         used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards}
         check_parts(proof, gate, target, draft, tokenizer, data=sources.behind(choice.drafter), **used)
+    elif gate is not None and gate.reservation is not None:
+        choice = held_back(choice, gate.reservation)
     choice.voice(policy)
     return assemble(target, tokenizer, choice, drafter, gate, **shared)
 
@@ -90,11 +92,11 @@ def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None,
     """The gate, checked against its partners; one that is loaded already was checked by whoever loaded it.
 
     Raises:
-        UserError: the gate cannot be read, or it was trained for others.
+        UserError: the gate cannot be read, or it was trained for another architecture.
     """
     if gate is None or isinstance(gate, Gate):
         return gate
-    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer)
+    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer, elsewhere=True)
 
 
 def wishes_from(arguments: dict[str, Any], load: Callable[[Wishes], Wishes] | None = None) -> Wishes:
