@@ -86,13 +86,6 @@ def choose(wishes: Wishes, proof: Proof | None = None, *, has_gate: bool = False
     return Choice(found.rule, found.settings, block, drafter) if is_plain else found
 
 
-def held_back(choice: Choice, reservation: str) -> Choice:
-    """Strict decoding in place of a choice that would ask a gate which has this reservation."""
-    if not choice.strict_instead and "gate" not in RULES[choice.rule].needs:
-        return choice
-    return Choice(STRICT, {}, choice.block, choice.drafter, (reservation,), strict_instead=True)
-
-
 def rule_and_settings(wishes: Wishes, proof: Proof | None, has_gate: bool) -> tuple[str, dict[str, Any]]:
     """The rule's id and the settings that are named, those of a preset included.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, held_back, take_settings
+from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, take_settings
 from gistgate.build.drafters import Sources, make_drafter
 from gistgate.build.models import load_draft
 from gistgate.build.wishes import Wishes, take_wishes
@@ -15,7 +15,7 @@ from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.gates.gate import Gate
-from gistgate.rules import make_rule
+from gistgate.rules import RULES, make_rule
 
 
 def build_decoder(
@@ -58,6 +58,13 @@ def build_decoder(
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
     return assemble(target, tokenizer, choice, drafter, gate, **shared)
+
+
+def held_back(choice: Choice, reservation: str) -> Choice:
+    """Strict decoding in place of a choice that would ask a gate which has this reservation."""
+    if not choice.strict_instead and "gate" not in RULES[choice.rule].needs:
+        return choice
+    return Choice(STRICT, {}, choice.block, choice.drafter, (reservation,), strict_instead=True)
 
 
 def assemble(

@@ -17,9 +17,9 @@ from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
 from gistgate.gates.config import GateConfig
+from gistgate.gates.elsewhere import strange_roles, until_certified
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
-from gistgate.gates.elsewhere import strange_roles, until_certified
 from gistgate.identity import check_model, check_tokenizer
 
 CONFIG_FILE = "config.json"

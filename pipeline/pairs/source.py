@@ -20,6 +20,8 @@ class ModelSource:
     """Hub id or folder."""
     revision: str | None = None
     """Branch, tag or commit on the hub; None takes the newest."""
+    gguf_file: str | None = None
+    """GGUF file in the folder or repository, unpacked to `dtype`; None reads safetensors."""
     dtype: str = "bfloat16"
     """Type of the weights in memory, a name in torch."""
     device_map: str | None = None
@@ -40,9 +42,15 @@ class ModelSource:
         return Path(self.model).is_dir() or self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
 
     @property
+    def place_of_weights(self) -> str:
+        """Device of a model without a device_map."""
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
     def place(self) -> dict[str, Any]:
         """Arguments that every from_pretrained gets."""
-        return {"revision": self.revision or "main", "trust_remote_code": False}
+        gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+        return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
 
 @block

@@ -93,9 +93,8 @@ def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
 def test_certified_there_it_decides_again(place: Path) -> None:
     certify(place, OTHER)
     assert build(place, OTHER).rule.id == "autojudge"
-    with pytest.warns(UserWarning) as said:
+    with pytest.warns(UserWarning, match="because of another target|has no certificate"):
         assert build(place, TARGET).rule.id == "exact"
-    assert "because of another target" in str(said[0].message)
 
 
 def test_a_rule_without_a_gate_runs_as_asked(place: Path) -> None:
