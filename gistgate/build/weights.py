@@ -98,7 +98,7 @@ def gguf_bytes(file: Path, dtype: Any) -> int:
     from gguf import GGUFReader
 
     numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    return numbers * (torch.float32.itemsize + (2 if dtype == "auto" else int(dtype.itemsize)))
+    return numbers * (torch.float32.itemsize + (torch.float32 if dtype == "auto" else dtype).itemsize)
 
 
 def free_memory(device: torch.device) -> int | None:

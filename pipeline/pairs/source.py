@@ -9,7 +9,7 @@ import torch
 
 from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
-from pipeline.common.reading import block, nearest, read
+from pipeline.common.reading import block, build, nearest, read_yaml
 
 
 @block
@@ -71,10 +71,16 @@ def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     """Read the file of a pair.
 
     Raises:
-        UserError: there is no such pair (the nearest name is offered), or its file is damaged.
+        UserError: there is no such pair (the nearest name is offered), it has no draft, or its file is damaged.
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
         raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known, 'pairs')}")
-    return read(PairSource, path)
+    content = read_yaml(path)
+    if isinstance(content, dict) and "target" in content and content.get("draft") is None:
+        raise UserError(
+            f"{path} names no draft, and the pipeline labels the mismatches of a draft model. Name one, or certify a "
+            "drafter without a model by `gistgate calibrate --target MODEL --drafter suffix --rule prob-ratio`."
+        )
+    return build(PairSource, content, file=str(path))
