@@ -19,7 +19,7 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed test test-all test-vllm quality format deps \
+.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-vllm quality format deps \
 	docs smoke ui publish bench
 
 help:  ## list the targets
@@ -45,6 +45,10 @@ segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, meas
 speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
 	dvc repro pipeline/studies/speed/dvc.yaml
 	python -m benchmarks.speed
+
+real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folder DATA=folder, or HF_HUB_OFFLINE=0 for the hub
+	python -m pipeline.studies.real.study $(if $(MODELS),--models "$(MODELS)") $(if $(DATA),--data "$(DATA)")
+	python -m pipeline.studies.real.publish
 
 test: $(STAMP)  ## run the fast tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow"
@@ -96,7 +100,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "GistGate needs Python 3.11 or newer; name one with PYTHON=python3.12."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,docs,dev]'
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,gguf,docs,dev]'
 	@touch $(STAMP)
 
 # vLLM pins other versions than ours, so it lives apart; its wheel declares more than the tests need.

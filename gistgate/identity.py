@@ -134,13 +134,23 @@ def check_model(role: str, expected: ModelIdentity, model: PreTrainedModel) -> N
 
 def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
     """Refuse a model by its identity, as `check_model` does."""
+    check_shape(role, expected, found)
+    if has_other_weights(expected, found):
+        want, have = str(expected.fingerprint), str(found.fingerprint)
+        raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
+
+
+def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
+    """Refuse a model of another architecture or size, whatever its weights are."""
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
-        if prop == "fingerprint":
-            if want and have and want != have:
-                raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
-        elif want != have:
+        if prop != "fingerprint" and want != have:
             raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name))
+
+
+def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
+    """Whether the weights are known to differ; a missing fingerprint cannot differ."""
+    return None not in (expected.fingerprint, found.fingerprint) and expected.fingerprint != found.fingerprint
 
 
 def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:

@@ -15,7 +15,7 @@ from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.gates.gate import Gate
-from gistgate.rules import make_rule
+from gistgate.rules import RULES, make_rule
 
 
 def build_decoder(
@@ -54,8 +54,17 @@ def build_decoder(
 
         used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards}
         check_parts(proof, gate, target, draft, tokenizer, data=sources.behind(choice.drafter), **used)
+    elif gate is not None and gate.reservation is not None:
+        choice = held_back(choice, gate.reservation)
     choice.voice(policy)
     return assemble(target, tokenizer, choice, drafter, gate, **shared)
+
+
+def held_back(choice: Choice, reservation: str) -> Choice:
+    """Strict decoding in place of a choice that would ask a gate which has this reservation."""
+    if not choice.strict_instead and "gate" not in RULES[choice.rule].needs:
+        return choice
+    return Choice(STRICT, {}, choice.block, choice.drafter, (reservation,), strict_instead=True)
 
 
 def assemble(
@@ -90,11 +99,11 @@ def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None,
     """The gate, checked against its partners; one that is loaded already was checked by whoever loaded it.
 
     Raises:
-        UserError: the gate cannot be read, or it was trained for others.
+        UserError: the gate cannot be read, or it was trained for another architecture.
     """
     if gate is None or isinstance(gate, Gate):
         return gate
-    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer)
+    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer, elsewhere=True)
 
 
 def wishes_from(arguments: dict[str, Any], load: Callable[[Wishes], Wishes] | None = None) -> Wishes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +11,16 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes
 from gistgate.errors import UserError
 from gistgate.identity import check_same_tokenizer
 from gistgate.request.stopping import eos_ids
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+UNTEMPLATED = (
+    "This tokenizer has a chat template, and the prompt is not wrapped in it. Instruction-tuned models answer worse "
+    "without it; --chat uses it."
+)
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,8 @@ class Target:
             UserError: the tokenizer has no chat template.
         """
         if not chat:
+            if self.tokenizer.chat_template is not None:
+                warnings.warn(UNTEMPLATED, stacklevel=2)
             return list(self.tokenizer(prompt).input_ids)
         if self.tokenizer.chat_template is None:
             raise UserError("This tokenizer has no chat template. Leave --chat away.")
@@ -46,8 +54,8 @@ class Target:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def load_target(name: str, dtype: str = "auto", device: str | None = None) -> Target:
-    """A model by hub id or folder, on the GPU where there is one.
+def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf: str | None = None) -> Target:
+    """A model by hub id or folder, on the GPU where there is one; `gguf` names a GGUF file there.
 
     Raises:
         UserError: there is no such dtype, or the model cannot be loaded.
@@ -55,9 +63,11 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None) -> Ta
     if dtype not in DTYPES:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
-    model = load_model("model", name, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=wanted)
+    name, place = placed(name, gguf)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model("model", name, device, dtype=wanted, **place)
     try:
-        return Target(model, AutoTokenizer.from_pretrained(name))
+        return Target(model, AutoTokenizer.from_pretrained(name, **place))
     except (OSError, ValueError) as error:
         raise UserError(unloadable("tokenizer", name, error)) from error
 
@@ -68,7 +78,7 @@ def load_draft(
     """The draft model in the target's dtype and on its device; a model that is loaded already stays as it is.
 
     Args:
-        draft: hub id, folder or loaded model.
+        draft: hub id, folder, GGUF file or loaded model.
         target: the target that it drafts for.
         tokenizer: the target's tokenizer; the draft's own one is compared with it where both are at hand.
         revision: revision on the hub.
@@ -78,8 +88,9 @@ def load_draft(
     """
     if not isinstance(draft, str | Path):
         return draft
-    model = load_model("draft", str(draft), target.device, dtype=target.dtype, revision=revision)
-    own = load_draft_tokenizer(str(draft), revision) if tokenizer is not None else None
+    name, place = placed(str(draft))
+    model = load_model("draft", name, target.device, dtype=target.dtype, revision=revision, **place)
+    own = load_draft_tokenizer(name, revision, **place) if tokenizer is not None else None
     if own is not None:
         check_same_tokenizer(tokenizer, own)
     return model
@@ -89,8 +100,10 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
     """A model for decoding; `role` names it in messages, and `options` go to transformers.
 
     Raises:
-        UserError: the model cannot be loaded.
+        UserError: the model cannot be loaded, or memory does not suffice for it.
     """
+    check_gguf(name, options)
+    check_memory({name: weight_bytes(name, options["dtype"], options.get("gguf_file"))}, device)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
     except (OSError, ValueError) as error:
@@ -98,12 +111,12 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
     return model.to(device).eval()
 
 
-def load_draft_tokenizer(name: str, revision: str = "main") -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a draft's folder or repository; None where there is none to compare."""
-    if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
+def load_draft_tokenizer(name: str, revision: str = "main", **place: str) -> PreTrainedTokenizerBase | None:
+    """The tokenizer in a draft's folder, repository or GGUF file; None where there is none to compare."""
+    if Path(name).is_dir() and not place and not any(Path(name).glob("tokenizer*")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision)
+        return AutoTokenizer.from_pretrained(name, revision=revision, **place)
     except (OSError, ValueError):
         return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,14 @@ def task_scope(task: Any, prompts: Any) -> dict[str, Any]:
 
 
 def task_hash(task: Any) -> str:
-    """Hash of how a task is asked and judged; its own file is included where data/tasks has one."""
-    own = Path("data/tasks") / f"{task.name}.yaml"
+    """Hash of how a task is asked and judged; its own files are included where data/tasks has them."""
     limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
-    return fingerprint(limits, *([own] if own.is_file() else []))
+    return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))
+
+
+def files_of(task: Path) -> list[Path]:
+    """The file of a task and those that it takes in by `include`; empty where there is none."""
+    if not task.is_file():
+        return []
+    taken = re.search(r"^include:\s*['\"]?([^\s'\"]+)", task.read_text(encoding="utf-8"), re.MULTILINE)
+    return [task, *(files_of(task.parent / taken[1]) if taken else [])]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.build.wishes import AUTO, Wishes
-from gistgate.cli.options import Chat, Dtype, Length, Prompt, Seed, Stops, System, TargetName, with_wishes
+from gistgate.cli.options import Chat, Dtype, Gguf, Length, Prompt, Seed, Stops, System, TargetName, with_wishes
 
 if TYPE_CHECKING:
     from gistgate.build.models import Target
@@ -24,6 +24,7 @@ def generate(
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 256,
     stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     chat: Chat = False,
@@ -40,7 +41,7 @@ def generate(
     from gistgate.observing.race import settle_batches
     from gistgate.observing.shadow import shadow, summary
 
-    loaded = load(target, dtype, wishes, temperature, chat, system)
+    loaded = load(target, dtype, wishes, temperature, chat, system, gguf)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
     ids = loaded.target.encode(read(prompt), chat, system)
@@ -63,6 +64,7 @@ def trace(
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 256,
     stop: Stops = [],  # noqa: B006
     chat: Chat = False,
@@ -76,7 +78,7 @@ def trace(
     from gistgate.cli import show
     from gistgate.observing.trace import trace as traced
 
-    loaded, text = load(target, dtype, wishes, chat=chat, system=system), read(prompt)
+    loaded, text = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf), read(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:
         from gistgate.pages.trace import write_trace
@@ -99,6 +101,7 @@ def bench(
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 128,
 ) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
@@ -106,7 +109,7 @@ def bench(
     from gistgate.files import read_text
     from gistgate.observing.race import side_by_side
 
-    loaded = load(target, dtype, wishes)
+    loaded = load(target, dtype, wishes, gguf=gguf)
     ids = [loaded.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
     show.say(show.timed(side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))))
 
@@ -130,6 +133,7 @@ def load(
     temperature: float = 0.0,
     chat: bool = False,
     system: str | None = None,
+    gguf: str | None = None,
 ) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
@@ -145,7 +149,7 @@ def load(
     proof = named_proof(wishes)
     if proof is not None:
         check_request(proof, temperature=temperature, chat=chat, system=system)
-    loaded = load_target(target, dtype)
+    loaded = load_target(target, dtype, gguf=gguf)
     return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))
 
 

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Length, System, TargetName, with_wishes
+from gistgate.cli.options import Chat, Dtype, Gguf, Length, System, TargetName, with_wishes
 
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
@@ -25,6 +25,7 @@ def doctor(
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 64,
     chat: Chat = False,
     system: System = None,
@@ -36,7 +37,7 @@ def doctor(
     from gistgate.files import read_text
     from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run
 
-    loaded = load(target, dtype, wishes, chat=chat, system=system)
+    loaded = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf)
     lines = [line for line in read_text(prompts).splitlines() if line.strip()][:MOST]
     ids = [loaded.target.encode(line, chat, system) for line in lines]
     request = loaded.request(max_new_tokens, [])

@@ -11,7 +11,8 @@ import typer
 
 from gistgate.build.wishes import Wishes
 
-TargetName = Annotated[str, typer.Argument(help="Target model: hub id or folder.", metavar="TARGET")]
+TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
+Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
 Prompt = Annotated[str, typer.Argument(help="Text to continue; - reads it from standard input.", metavar="PROMPT")]
 Dtype = Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")]
 Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, in tokens.", min=1)]
@@ -29,7 +30,7 @@ def option(help: str, *names: str, **limits: Any) -> Any:
     return typer.Option(*names, help=help, rich_help_panel=PANEL, **limits)
 
 
-Draft = Annotated[str | None, option("Draft model: hub id or folder.")]
+Draft = Annotated[str | None, option("Draft model: hub id, folder or GGUF file.")]
 Drafter = Annotated[
     str | None,
     option(

@@ -17,6 +17,7 @@ from gistgate.errors import UserError
 from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
 from gistgate.gates.config import GateConfig
+from gistgate.gates.elsewhere import strange_roles, until_certified
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
 from gistgate.identity import check_model, check_tokenizer
@@ -34,6 +35,8 @@ class Gate(nn.Module):
         self.config = config
         self.proof: Proof | None = None
         """What certificate.json beside the gate proves; None without the file, and where it is another gate's."""
+        self.reservation: str | None = None
+        """Why the gate may not decide anything yet: it was trained on other weights, and nothing is certified here."""
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
         self.layers = layers_needed(self.features)
@@ -121,10 +124,13 @@ class Gate(nn.Module):
         target: PreTrainedModel | None = None,
         draft: PreTrainedModel | None = None,
         tokenizer: Any = None,
+        elsewhere: bool = False,
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
-        A proof beside the gate that was made for other weights or models is not taken over; a warning says why.
+        A proof beside the gate that was made for other weights or models is not taken over; a warning says why. With
+        `elsewhere` the models may have other weights of the same architecture. Unless the proof is about these
+        weights, `reservation` then says so, and the caller has to decode strictly.
 
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
@@ -133,12 +139,15 @@ class Gate(nn.Module):
         config = GateConfig.from_json(read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
         gate = cls(config)
         gate._fill(load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
-        gate.check(target, draft, tokenizer)
+        strange = strange_roles(config, target, draft) if elsewhere else {}
+        gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
         proof = read_proof(folder)
         broken = None if proof is None else proof.mismatch(gate, target, draft, tokenizer)
         if broken is None:
             gate.proof = proof
-        else:
+        if strange and gate.proof is None:
+            gate.reservation = until_certified(folder, config, proof, target, draft, list(strange))
+        elif broken is not None:
             warnings.warn(broken, stacklevel=2)
         return gate
 

@@ -41,6 +41,8 @@ class Outcome:
     """The task's metric against the document, in [0, 1]."""
     statistics: Statistics
     """What was counted."""
+    cut: bool = False
+    """Whether the limit of tokens ended the answer."""
 
 
 def read_prompts(split: str) -> list[dict[str, Any]]:
@@ -94,5 +96,5 @@ def run_split(
     for prompt, answer in zip(prompts, answers, strict=True):
         text = task.text(pair.tokenizer, answer.ids)
         score = task.score(prompt["doc"], text)
-        outcomes.append(Outcome(prompt["id"], answer.ids, text, score, answer.statistics))
+        outcomes.append(Outcome(prompt["id"], answer.ids, text, score, answer.statistics, answer.finish == "length"))
     return outcomes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.weights import check_gguf, check_memory, weight_bytes
 from gistgate.errors import UserError
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -30,7 +31,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
         source, lambda: AutoModelForCausalLM.from_pretrained(source.model, dtype=dtype, **extra, **source.place)
     )
     if not source.device_map:
-        model = model.to(source.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        model = model.to(source.place_of_weights)
     return model.eval().requires_grad_(False)
 
 
@@ -46,9 +47,21 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 def load_draft_tokenizer(source: PairSource) -> PreTrainedTokenizerBase | None:
     """The draft's own tokenizer, to compare; None where its folder has none."""
-    if source.draft.is_folder and not any(Path(source.draft.model).glob("tokenizer*")):
+    if source.draft.is_folder and not source.draft.gguf_file and not any(Path(source.draft.model).glob("tokenizer*")):
         return None
     return attempt(source.draft, lambda: AutoTokenizer.from_pretrained(source.draft.model, **source.draft.place))
+
+
+def check_room(sources: Sequence[ModelSource]) -> None:
+    """Refuse models that do not fit into memory together, before the first of them is loaded.
+
+    Raises:
+        UserError: their weights need more than is free.
+    """
+    for device in {source.place_of_weights for source in sources if not source.device_map}:
+        here = [source for source in sources if source.place_of_weights == device and source.is_folder]
+        sizes = {one.model: weight_bytes(one.model, getattr(torch, one.dtype), one.gguf_file) for one in here}
+        check_memory(sizes, device)
 
 
 def attempt(source: ModelSource, read: Callable[[], T]) -> T:
@@ -62,6 +75,8 @@ def attempt(source: ModelSource, read: Callable[[], T]) -> T:
             f"The model folder {source.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
             "else correct the path in models/pairs/."
         )
+    if source.is_folder:
+        check_gguf(source.model, source.place)
     try:
         return read()
     except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError, HFValidationError) as error:

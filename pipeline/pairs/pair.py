@@ -9,7 +9,14 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.common.paths import PAIRS
-from pipeline.pairs.loading import check_vocabularies, load_config, load_draft_tokenizer, load_model, load_tokenizer
+from pipeline.pairs.loading import (
+    check_room,
+    check_vocabularies,
+    load_config,
+    load_draft_tokenizer,
+    load_model,
+    load_tokenizer,
+)
 from pipeline.pairs.source import ModelSource, read_pair
 
 
@@ -37,10 +44,11 @@ def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
     """Load both models and the tokenizer, frozen and in evaluation mode.
 
     Raises:
-        UserError: unknown pair, a model that cannot be read or reached, or vocabularies that differ.
+        UserError: unknown pair, a model that cannot be read or reached, vocabularies that differ, or too little memory.
     """
     source = read_pair(params.pair, folder)
     tokenizer = load_tokenizer(source)
+    check_room([source.target, source.draft])
     target, draft = load_model(source.target), load_model(source.draft)
     sizes = {"target": num_embeddings(target), "draft": num_embeddings(draft)}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)

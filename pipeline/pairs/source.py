@@ -9,7 +9,7 @@ import torch
 
 from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
-from pipeline.common.reading import block, nearest, read
+from pipeline.common.reading import block, build, nearest, read_yaml
 
 
 @block
@@ -20,6 +20,8 @@ class ModelSource:
     """Hub id or folder."""
     revision: str | None = None
     """Branch, tag or commit on the hub; None takes the newest."""
+    gguf_file: str | None = None
+    """GGUF file in the folder or repository, unpacked to `dtype`; None reads safetensors."""
     dtype: str = "bfloat16"
     """Type of the weights in memory, a name in torch."""
     device_map: str | None = None
@@ -40,9 +42,15 @@ class ModelSource:
         return Path(self.model).is_dir() or self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
 
     @property
+    def place_of_weights(self) -> str:
+        """Device of a model without a device_map."""
+        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    @property
     def place(self) -> dict[str, Any]:
         """Arguments that every from_pretrained gets."""
-        return {"revision": self.revision or "main", "trust_remote_code": False}
+        gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
+        return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
 
 @block
@@ -63,10 +71,16 @@ def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     """Read the file of a pair.
 
     Raises:
-        UserError: there is no such pair (the nearest name is offered), or its file is damaged.
+        UserError: there is no such pair (the nearest name is offered), it has no draft, or its file is damaged.
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
         raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known, 'pairs')}")
-    return read(PairSource, path)
+    content = read_yaml(path)
+    if isinstance(content, dict) and "target" in content and content.get("draft") is None:
+        raise UserError(
+            f"{path} names no draft, and the pipeline labels the mismatches of a draft model. Name one, or certify a "
+            "drafter without a model by `gistgate calibrate --target MODEL --drafter suffix --rule prob-ratio`."
+        )
+    return build(PairSource, content, file=str(path))

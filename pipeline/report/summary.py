@@ -68,6 +68,7 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
             key: ratio_of_sums(results.seconds(base), results.seconds(name), level=LEVEL, seed=params.seed).as_dict()
             for key, base in REFERENCES.items()
         },
+        "cut": evaluation["cut"],
         "target_forwards": evaluation["statistics"]["forwards"],
         "n": evaluation["n"],
     }

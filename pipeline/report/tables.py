@@ -75,8 +75,15 @@ def caption(summary: dict[str, Any]) -> str:
     return (
         f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
-        f"{percent(summary['plain']['accuracy'])} %."
+        f"{percent(summary['plain']['accuracy'])} %.{cut(summary['methods'])}"
     )
+
+
+def cut(methods: dict[str, dict[str, Any]]) -> str:
+    """How many answers of each method the limit ended; nothing where none was, and for results without this count."""
+    counts = {name: method["cut"] for name, method in methods.items() if method.get("cut")}
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items())
+    return f" Answers cut at the limit: {listed}." if counts else ""
 
 
 BESIDE = ("run", "accuracy of plain, %", "length of strict", "gate", "its length", "its difference, points")

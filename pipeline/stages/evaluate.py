@@ -108,7 +108,8 @@ class Evaluation:
         judged = self.judged[same]
         write_json_lines(folder / "samples.jsonl", judged.samples)
         write_json(folder / "summary.json", self.summary(point, judged))
-        print(f"{point.method}: accuracy {judged.accuracy:.4f}, tau {judged.statistics.mean_accepted_length:.3f}")
+        tau, cut = judged.statistics.mean_accepted_length, f"{judged.cut} of {len(judged.samples)} answers cut"
+        print(f"{point.method}: accuracy {judged.accuracy:.4f}, tau {tau:.3f}, {cut} at the limit")
 
     def judge(self, decoder: Decoder) -> Judged:
         """lm-eval's verdict on a decoder."""
@@ -149,6 +150,7 @@ class Evaluation:
             "metric": self.task.metric,
             "n": len(judged.samples),
             "accuracy": judged.accuracy,
+            "cut": judged.cut,
             "mean_accepted_length": counted.mean_accepted_length,
             "loose_per_100": counted.loose_per_100,
             "statistics": counted.as_dict(timed=False),

@@ -10,6 +10,7 @@ flatters their accuracy on everything but test; summary.json says so beside the 
 from __future__ import annotations
 
 import random
+import warnings
 from itertools import islice
 from pathlib import Path
 
@@ -27,6 +28,10 @@ from pipeline.tasks.loading import load_task
 PROMPTS = Path("data/prompts")
 SPLITS = ("calibration", "development", "train")
 """Splits that share the training documents, in the order they are served: more training prompts move no other split."""
+UNTEMPLATED = (
+    "The tokenizer has a chat template, and `prompting.chat_template` in params.yaml is false. Instruction-tuned "
+    "models answer worse without their template; set it to true unless the model is a base model."
+)
 NOTE = (
     "Train, development and calibration prompts come from the task's training split. A pretrained model may have seen "
     "those problems; only the test prompts speak about unseen ones."
@@ -36,7 +41,10 @@ NOTE = (
 def main() -> None:
     params = read_params()
     source = read_pair(params.pair)
-    maker = PromptMaker(load_task(params), load_tokenizer(source), context_length(source))
+    tokenizer = load_tokenizer(source)
+    if tokenizer.chat_template is not None and not params.prompting.chat_template:
+        warnings.warn(UNTEMPLATED, stacklevel=1)
+    maker = PromptMaker(load_task(params), tokenizer, context_length(source))
     write_prompts(maker, params, PROMPTS)
 
 

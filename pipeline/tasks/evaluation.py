@@ -18,7 +18,7 @@ class Judged:
     """What lm-eval found."""
 
     samples: list[dict[str, Any]]
-    """Per prompt: id, correct (the metric's value), text, statistics; in the prompts' order."""
+    """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
     statistics: Statistics
     """The sum over the prompts."""
 
@@ -26,6 +26,11 @@ class Judged:
     def accuracy(self) -> float:
         """Mean of the task's metric."""
         return float(sum(sample["correct"] for sample in self.samples) / len(self.samples))
+
+    @property
+    def cut(self) -> int:
+        """Answers that the limit ended; their metric says little about their meaning."""
+        return sum(sample["cut"] for sample in self.samples)
 
 
 def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
@@ -53,6 +58,6 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
             raise UserError("data/prompts/test.jsonl is out of date: lm-eval serves other tokens. Run `prompts` again.")
         counted.append(answers[0].statistics)
         score, text = found[index]
-        statistics = answers[0].statistics.as_dict(timed=False)
-        samples.append({"id": prompt["id"], "correct": score, "text": text, "statistics": statistics})
+        told = {"cut": answers[0].finish == "length", "statistics": answers[0].statistics.as_dict(timed=False)}
+        samples.append({"id": prompt["id"], "correct": score, "text": text, **told})
     return Judged(samples, total(counted))

@@ -136,7 +136,7 @@ def load_models(options: Options) -> Models:
         if model is not None:
             model.requires_grad_(False)
     target.tokenizer.padding_side = "left"
-    gate = Gate.load(options.gate, target.model, draft, target.tokenizer) if options.gate else None
+    gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
     return Models(target.model, draft, target.tokenizer, gate)
 
 

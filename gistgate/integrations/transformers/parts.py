@@ -58,7 +58,7 @@ def checked_gate(
         UserError: the gate cannot be found or read, or it was trained for others.
     """
     if isinstance(gate, str | Path):
-        return Gate.load(folder_of(gate), target, draft, tokenizer)
+        return Gate.load(folder_of(gate), target, draft, tokenizer, elsewhere=True)
     gate.check(target, draft, tokenizer)
     return gate
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
+from gistgate.certificates.scope import task_hash
 from gistgate.files import fingerprint
 from gistgate.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.lm_eval.task import Prompting
@@ -59,3 +60,14 @@ def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
     path.write_text("two")
     after = scope_of(params, "fly", pair, TASK, None)
     assert {key for key in before if before[key] != after[key]} == {"prompts"}
+
+
+def test_a_file_that_the_task_includes_belongs_to_the_task(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    tasks = tmp_path / "data/tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "sums.yaml").write_text("include: base.yaml\ntask: sums\n")
+    (tasks / "base.yaml").write_text("num_fewshot: 0\n")
+    before = task_hash(TASK)
+    (tasks / "base.yaml").write_text("num_fewshot: 1\n")
+    assert task_hash(TASK) != before

@@ -11,6 +11,7 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from gistgate.build import weights
 from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
 from pipeline.pairs.pair import check_pair, load_pair
@@ -97,6 +98,21 @@ def test_a_few_later_special_tokens_are_no_difference(tmp_path, target):
 def test_an_unknown_pair_offers_the_nearest_name():
     with pytest.raises(UserError, match="There is no pair 'embeded' in models/pairs. Did you mean 'embedded'?"):
         read_pair("embeded")
+
+
+def test_a_target_without_a_draft_is_sent_to_the_command_that_needs_none(tmp_path, target):
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump({"target": {"model": str(target)}}))
+    with pytest.raises(UserError, match="alone.yaml names no draft, .* `gistgate calibrate .* --drafter suffix"):
+        read_pair("alone", tmp_path)
+
+
+def test_weights_that_memory_cannot_hold_together_are_refused_first(tmp_path, target, monkeypatch):
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
+    one = weights.weight_bytes(str(target), torch.float32)
+    monkeypatch.setattr(weights, "free_memory", lambda _device: one)
+    monkeypatch.setattr("pipeline.pairs.pair.load_model", lambda _source: pytest.fail("was loaded"))
+    with pytest.raises(UserError, match=r"The weights need .*target .*draft"):
+        load_pair(params, tmp_path)
 
 
 def test_a_mistyped_key_names_the_file(tmp_path, target):

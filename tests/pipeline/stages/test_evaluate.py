@@ -99,6 +99,7 @@ def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPat
     texts = {name: [(sample["id"], sample["text"]) for sample in rows] for name, rows in samples.items()}
     assert texts["plain"] == texts["exact"] == texts["prob"] != texts["random"]
     assert [sample["id"] for sample in samples["fly"]] == [f"test-{index}" for index in range(5)]
+    assert summaries["plain"]["cut"] == 5 and all(row["cut"] for row in samples["plain"])  # random weights never stop
     assert all(summary["n"] == 5 for summary in summaries.values())
     statistics = summaries["exact"]["statistics"]
     assert statistics["forwards"] == sum(sample["statistics"]["forwards"] for sample in samples["exact"])

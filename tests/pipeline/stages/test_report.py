@@ -39,6 +39,7 @@ def evaluation(name):
         "knob": 0.2 if name == "judge" else None,
         "n": 4,
         "accuracy": sum(CORRECT[name]) / 4,
+        "cut": 2 if name == "judge" else 0,
         "mean_accepted_length": 6.0,
         "loose_per_100": 7.0,
         "statistics": STATISTICS,
@@ -95,6 +96,7 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
         "certified_bound",
         "accuracy",
         "accuracy_difference",
+        "cut",
         "mean_accepted_length",
         "loose_per_100",
         "speed",
@@ -108,6 +110,14 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
     assert summary["methods"]["prob"]["certified_bound"] is None
     assert summary["methods"]["exact"]["certified_bound"] == 0.0
     assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
+
+
+def test_answers_cut_at_the_limit_are_shown(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    assert tables.caption(summary).endswith(" %. Answers cut at the limit: judge 2.")
+    for method in summary["methods"].values():
+        del method["cut"]
+    assert tables.caption(summary).endswith(" %.")
 
 
 def test_frontier_holds_every_setting(folder):

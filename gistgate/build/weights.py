@@ -1,0 +1,121 @@
+"""Where the weights of a model lie, and whether memory suffices for them: known before anything is loaded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from gistgate.errors import UserError
+
+GGUF = ".gguf"
+GROUP = Path("/sys/fs/cgroup")
+"""Where Linux says how much memory a container may take."""
+
+
+def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
+    """What `from_pretrained` is called with: the folder or hub id, and the GGUF file in it if there is one.
+
+    A name that is itself a GGUF file stands for its folder and that file.
+    """
+    path = Path(name).expanduser()
+    if gguf is None and path.suffix == GGUF and path.is_file():
+        return str(path.parent), {"gguf_file": path.name}
+    return name, {} if gguf is None else {"gguf_file": gguf}
+
+
+def check_gguf(name: str, place: Mapping[str, str]) -> None:
+    """Refuse a GGUF file that cannot be read, before transformers tries.
+
+    Raises:
+        UserError: the folder lacks the file, or the package that reads it is not installed.
+    """
+    file = place.get("gguf_file")
+    if file is None:
+        return
+    if Path(name).is_dir() and not (Path(name) / file).is_file():
+        known = ", ".join(sorted(path.name for path in Path(name).glob(f"*{GGUF}"))) or "none"
+        raise UserError(f"The folder {name} has no file {file} (GGUF files there: {known}). Correct the name.")
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise UserError("GGUF files are read by the package `gguf`. Run `pip install 'gistgate[gguf]'`.") from error
+
+
+def check_memory(models: Mapping[str, int | None], device: Any = "cpu") -> None:
+    """Refuse models that memory cannot hold.
+
+    Args:
+        models: bytes of weights by the name of the model; None where they are not known, which refuses nothing.
+        device: where the weights go.
+
+    Raises:
+        UserError: they need more than is free.
+    """
+    needed, free = sum(size or 0 for size in models.values()), free_memory(torch.device(device))
+    if free is None or needed <= free:
+        return
+    listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in models.items() if size)
+    raise UserError(
+        f"The weights need {needed / 1e9:.1f} GB ({listed}), and {free / 1e9:.1f} GB are free on {device}. "
+        "Close other programs, choose a smaller model or a dtype of half the size, or use a machine with more memory."
+    )
+
+
+def weight_bytes(name: str, dtype: Any, gguf: str | None = None) -> int | None:
+    """Bytes that a model in a folder needs once it is loaded, from the headers of its files.
+
+    Args:
+        name: folder; of a hub id nothing is known.
+        dtype: type in memory, or "auto" for that of the files.
+        gguf: GGUF file in the folder; it is unpacked to float32 before it gets its dtype.
+    """
+    folder = Path(name)
+    if gguf is not None:
+        return gguf_bytes(folder / gguf, dtype) if (folder / gguf).is_file() else None
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        return sum(file_bytes(file, dtype) for file in files) if files else None
+    except (SafetensorError, OSError):  # loading names the damaged file
+        return None
+
+
+def file_bytes(file: Path, dtype: Any) -> int:
+    """Bytes of a safetensors file's tensors in `dtype`."""
+    if dtype == "auto":
+        return file.stat().st_size
+    with safe_open(file, framework="pt") as opened:
+        numbers = (math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
+        return int(sum(numbers) * dtype.itemsize)
+
+
+def gguf_bytes(file: Path, dtype: Any) -> int:
+    """Bytes while a GGUF file is unpacked: all of it in float32, and the model beside it."""
+    from gguf import GGUFReader
+
+    numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
+    return numbers * (torch.float32.itemsize + (torch.float32 if dtype == "auto" else dtype).itemsize)
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that are free on a device; None where the system does not say."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    lines = read(Path("/proc/meminfo")).splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    limit, used = (read(GROUP / file).strip() for file in ("memory.max", "memory.current"))
+    if limit.isdecimal() and used.isdecimal():
+        found.append(int(limit) - int(used))
+    return min(found, default=None)
+
+
+def read(file: Path) -> str:
+    """The text of a file of the system; empty where there is none."""
+    try:
+        return file.read_text()
+    except OSError:
+        return ""

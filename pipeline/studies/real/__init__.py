@@ -1,0 +1,1 @@
+"""A pair of pretrained models through the whole pipeline."""

@@ -1,0 +1,35 @@
+"""pipeline/studies/real/params.yaml: the pair and task of `make real`, and what differs from params.yaml."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import Any
+
+from pipeline.common.paths import STUDIES
+from pipeline.common.reading import Count, block
+
+FILE = STUDIES / "real/params.yaml"
+
+
+@block
+class ProposeParams:
+    """How K is measured."""
+
+    blocks: tuple[Count, ...] = (2, 3, 4, 5, 6)
+    """K that are tried, in tokens."""
+    prompts: Count = 4
+    """Training prompts that are decoded with every K, in prompts."""
+    max_new_tokens: Count = 48
+    """Longest answer of the measurement, in tokens."""
+
+
+@block
+class RealParams:
+    """One pair with one task."""
+
+    changes: dict[str, Any]
+    """What differs from params.yaml, block by block; null takes a key away."""
+    folders: dict[str, str] = field(default_factory=dict)
+    """Folder of each role (`target`, `draft`) below the folder of models that the command line names."""
+    propose: ProposeParams | None = None
+    """How K is measured; None keeps decoding.block and decoding.strict_block."""

@@ -1,0 +1,64 @@
+"""Measure which K suits the pair on this machine, for strict decoding, one row at a time.
+
+python -m pipeline.studies.real.propose [--params FILE]      data/prompts -> block.json, in the copy of the study
+
+The K of the fastest strict decoding becomes both decoding.block and decoding.strict_block. A loose rule accepts more
+and may be faster with a larger K; K is part of its certificate, so that the sweep of `benchmarks.block` decides that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gistgate.files import write_json
+from gistgate.observing.outlook import Costs, Outlook, measure, outlook, strict_run
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.common.reading import read
+from pipeline.pairs.pair import load_pair
+from pipeline.params import MethodParams, read_params
+from pipeline.speed.clock import machine
+from pipeline.studies.real.params import FILE, ProposeParams, RealParams
+from pipeline.studies.real.study import PROPOSAL
+
+
+def main(params: Annotated[Path, typer.Option(help="File of the study.")] = FILE) -> None:
+    asked = read(RealParams, params).propose or ProposeParams()
+    pair, prompts = load_pair(read_params()), read_prompts("train")[: asked.prompts]
+    ids = [prompt["ids"] for prompt in prompts]
+    request = {**request_of(prompts, pair), "max_new_tokens": asked.max_new_tokens}
+    decoder = make_decoder(pair, MethodParams("exact"), {}, max(asked.blocks))
+    costs = measure(decoder, ids, sorted({min(asked.blocks), max(asked.blocks)}), **request)
+    counted = strict_run(decoder, ids, max(asked.blocks), **request)
+    found = [outlook(costs, counted.histogram, block) for block in asked.blocks]
+    best = max(found, key=lambda one: one.strict)
+    write_json(
+        PROPOSAL,
+        {
+            "decoding": {"block": best.block, "strict_block": best.block},
+            "costs": asdict(costs),
+            "outlooks": [asdict(one) for one in found],
+            "prompts": len(ids),
+            "machine": machine(),
+        },
+    )
+    print("\n".join([said(costs), *map(line, found), f"proposed K: {best.block}"]))
+
+
+def said(costs: Costs) -> str:
+    """The measured costs."""
+    verified = ", ".join(f"v({k}) = {cost:.2f}" for k, cost in costs.verify.items())
+    return f"target step {1000 * costs.step:.0f} ms, draft step c = {costs.draft:.2f}, {verified}"
+
+
+def line(one: Outlook) -> str:
+    """What one K promises."""
+    return f"K {one.block}: tau {one.tau:.2f}, strict {one.strict:.2f} times plain, at most {one.ceiling:.2f}"
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,108 @@
+"""A pair of pretrained models through the whole pipeline, from `pair` to `report`, in a copy of the project.
+
+    python -m pipeline.studies.real.study                                   hub ids; set HF_HUB_OFFLINE=0 to fetch them
+    python -m pipeline.studies.real.study --models ~/models --data ~/gsm8k  folders instead of the hub
+    python -m pipeline.studies.real.study --params other.yaml --folder /scratch/other
+
+The copy lies in .scratch/real and stays: after an interruption the same command goes on there, and the project's own
+results and dvc.lock remain as they are. K is measured once, behind the stage `prompts`, and written into the copy's
+parameters. `python -m pipeline.studies.real.publish` copies the results into docs/results/real.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_text
+from pipeline.common.entry import run
+from pipeline.common.paths import PAIRS, PARAMS, SCRATCH
+from pipeline.common.reading import nearest, read, read_yaml
+from pipeline.smoke import ROOT, copy_project, dvc, environment, merged
+from pipeline.studies.real.params import FILE, RealParams
+
+FOLDER = SCRATCH / "real"
+PROPOSAL = Path("block.json")
+"""In the copy: the measured K."""
+
+
+def main(
+    models: Annotated[Path | None, typer.Option(help="Folder of models that replaces the hub.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    params: Annotated[Path, typer.Option(help="File of the pair, the task and the sizes.")] = FILE,
+    folder: Annotated[Path, typer.Option(help="Where the copy of the project lies.")] = FOLDER,
+    until: Annotated[str | None, typer.Option(help="Last stage to run; default: all.")] = None,
+) -> None:
+    study, place = read(RealParams, params), folder.resolve()
+    changes = study.changes if data is None else {**study.changes, "task_data": str(existing(data))}
+    prepare(place, changes, {} if models is None else local_folders(study, existing(models)))
+    if study.propose is not None:
+        dvc(place, "repro", "prompts")
+        propose(place, params)
+        prepare_params(place, changes)
+    dvc(place, "repro", *([] if until is None else [until]))
+
+
+def existing(folder: Path) -> Path:
+    """The folder as an absolute path, which means the same in the copy.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"There is no folder {folder}. Name one that exists.")
+    return folder.resolve()
+
+
+def local_folders(study: RealParams, models: Path) -> dict[str, str]:
+    """The folder of each role.
+
+    Raises:
+        UserError: one of them is missing.
+    """
+    for name in study.folders.values():
+        if not (models / name).is_dir():
+            known = [path.name for path in models.iterdir() if path.is_dir()]
+            raise UserError(f"There is no model {models / name}. {nearest(name, known, 'folders')}")
+    return {role: str(models / name) for role, name in study.folders.items()}
+
+
+def prepare(place: Path, changes: dict[str, Any], folders: dict[str, str]) -> None:
+    """Copy the project, over an unfinished copy if there is one, with the study's parameters and model folders."""
+    place.mkdir(parents=True, exist_ok=True)
+    copy_project(place)
+    prepare_params(place, changes)
+    pair = place / PAIRS / f"{changes['pair']}.yaml"
+    named = {role: {"model": folder} for role, folder in folders.items()}
+    write_text(pair, yaml.safe_dump(merged(read_yaml(pair), named), sort_keys=False))
+
+
+def prepare_params(place: Path, changes: dict[str, Any]) -> None:
+    """Write the copy's params.yaml, with the measured K as soon as there is one."""
+    content = merged(read_yaml(ROOT / PARAMS), changes)
+    if (place / PROPOSAL).exists():
+        content = merged(content, {"decoding": read_json(place / PROPOSAL)["decoding"]})
+    write_text(place / PARAMS, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def propose(place: Path, params: Path) -> None:
+    """Measure K in the copy unless an earlier start did: a repeated measurement would make all results out of date.
+
+    Raises:
+        UserError: the measurement failed; its own sentence stands above.
+    """
+    if (place / PROPOSAL).exists():
+        return
+    command = [sys.executable, "-m", "pipeline.studies.real.propose", "--params", str(params.resolve())]
+    if subprocess.run(command, cwd=place, env=environment(place)).returncode:
+        raise UserError("K could not be measured. The sentence above says why.")
+
+
+if __name__ == "__main__":
+    run(main)

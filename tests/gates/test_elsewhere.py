@@ -1,0 +1,123 @@
+"""A gate on other weights of its architecture: strict until it is certified there, and the command that does it."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from gistgate.build.decoder import build_decoder
+from gistgate.build.wishes import Wishes
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.integrations.transformers.parts import checked_gate
+from tests.architectures import pair
+from tests.certificates import proofs
+from tests.tiny import byte_tokenizer, tiny_pair
+
+TOKENIZER = byte_tokenizer()
+TARGET, DRAFT = tiny_pair()
+
+
+def requantised(model: PreTrainedModel) -> PreTrainedModel:
+    """The same architecture with weights that moved a little."""
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other.model.layers[1].mlp.down_proj.weight.add_(0.01)
+    return other
+
+
+OTHER = requantised(TARGET)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A gate that is certified for TARGET and DRAFT at K = 3, with a blank in its path."""
+    folder = tmp_path / "my gate"
+    identities = identify_model(TARGET), identify_model(DRAFT), identify_tokenizer(TOKENIZER)
+    gate = Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels={"task": "sums"}))
+    gate.save(folder)
+    certify(folder, TARGET)
+    return folder
+
+
+def certify(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT) -> None:
+    """Write the certificate that a calibration on these models would have written."""
+    scope = {
+        "target": model_scope(identify_model(target)),
+        "draft": model_scope(identify_model(draft)),
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary,
+        "gate": gate_hash(Gate.load(folder)),
+    }
+    proofs.proof(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(folder)
+
+
+def build(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **wishes: Any) -> Decoder:
+    return build_decoder(target, TOKENIZER, Wishes(gate=str(folder), draft=draft, **wishes))
+
+
+def test_at_home_it_decides(place: Path) -> None:
+    assert build(place, TARGET).rule.id == "autojudge"
+
+
+@pytest.mark.parametrize("wishes", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}])
+def test_elsewhere_every_token_is_verified_strictly(place: Path, wishes: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
+        decoder = build(place, OTHER, **wishes)
+    assert decoder.rule.id == "exact"
+
+
+def test_other_weights_of_the_draft_count_as_well(place: Path) -> None:
+    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(draft\)"):
+        assert build(place, TARGET, requantised(DRAFT)).rule.id == "exact"
+
+
+def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
+    sentence = Gate.load(place, OTHER, DRAFT, TOKENIZER, elsewhere=True).reservation
+    assert sentence is not None
+    command = shlex.split(sentence.split("`")[1])
+    assert command[:2] == ["gistgate", "calibrate"]
+    options = dict(zip(command[2::2], command[3::2], strict=True))
+    assert (options["--task"], options["--gate"], options["--block"]) == ("sums", str(place), "3")
+    assert {"--target", "--draft"} <= options.keys()
+
+
+def test_certified_there_it_decides_again(place: Path) -> None:
+    certify(place, OTHER)
+    assert build(place, OTHER).rule.id == "autojudge"
+    with pytest.warns(UserWarning, match="because of another target|has no certificate"):
+        assert build(place, TARGET).rule.id == "exact"
+
+
+def test_a_rule_without_a_gate_runs_as_asked(place: Path) -> None:
+    with pytest.warns(UserWarning, match="the rule 'prob' has no certificate"):
+        assert build(place, OTHER, rule="prob", settings={"r": 0.3}).rule.id == "prob"
+
+
+def test_lm_eval_refuses_rather_than_to_report_strict_figures(place: Path) -> None:
+    with pytest.raises(UserError, match="gistgate calibrate"):
+        build_decoder(OTHER, TOKENIZER, Wishes(gate=str(place), draft=DRAFT), policy="refuse")
+
+
+def test_transformers_holds_it_back_as_well(place: Path) -> None:
+    gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
+    with pytest.warns(UserWarning, match="verified strictly until"):
+        assert build_decoder(OTHER, TOKENIZER, Wishes(gate=gate, draft=DRAFT)).rule.id == "exact"
+
+
+def test_another_architecture_stays_refused(place: Path) -> None:
+    with pytest.raises(UserError, match="architecture should be llama, but is qwen2"):
+        Gate.load(place, pair("qwen2")[0], elsewhere=True)
+
+
+def test_whoever_does_not_ask_is_refused(place: Path) -> None:
+    with pytest.raises(UserError, match="does not fit the target: its weights"):
+        Gate.load(place, OTHER)

@@ -1,0 +1,71 @@
+"""A tiny Qwen2 model in one GGUF file, with its tokenizer, as quantised models lie on disk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.tiny import byte_tokenizer
+
+gguf = pytest.importorskip("gguf")
+
+WIDTH, LAYERS, INNER = 32, 1, 64
+
+
+def write_gguf(path: Path, tokens: list[str] | None = None, seed: int = 0) -> Path:
+    """Random weights, matrices packed as Q8_0; `tokens` replaces the vocabulary of `byte_tokenizer`."""
+    known = byte_tokenizer().get_vocab()
+    tokens = [*(sorted(known, key=lambda token: known[token]) if tokens is None else tokens), "ab"]
+    writer = gguf.GGUFWriter(path, "qwen2")
+    writer.add_name("tiny")
+    writer.add_context_length(512)
+    writer.add_embedding_length(WIDTH)
+    writer.add_block_count(LAYERS)
+    writer.add_feed_forward_length(INNER)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(len(tokens))
+    add_tokenizer(writer, tokens)
+    add_weights(writer, len(tokens), np.random.default_rng(seed))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def add_tokenizer(writer: Any, tokens: list[str]) -> None:
+    """The vocabulary without merges: one token per byte."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([gguf.TokenType.CONTROL if token[0] == "<" and len(token) > 1 else 1 for token in tokens])
+    writer.add_token_merges(["a b"])  # an empty list cannot be written
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+
+
+def add_weights(writer: Any, vocabulary: int, random: np.random.Generator) -> None:
+    """All tensors of the model."""
+    matrices = {"token_embd": (vocabulary, WIDTH), "output": (vocabulary, WIDTH)}
+    vectors = {"output_norm.weight": WIDTH}
+    for layer in range(LAYERS):
+        block = f"blk.{layer}"
+        matrices |= {f"{block}.attn_{part}": (WIDTH, WIDTH) for part in ("q", "k", "v", "output")}
+        matrices |= {f"{block}.ffn_{part}": (INNER, WIDTH) for part in ("gate", "up")}
+        matrices[f"{block}.ffn_down"] = (WIDTH, INNER)
+        vectors |= {f"{block}.attn_{part}.bias": WIDTH for part in ("q", "k", "v")}
+        vectors |= {f"{block}.{part}_norm.weight": WIDTH for part in ("attn", "ffn")}
+    for name, shape in matrices.items():
+        packed = gguf.quants.quantize(
+            random.standard_normal(shape).astype(np.float32) / 8, gguf.GGMLQuantizationType.Q8_0
+        )
+        writer.add_tensor(f"{name}.weight", packed, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    for name, size in vectors.items():
+        writer.add_tensor(name, np.ones(size, dtype=np.float32))

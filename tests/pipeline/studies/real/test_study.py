@@ -1,0 +1,120 @@
+"""The study of a pretrained pair: its file reads, folders stand in for hub ids, K is measured once, results travel."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_json, write_text
+from pipeline.common.paths import PAIRS
+from pipeline.common.reading import read, read_yaml
+from pipeline.pairs.source import read_pair
+from pipeline.params import parse_params
+from pipeline.report.publish import BEGIN, END
+from pipeline.smoke import ROOT, merged
+from pipeline.studies.real import publish, study
+from pipeline.studies.real.params import FILE, RealParams
+
+REAL = read(RealParams, ROOT / FILE)
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """Folders where the pair's models would lie."""
+    for name in REAL.folders.values():
+        (tmp_path / "models" / name).mkdir(parents=True)
+    return tmp_path / "models"
+
+
+def test_the_studys_changes_make_parameters_that_read() -> None:
+    params = parse_params(merged(read_yaml(ROOT / "params.yaml"), REAL.changes))
+    assert (params.prompts.train, params.prompts.development) == (80, 60)
+    assert (params.prompts.calibration, params.prompts.test) == (200, 200)
+    assert params.prompting.chat_template and "End with #### and" in (params.prompting.system or "")
+    assert set(params.methods) == {"exact", "lookup", "prob-ratio", "fly", "ensemble", "typical", "autojudge"}
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would run in the copy, in order; the measurement proposes K = 3."""
+    ran: list[Any] = []
+
+    def propose(command: list[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        ran.append("propose")
+        write_json(cwd / study.PROPOSAL, {"decoding": {"block": 3, "strict_block": 3}})
+        return subprocess.CompletedProcess(command, 0)
+
+    def repro(place: Path, *words: str) -> str:
+        block = parse_params(read_yaml(place / "params.yaml")).decoding.block
+        ran.append((*words, block))
+        return ""
+
+    monkeypatch.setattr(study, "dvc", repro)
+    monkeypatch.setattr(study, "copy_project", lambda place: copy(place))
+    monkeypatch.setattr(study.subprocess, "run", propose)
+    return ran
+
+
+def copy(place: Path) -> None:
+    """Of the project no more than the pair's file."""
+    name = f"{REAL.changes['pair']}.yaml"
+    write_text(place / PAIRS / name, (ROOT / PAIRS / name).read_text())
+
+
+def test_folders_replace_hub_ids_and_k_is_measured_once(tmp_path: Path, models: Path, commands: list[Any]) -> None:
+    place, default = tmp_path / "copy", parse_params(read_yaml(ROOT / "params.yaml")).decoding.block
+    for _ in range(2):
+        study.main(models=models, data=tmp_path, params=ROOT / FILE, folder=place)
+    assert commands == [
+        ("repro", "prompts", default),
+        "propose",
+        ("repro", 3),
+        ("repro", "prompts", 3),
+        ("repro", 3),
+    ]
+    source = read_pair(REAL.changes["pair"], place / PAIRS)
+    assert source.target.model == str(models / "qwen2.5-coder-1.5b") and source.draft.dtype == "bfloat16"
+    assert parse_params(read_yaml(place / "params.yaml")).task_data == str(tmp_path)
+
+
+def test_without_folders_the_hub_ids_stay(tmp_path: Path, commands: list[Any]) -> None:
+    study.main(params=ROOT / FILE, folder=tmp_path / "copy", until="reference")
+    source = read_pair(REAL.changes["pair"], tmp_path / "copy" / PAIRS)
+    assert source.target.model == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
+    assert commands[-1] == ("repro", "reference", 3)
+
+
+def test_a_missing_model_is_named(tmp_path: Path, models: Path) -> None:
+    (models / "qwen2.5-coder-0.5b").rmdir()
+    with pytest.raises(UserError, match=r"no model .*qwen2.5-coder-0.5b. Did you mean 'qwen2.5-coder-1.5b'"):
+        study.local_folders(REAL, models)
+    with pytest.raises(UserError, match="There is no folder"):
+        study.existing(tmp_path / "none")
+
+
+def test_results_and_gate_are_published(tmp_path: Path) -> None:
+    done, page = tmp_path / "copy", tmp_path / "real.md"
+    summary = read_json(ROOT / "docs/results/summary.json")
+    write_json(done / "reports/summary.json", summary)
+    write_text(done / "reports/frontier.csv", "method\n")
+    write_text(done / "reports/figures/one.png", "")
+    write_json(done / "block.json", {"decoding": {"block": 3}})
+    for name in (*publish.GATE_FILES, "custom_generate/generate.py"):
+        write_text(done / "models/export" / name, name)
+    write_text(page, f"# Page\n\n{BEGIN}\n{END}\n")
+    publish.publish_all(done, tmp_path / "results", page, tmp_path / "gates")
+    assert json.loads((tmp_path / "results/summary.json").read_text()) == summary
+    assert read_json(tmp_path / "results/block.json") == {"decoding": {"block": 3}}
+    assert summary["pair"] in page.read_text()
+    gate = tmp_path / "gates" / f"{summary['pair']}-{summary['task']}"
+    assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
+
+
+def test_the_page_of_the_project_has_its_markers() -> None:
+    page = (ROOT / publish.PAGE).read_text()
+    assert page.count(BEGIN) == page.count(END) == 1
