@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed test test-all test-vllm quality format deps \
-	docs smoke ui publish bench
+	docs smoke ui publish bench stale seeds
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -83,8 +83,15 @@ bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every m
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
 	python -m pipeline.report.publish
 	test ! -e reports/table/summary.json || python -m pipeline.report.publish table
+	test ! -e reports/certify/summary.json || python -m pipeline.report.publish certify
 	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
 	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
+
+stale: $(STAMP)  ## list the published files whose code has changed since
+	python -m pipeline.common.code
+
+seeds: $(STAMP)  ## run the core on five seeds of everything (about an hour each); resumable, results in docs/results/seeds.json
+	python -m pipeline.seeds
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \

@@ -1,6 +1,6 @@
-"""Measure what looseness costs on prompts unlike the calibration prompts, without a guard and with a guard.
+"""Measure what looseness costs on prompts unlike the prompts as usual, without a guard and with a guard.
 
-    python -m pipeline.stages.domain            models/domain from the calibration prompts, then reports/domain.json
+    python -m pipeline.stages.domain            models/domain from the guard prompts, then reports/domain.json
     python -m pipeline.stages.domain fit        models/domain alone, which `export` puts beside the gate
 
 Only the embedded world has such prompts: its `shifted` kind asks in a second dialect and begins with larger numbers.
@@ -76,8 +76,8 @@ class Study:
         self.gate: Gate | None = load_gate(self.point.head, self.pair) if self.point.head else None
 
     def guard(self) -> DomainGuard:
-        """What the calibration prompts look like."""
-        prompts = read_prompts("calibration")
+        """What prompts as usual look like, from prompts that serve no other purpose and certify nothing."""
+        prompts = read_prompts("guard")
         return fit_domain(self.params, self.pair, self.task, self.gate, self.point, prompts)
 
     def report(self, guard: DomainGuard, number: int = PROMPTS) -> dict[str, Any]:

@@ -47,6 +47,7 @@ CLOSED: dict[str, dict[str, Any]] = {
     "regret-budget": {"budget": 0.0},
     "judge": {"delta": 1.0},
     "autojudge": {"risk": -1.0},
+    "ensemble-gate": {"risk": -1.0, "w": 0.0},
     "wisv": {"risk": -1.0},
 }
 """Settings that must be lossless."""
@@ -67,6 +68,7 @@ OPEN: dict[str, dict[str, Any]] = {
     "regret-budget": {"budget": 1e30},
     "judge": {"delta": 0.0},
     "autojudge": {"risk": 1.0},
+    "ensemble-gate": {"risk": 1.0, "w": 0.0},
     "wisv": {"risk": 1.0},
 }
 """Settings that keep whatever may be kept at all."""

@@ -61,8 +61,7 @@ def main(
 def labelled(params: Params, problems: int | None = None) -> Table:
     """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
-    own = read_certify_params()
-    prompts = new_prompts(params, own.prompts + own.ece_problems)[own.prompts :]
+    prompts = new_prompts(params, read_certify_params().ece_problems, "labels")
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
