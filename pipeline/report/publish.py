@@ -35,6 +35,8 @@ MODULES = {
     "certify": ("pipeline.studies.certify.certify",),
 }
 """What makes the results of a study, besides the stages of the core."""
+SEEDS = "seeds.json"
+"""What `make seeds` found."""
 JUDGEMENTS = "judgements.json"
 """What only the large table has."""
 
@@ -78,6 +80,8 @@ def content_of(results: Path) -> str:
         return f"{table}\n\n{tables.lead(summary)} {line(summary)}\n\n{told}"
     shown = with_rival(summary, results / "table" / "summary.json")
     about = f"{tables.lead(lead_of(summary, results / 'table' / 'summary.json'))} {line(shown)}"
+    if (results / SEEDS).exists():
+        about = f"{tables.seeds(read_json(results / SEEDS))}\n\n{about}"
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
         return f"{tables.markdown(shown)}\n\n{about}"

@@ -139,6 +139,22 @@ def best(methods: dict[str, Any], *, gate: bool) -> str:
     return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
 
 
+def seeds(found: dict[str, Any]) -> str:
+    """What the gate's lead is over several seeds; every excluded seed is named with its reason."""
+    used = [seed for seed, one in found["seeds"].items() if "excluded" not in one]
+    spans = {
+        name: f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for name, one in found["lead"].items()
+    }
+    left_out = [f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if seed not in used]
+    text = (
+        f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by a "
+        f"median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
+        if used
+        else "No seed has a target that is strong enough."
+    )
+    return " ".join([text, *left_out])
+
+
 def asks_gate(method: dict[str, Any]) -> bool:
     """Whether a method's rule asks a trained gate."""
     return "gate" in RULES[method["rule"]].needs
