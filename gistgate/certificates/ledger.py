@@ -135,7 +135,9 @@ class Ledger:
             look.spent for look in self.looks if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
         )
 
-    def admit(self, look: Look, hashes: Sequence[str], error: float, *, remedy: str = FRESH, rerun: bool = False) -> None:
+    def admit(
+        self, look: Look, hashes: Sequence[str], error: float, *, remedy: str = FRESH, rerun: bool = False
+    ) -> None:
         """Enter a look that is about to be taken, or to be published; a repeated one is there already.
 
         Args:

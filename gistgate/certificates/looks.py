@@ -60,10 +60,10 @@ class Looks:
         Raises:
             UserError: a ledger was edited, or the prompts were judged before with another choice.
         """
-        asked = {"error": round(self.error, 12), "remedy": self.remedy}
-        Ledger.read(published).admit(look, self.hashes, **asked, rerun=True)
-        enter(local, look, self.hashes, **asked)
-        return {**asdict(look), "error": asked["error"], "hashes": " ".join(sorted(self.hashes))}
+        error = round(self.error, 12)
+        Ledger.read(published).admit(look, self.hashes, error, remedy=self.remedy, rerun=True)
+        enter(local, look, self.hashes, error, self.remedy)
+        return {**asdict(look), "error": error, "hashes": " ".join(sorted(self.hashes))}
 
     def before(self, method: Method, request: Request, ternary: bool, scope: Mapping[str, Any]) -> Taking:
         """What `gistgate.certificates.calibration.calibrate` calls before it decodes calibration prompts.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,16 @@ KEY = "code"
 def made_by(*modules: str) -> dict[str, Any]:
     """What a published file says about its code: the modules that made it, and their fingerprint."""
     return {"modules": sorted(modules), "fingerprint": code_fingerprint(*sorted(modules))}
+
+
+def running() -> str:
+    """The module that this process runs, by dotted name: `python -m benchmarks.block` runs benchmarks.block.
+
+    Code that is not run that way, as in tests, stands for itself.
+    """
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    name = spec.name if spec is not None else ""
+    return name if name and ROOT.joinpath(*name.split(".")).with_suffix(".py").is_file() else __name__
 
 
 def write_result(path: Path, value: dict[str, Any], *modules: str) -> None:

@@ -1,7 +1,7 @@
 """Fit the guard that notices prompts unlike those of the task: `models/domain`, which the stage `export` adds.
 
-It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the mean and the covariance of the target's states, the other half the
-thresholds of the alarms.
+It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the mean
+and the covariance of the target's states, the other half the thresholds of the alarms.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def fit_domain(
         UserError: fewer than 20 prompts.
     """
     if len(prompts) < 20:
-        raise UserError(
-            f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to 20 or more."
-        )
+        raise UserError(f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to 20 or more.")
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)

@@ -19,8 +19,8 @@ import typer
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
-from pipeline.common.entry import run
 from pipeline.common.code import REPORTING
+from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
 from pipeline.report import tables
@@ -31,7 +31,9 @@ BEGIN = "<!-- results: begin (written by `make publish`) -->"
 END = "<!-- results: end -->"
 FILES = ("frontier.csv",)
 MODULES = {
-    "table": tuple(f"pipeline.studies.table.{name}" for name in ("spans", "judge", "pair_counts", "agreement", "report")),
+    "table": tuple(
+        f"pipeline.studies.table.{name}" for name in ("spans", "judge", "pair_counts", "agreement", "report")
+    ),
     "certify": ("pipeline.studies.certify.certify",),
 }
 """What makes the results of a study, besides the stages of the core."""
@@ -85,7 +87,8 @@ def content_of(results: Path) -> str:
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
         return f"{tables.markdown(shown)}\n\n{about}"
-    return f"{tables.markdown(shown)}\n\n{about}\n\nOther seeds and worlds:\n\n{tables.beside({'published': summary, **runs})}"
+    others = tables.beside({"published": summary, **runs})
+    return f"{tables.markdown(shown)}\n\n{about}\n\nOther seeds and worlds:\n\n{others}"
 
 
 def with_rival(summary: dict[str, Any], large: Path) -> dict[str, Any]:

@@ -63,7 +63,9 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
 
 def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
     """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
-    line = next((one for key, one in method.get("certificates", {}).items() if float(key) == budget), {})
+    line: dict[str, Any] = next(
+        (one for key, one in method.get("certificates", {}).items() if float(key) == budget), {}
+    )
     if "capped" not in line:
         return UNKNOWN, UNKNOWN
     capped = f"{percent(line['capped'])} ({percent(line['strict_capped'])})"
@@ -111,8 +113,8 @@ def lead(summary: dict[str, Any]) -> str:
     tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
     time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[fastest]["speed"]["vs_plain"]["mean"]
     return (
-        f"Among the {len(free)} rules without training `{longest}` has the largest mean accepted length, and `{fastest}` "
-        f"is the fastest: `{gate}` leads by {tau:.2f} in length and by {time:.2f} in time."
+        f"Of all rules without training `{longest}` has the largest mean accepted length and `{fastest}` the highest "
+        f"speed; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} in time."
     )
 
 
@@ -128,7 +130,10 @@ def beside_line(name: str, summary: dict[str, Any]) -> tuple[str, ...]:
     """The cells of one run; its gate is the learned method with the largest mean accepted length."""
     methods = summary["methods"]
     learned = best(methods, gate=True)
-    strict, gate = (dict(zip(HEADER, cells(key, methods[key], summary["headline_budget"]), strict=True)) for key in ("exact", learned))
+    strict, gate = (
+        dict(zip(HEADER, cells(key, methods[key], summary["headline_budget"]), strict=True))
+        for key in ("exact", learned)
+    )
     accuracy = percent(summary["plain"]["accuracy"])
     return name, accuracy, strict["tau"], learned, gate["tau"], gate["difference"]
 
@@ -145,10 +150,12 @@ def seeds(found: dict[str, Any]) -> str:
     spans = {
         name: f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for name, one in found["lead"].items()
     }
-    left_out = [f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if seed not in used]
+    left_out = [
+        f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if seed not in used
+    ]
     text = (
-        f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by a "
-        f"median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
+        f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by "
+        f"a median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
         if used
         else "No seed has a target that is strong enough."
     )

@@ -25,8 +25,8 @@ import numpy as np
 from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.calibration import Finding, Method, Request
-from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.looks import level
+from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json

@@ -17,11 +17,11 @@ import numpy as np
 import typer
 
 from gistgate.errors import UserError
-from gistgate.files import write_json
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards import CLOSED, DomainGuard
 from gistgate.request.statistics import total
+from pipeline.common.code import write_result
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -55,7 +55,7 @@ def main(goal: Annotated[str | None, typer.Argument()] = None) -> None:
     print(f"models/domain: distance {guard.far:.3f}, bet {guard.bet:.3f}, then {guard.stricter or CLOSED}")
     if not goal:
         report = study.report(guard)
-        write_json(REPORT, report)
+        write_result(REPORT, report, "pipeline.stages.domain")
         print(table(report))
     return None
 

@@ -4,8 +4,9 @@
 
 All but test come from the task's training split in an order that the seed decides; test is what lm-eval evaluates, in
 its own order. `prompts.draw` exchanges the calibration prompts and leaves all others as they are: the embedded world
-draws new problems, any other task gives another slice of its training documents. Training problems may be known to real models from their own training, which
-flatters their accuracy on everything but test; summary.json says so beside the counts.
+draws new problems, any other task gives another slice of its training documents. Training problems may be known to
+real models from their own training, which flatters their accuracy on everything but test; summary.json says so beside
+the counts.
 """
 
 from __future__ import annotations

@@ -22,7 +22,6 @@ from pipeline.report.page import page
 from pipeline.report.results import Results, read_results
 from pipeline.report.summary import Summary, as_csv, frontier, summarise
 
-
 UNTRACKED = ("block", "budget", "knob", "certificates")
 """Entries of a method that are no metrics."""
 

@@ -16,7 +16,9 @@ Q = [[0.2, 0.6, 0.2]]
 """The mixture prefers token 1 below w = 0.667."""
 
 
-@pytest.mark.parametrize("w, risk, expected", [(0.5, 0.1, True), (0.7, 0.1, False), (0.5, 0.01, False), (0.0, 0.1, True)])
+@pytest.mark.parametrize(
+    "w, risk, expected", [(0.5, 0.1, True), (0.7, 0.1, False), (0.5, 0.01, False), (0.0, 0.1, True)]
+)
 def test_a_mismatch_stays_where_mixture_and_gate_agree(w: float, risk: float, expected: bool):
     judged = block(Z, Z, draft=[1], q=Q, gate_probs=[0.95])
     assert EnsembleGate(risk, w).accept(judged, {}).tolist() == [[expected]]

@@ -200,8 +200,8 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
     if len(calibration) < n:
         raise UserError(
-            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has only "
-            f"{len(calibration)} left. Lower --prompts, or take a task with more documents."
+            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has "
+            f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
 

@@ -24,7 +24,9 @@ from pipeline.studies.segments.figures import draw_all
 from pipeline.studies.segments.tables import content
 
 REPORTS, RESULTS, PAGE = Path("reports/segments"), Path("docs/results/segments"), Path("docs/segments.md")
-MODULES = tuple(f"pipeline.studies.segments.{name}" for name in ("collect", "train", "calibrate", "evaluate", "benchmark"))
+MODULES = tuple(
+    f"pipeline.studies.segments.{name}" for name in ("collect", "train", "calibrate", "evaluate", "benchmark")
+)
 """What makes the results, besides the stages of the core."""
 STUDY = Path("benchmarks/results/segments-cpu.json")
 

@@ -86,7 +86,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_summary_has_the_promised_schema_and_numbers(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
-    assert set(summary) == {"pair", "task", "seed", "headline_budget", "plain", "methods", "heads"}
+    assert set(summary) == {"pair", "task", "seed", "headline_budget", "looks", "plain", "methods", "heads"}
     judge = summary["methods"]["judge"]
     assert set(judge) == {
         "rule",
@@ -96,6 +96,7 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
         "confidence",
         "knob",
         "certified_bound",
+        "certificates",
         "accuracy",
         "accuracy_difference",
         "mean_accepted_length",
@@ -223,7 +224,7 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     assert published == {**json.loads(Path("reports/summary.json").read_text()), **CODE}
     table, about = publish.table_of(text).rsplit("\n\n", 1)
     assert table == tables.markdown(published)
-    assert "`judge` leads by 1.00 in length and by 1.50 in time" in about
+    assert "`judge` leads by a factor of 1.00 in length and of 1.33 in time" in about
     assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
     assert "| judge | 4.0 | -25.0" in text
 
