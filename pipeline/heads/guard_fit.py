@@ -1,7 +1,7 @@
 """Fit the guard that notices prompts unlike those of the task: `models/domain`, which the stage `export` adds.
 
-It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the mean
-and the covariance of the target's states, the other half the thresholds of the alarms.
+It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the
+mean and the covariance of the target's states, the other half the thresholds of the alarms.
 """
 
 from __future__ import annotations

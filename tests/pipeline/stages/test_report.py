@@ -224,7 +224,7 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     assert published == {**json.loads(Path("reports/summary.json").read_text()), **CODE}
     table, about = publish.table_of(text).rsplit("\n\n", 1)
     assert table == tables.markdown(published)
-    assert "`judge` leads by a factor of 1.00 in length and of 1.33 in time" in about
+    assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
     assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
     assert "| judge | 4.0 | -25.0" in text
 
