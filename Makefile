@@ -19,8 +19,8 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-vllm quality format deps \
-	docs smoke ui publish bench
+.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-vllm quality format \
+	deps docs smoke ui publish bench stale seeds gpu
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -74,6 +74,9 @@ deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports 
 docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 
+gpu: $(STAMP)  ## check and measure on a GPU, within ten minutes, what was never run on one
+	python -m benchmarks.gpu
+
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
@@ -87,8 +90,15 @@ bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every m
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
 	python -m pipeline.report.publish
 	test ! -e reports/table/summary.json || python -m pipeline.report.publish table
+	test ! -e reports/certify/summary.json || python -m pipeline.report.publish certify
 	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
 	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
+
+stale: $(STAMP)  ## list the published files whose code has changed since
+	python -m pipeline.common.code
+
+seeds: $(STAMP)  ## run the core on five seeds of everything (about an hour each); resumable, results in docs/results/seeds.json
+	python -m pipeline.seeds
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.intervals import ratio_of_sums
-from gistgate.files import write_json
+from pipeline.common.code import running, write_result
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.speed.clock import Contender, Prompts, machine
 from pipeline.speed.race import race
@@ -53,7 +53,7 @@ def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) ->
 def save(name: str, payload: Mapping[str, Any], results: Path, figure: Callable[[], Any] | None = None) -> Path:
     """Write `<name>-<cpu|gpu>.json` with the machine, and its figure where matplotlib is installed."""
     path = results / f"{name}-{device_kind()}.json"
-    write_json(path, {**payload, "machine": machine()})
+    write_result(path, {**payload, "machine": machine()}, running())
     if figure is not None:
         try:
             from pipeline.report.figures import save as save_figure

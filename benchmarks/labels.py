@@ -19,9 +19,9 @@ import typer
 from scipy.stats import bootstrap
 
 from gistgate.errors import UserError
-from gistgate.files import write_json
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.request.stopping import eos_ids
+from pipeline.common.code import write_result
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.labels.collecting import strict_collector
@@ -51,7 +51,9 @@ def main(rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] =
         plain = len(labels) / (perf_counter() - started)
         rows.append({"ours": ours, "plain": plain, "ratio": ours / plain})
         print(f"round {turn}: {ours:.1f} against {plain:.1f} labels per second, {ours / plain:.1f}x")
-    write_json(Path(f"benchmarks/results/labels-{device()}.json"), {**summary(rows), "machine": machine()})
+    write_result(
+        Path(f"benchmarks/results/labels-{device()}.json"), {**summary(rows), "machine": machine()}, "benchmarks.labels"
+    )
 
 
 @torch.inference_mode()

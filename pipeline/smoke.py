@@ -51,7 +51,7 @@ TINY: dict[str, Any] = {
         "check_problems": 20,
         "min_target_accuracy": 0.0,
     },
-    "prompts": {"train": 16, "development": 8, "calibration": 16, "test": 8},
+    "prompts": {"train": 16, "development": 8, "calibration": 16, "guard": 20, "test": 8},
     "decoding": {"max_new_tokens": 64, "workers": 1},
     "collect": {"shard_prompts": 8, "strict_share": 1.0, "solved_only": False},
     "label": {"rollouts": 2, "audit": 4},
@@ -64,6 +64,9 @@ TINY: dict[str, Any] = {
 TABLE = STUDIES / "table/params.yaml"
 TINY_TABLE = {"skip": [name for name in RULES if name not in ("csd", "judge")]}
 """What differs from the large table's parameters."""
+Changes = tuple[tuple[Path, dict[str, Any]], ...]
+"""Files of parameters with what differs in them."""
+SIZES: Changes = ((PARAMS, TINY), (TABLE, TINY_TABLE))
 
 
 def main(table: Annotated[bool, typer.Option("--table", help="Run the large table as well.")] = False) -> None:
@@ -75,8 +78,10 @@ def main(table: Annotated[bool, typer.Option("--table", help="Run the large tabl
         print(f"All stages ran in {perf_counter() - started:.0f} s.")
 
 
-def copy_project(folder: Path, root: Path = ROOT) -> None:
-    """Copy what Git knows or would take in, with parameters for tiny sizes, into a repository of its own.
+def copy_project(folder: Path, root: Path = ROOT, changes: Changes = SIZES) -> None:
+    """Copy what Git knows or would take in, with these changes of parameters, into a repository of its own.
+
+    A second copy renews the sources and leaves alone what DVC keeps there.
 
     Raises:
         UserError: this is no Git repository, so nobody can say which files belong to the project.
@@ -93,8 +98,8 @@ def copy_project(folder: Path, root: Path = ROOT) -> None:
         if (root / name).is_file() and Path(name).name != "dvc.lock":
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, folder / name)
-    for path, changes in ((PARAMS, TINY), (TABLE, TINY_TABLE)):
-        params = merged(yaml.safe_load((root / path).read_text()), changes)
+    for path, change in changes:
+        params = merged(yaml.safe_load((root / path).read_text()), change)
         (folder / path).write_text(yaml.safe_dump(params, sort_keys=False))
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
 

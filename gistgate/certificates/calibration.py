@@ -5,7 +5,7 @@ No prompt does both. Decoding is handed in as `Outcomes`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -156,9 +156,17 @@ class Finding:
         return rows
 
 
-def calibrate(method: Method, outcomes: Outcomes, request: Request) -> Finding:
-    """Choose settings on development prompts, then test them on calibration prompts from strict to loose."""
+def calibrate(
+    method: Method, outcomes: Outcomes, request: Request, before: Callable[[Selection], object] | None = None
+) -> Finding:
+    """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
+
+    `before` sees the chosen settings before any calibration prompt is decoded, and raises where the prompts may not be
+    judged again (`gistgate.certificates.looks`).
+    """
     selection = choose(method, outcomes, request)
+    if before is not None:
+        before(selection)
     chunks = (outcomes.chunks("calibration", method.settings(one), request.n) for one in selection.settings)
     ternary = outcomes.scorer.ternary
     verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary)

@@ -2,9 +2,10 @@
 
 A certificate at 95 % confidence is wrong with probability 5 % over the draw of its calibration prompts, provided that
 they are judged once. Whoever changes a choice after a look at the results and judges the same prompts again tests a
-second hypothesis on them. The ledger therefore keeps every look. Repeating a look (the same prompts and the same tested
-sequence) spends nothing. Another sequence on prompts of which even one was judged for the same claim before has to pay
-from what the earlier looks have left of the error; a first look that spent the whole error leaves nothing.
+second hypothesis on them. The ledger therefore keeps every look. Repeating a look spends nothing: the same prompts with
+the same tested sequence, or with the same choice by the same code, whose sequence differs by rounding at most. Another
+look at prompts of which even one was judged for the same claim before has to pay from what the earlier looks have left
+of the error; a first look that spent the whole error leaves nothing.
 
 The file is JSON, kept in Git. Every entry holds the hash of the entry before it and the file that of the last, so that
 an edit by hand is noticed.
@@ -15,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,8 @@ DIGITS = 10
 """Hexadecimal digits that stand for one prompt; two of 10,000 prompts agree by chance once in 20,000 ledgers."""
 TOLERANCE = 1e-9
 """Rounding that a sum of spent errors may show."""
+FRESH = "Draw fresh calibration prompts."
+"""What helps after a refusal."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,11 @@ class Look:
     code: str
     """Fingerprint of the code that chose the tested settings."""
     sequence: str
-    """Fingerprint of the tested settings in their order, with budgets and bounds."""
+    """Fingerprint of the tested settings in their order, with budgets, bounds and models."""
     spent: float
     """Probability of a false certificate that the test was allowed, in (0, 1)."""
+    choice: str = ""
+    """Fingerprint of the parameters that led to the tested settings; empty where they are not known."""
     published: str = ""
     """Where the result was published; empty for a look that stayed unpublished."""
     previous: str = ""
@@ -51,6 +56,17 @@ class Look:
     def hash(self) -> str:
         """Hash of the entry, the one before included."""
         return digest(asdict(self))
+
+    def repeats(self, other: Look, rerun: bool = False) -> bool:
+        """Whether both are one test: the same claim, prompts and error, and the same sequence or the same choice.
+
+        `rerun` takes an equal choice for a repetition even if other code made it: whoever runs a published choice again
+        with a later version, or on another machine, has not chosen anything.
+        """
+        if (self.claim, self.prompts, self.spent) != (other.claim, other.prompts, other.spent):
+            return False
+        chosen = self.choice != "" and self.choice == other.choice and (rerun or self.code == other.code)
+        return self.sequence == other.sequence or chosen
 
 
 @dataclass
@@ -115,41 +131,37 @@ class Ledger:
     def spent(self, claim: str, hashes: Iterable[str]) -> float:
         """Error that earlier looks spent for this claim on any of these prompts; a repeated look counts once."""
         here = set(hashes)
-        tests = {
-            (look.prompts, look.sequence): look.spent
-            for look in self.looks
-            if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
-        }
-        return sum(tests.values())
+        return sum(
+            look.spent for look in self.looks if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
+        )
 
-    def has(self, look: Look) -> bool:
-        """Whether the same test was taken before: the same claim, prompts, sequence and error."""
-        key = (look.claim, look.prompts, look.sequence, look.spent)
-        return any(key == (old.claim, old.prompts, old.sequence, old.spent) for old in self.looks)
-
-    def admit(self, look: Look, hashes: Sequence[str], error: float) -> None:
-        """Enter a look that is about to be taken, or to be published.
+    def admit(
+        self, look: Look, hashes: Sequence[str], error: float, *, remedy: str = FRESH, rerun: bool = False
+    ) -> None:
+        """Enter a look that is about to be taken, or to be published; a repeated one is there already.
 
         Args:
             look: the test; `previous` is filled in here.
             hashes: one hash for each calibration prompt, from `hash_of`.
             error: probability of a false certificate that all looks of the claim on these prompts may spend together.
+            remedy: how fresh prompts are drawn, as a sentence.
+            rerun: what counts as a repetition, see `Look.repeats`.
 
         Raises:
             UserError: earlier looks on these prompts have not left as much error as this look wants to spend.
         """
-        if self.has(look):
+        if any(look.repeats(old, rerun) for old in self.looks):
             return
         spent = self.spent(look.claim, hashes)
         if spent + look.spent > error + TOLERANCE:
             raise UserError(
                 f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
                 f"which spent {spent:.3g} of the error {error:.3g}; {max(error - spent, 0):.3g} are left and this look "
-                f"wants {look.spent:.3g}. Draw fresh calibration prompts; or, before the first look at new prompts, "
-                "plan several looks that divide the error between them."
+                f"wants {look.spent:.3g}. {remedy} Several looks at the same prompts have to be planned before the "
+                "first, so that they divide the error between them."
             )
         self.draws[look.prompts] = sorted(hashes)
-        self.looks.append(Look(**{**asdict(look), "previous": self.head}))
+        self.looks.append(replace(look, previous=self.head))
 
 
 def hash_of(prompt: Sequence[int]) -> str:

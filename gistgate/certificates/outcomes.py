@@ -45,6 +45,8 @@ class Decoded:
     """d = strict - loose score [N]."""
     statistics: list[Statistics] = field(default_factory=list)
     """What was counted, by prompt."""
+    tokens: Array = field(default_factory=lambda: np.zeros((0, 3)))
+    """Tokens of the strict answer, of the loose answer, and the most that an answer may have [N, 3]."""
 
     @property
     def counted(self) -> Statistics:
@@ -52,7 +54,25 @@ class Decoded:
         return total(self.statistics)
 
     def __add__(self, other: Decoded) -> Decoded:
-        return Decoded(np.r_[self.differences, other.differences], self.statistics + other.statistics)
+        tokens = np.concatenate([self.tokens, other.tokens])
+        return Decoded(np.r_[self.differences, other.differences], self.statistics + other.statistics, tokens)
+
+    @property
+    def lengths(self) -> dict[str, float]:
+        """Mean lengths in tokens, and shares of capped answers (as long as they may be), strict beside loose.
+
+        Published lossy verifiers lost their accuracy by answers that never end, so these stand beside every certified
+        line. Empty where no lengths are known.
+        """
+        if not len(self.tokens):
+            return {}
+        strict, loose, limit = self.tokens.T
+        return {
+            "mean_tokens": float(loose.mean()),
+            "strict_mean_tokens": float(strict.mean()),
+            "capped": float((loose >= limit).mean()),
+            "strict_capped": float((strict >= limit).mean()),
+        }
 
 
 NOTHING = Decoded(np.zeros(0))
@@ -78,7 +98,9 @@ class Outcomes:
         prompts = self.prompts[split][start:stop]
         strict, loose = self.strict(prompts, start), self.loose(settings, prompts, start)
         d = self.scorer.differences(prompts, strict, [answer.ids for answer in loose])
-        return Decoded(d, [answer.statistics for answer in loose])
+        rows = zip(strict, loose, prompts, strict=True)
+        tokens = [(len(one), len(other.ids), prompt["max_new_tokens"]) for one, other, prompt in rows]
+        return Decoded(d, [answer.statistics for answer in loose], np.array(tokens, float).reshape(-1, 3))
 
     def chunks(self, split: str, settings: dict[str, Any], n: int) -> Iterator[Decoded]:
         """The first n prompts of a split, chunk by chunk, in their order; a chunk is decoded when it is asked for."""

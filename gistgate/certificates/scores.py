@@ -1,4 +1,4 @@
-"""What "quality" means when strict and loose answers are compared: three scores with one interface.
+"""What "quality" means when strict and loose answers are compared: four scores with one interface.
 
 Each gives d = strict score - loose score for every prompt, in [-1, 1]. Equal answers have d = 0 and are not scored.
 
@@ -112,6 +112,22 @@ class LogProbability:
             tokens_T = ids_BT[row, len(prompt) : len(prompt) + len(answer)]
             found.append(float(logp_TV.gather(-1, tokens_T[:, None]).mean()) if answer else WORSE)
         return found
+
+
+@dataclass(frozen=True)
+class Capped:
+    """Whether an answer ends by itself: 0 where it is as long as it may be, else 1.
+
+    A budget of 0.01 then means that capped answers rise by at most one point.
+    """
+
+    id: ClassVar[str] = "capped"
+    ternary: ClassVar[bool] = True
+
+    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
+        limits = np.array([prompt["max_new_tokens"] for prompt in prompts])
+        one, other = (np.array([len(ids) for ids in answers]) >= limits for answers in (strict, loose))
+        return other.astype(float) - one
 
 
 @dataclass(frozen=True)

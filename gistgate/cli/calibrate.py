@@ -27,10 +27,12 @@ def calibrate(
     prompts: Annotated[int | None, typer.Option(help="Calibration prompts; default: twice the plan.", min=1)] = None,
     development: Annotated[int, typer.Option(help="Prompts that choose the settings to test.", min=1)] = 300,
     stop: Annotated[str, typer.Option(help="planned, lost (leave what loses), clear (either answer).")] = "lost",
-    score: Annotated[str, typer.Option(help="task, logprob or judge.")] = "task",
+    score: Annotated[str, typer.Option(help="task, capped (answers at their limit), logprob or judge.")] = "task",
     judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
     task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
+    draw: Annotated[int, typer.Option(help="Which calibration prompts: every number takes others.", min=1)] = 1,
+    looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     seed: Seed = 0,
 ) -> None:

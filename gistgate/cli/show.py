@@ -91,7 +91,7 @@ def proved(proof: Proof) -> str:
 
 def point_line(proof: Proof, point: OperatingPoint) -> str:
     """What is certified for one budget."""
-    unit = "points" if proof.score == "task" else f"% of the score '{proof.score}'"
+    unit = "points" if proof.score in ("task", "capped") else f"% of the score '{proof.score}'"
     if not point.certified:
         return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
     settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"

@@ -35,6 +35,7 @@ RULES: Registry[Any] = Registry(
         "regret-budget": "gistgate.rules.regret_budget:RegretBudget",
         "judge": "gistgate.rules.judge:Judge",
         "autojudge": "gistgate.rules.autojudge:AutoJudge",
+        "ensemble-gate": "gistgate.rules.ensemble_gate:EnsembleGate",
         "wisv": "gistgate.rules.wisv:Wisv",
     },
 )

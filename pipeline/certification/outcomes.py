@@ -8,11 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
 from gistgate.certificates.calibration import Method
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, cached, untimed
 from gistgate.certificates.scores import TaskScore
+from gistgate.certificates.tango import Array
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
@@ -56,6 +58,10 @@ class Setup:
     def reference(self) -> dict[str, Row]:
         """The strict answers that the stage `reference` wrote, by prompt."""
         return {row["id"]: row for split, prompts in self.prompts.items() for row in read_reference(split, prompts)}
+
+    def strict_scores(self, split: str) -> Array:
+        """Scores of the strict answers to a split [N]."""
+        return np.array([self.reference[prompt["id"]]["score"] for prompt in self.prompts[split]], float)
 
     def outcomes(self, name: str, chunk: int | None = None) -> Outcomes:
         """A method at K = `block_of(name)`, against the strict reference."""

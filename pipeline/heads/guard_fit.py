@@ -1,7 +1,7 @@
-"""Fit the guard that notices prompts unlike the calibration prompts: `models/domain`, which the stage `export` adds.
+"""Fit the guard that notices prompts unlike those of the task: `models/domain`, which the stage `export` adds.
 
-One half of the calibration prompts gives the mean and the covariance of the target's states, the other half the
-thresholds of the alarms.
+It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the
+mean and the covariance of the target's states, the other half the thresholds of the alarms.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from pipeline.params import Params
 
 DOMAIN = Path("models/domain")
 ALARMS = 0.05
-"""Calibration prompts that may be alarmed although nothing is wrong, as a share; both statistics take half of it."""
+"""Guard prompts that may be alarmed although nothing is wrong, as a share; both statistics take half of it."""
 LAYER = "post"
 MOST_STATES = 40_000
 """States that are kept for the covariance, in rows."""
@@ -56,15 +56,13 @@ class StateRecorder:
 def fit_domain(
     params: Params, pair: Pair, task: Task, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
 ) -> DomainGuard:
-    """A guard for the setting `point`, from these calibration prompts.
+    """A guard for the setting `point`, from these prompts of the split `guard`.
 
     Raises:
         UserError: fewer than 20 prompts.
     """
     if len(prompts) < 20:
-        raise UserError(
-            f"{len(prompts)} calibration prompts do not say what is usual. Raise prompts.calibration to 20 or more."
-        )
+        raise UserError(f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to 20 or more.")
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)

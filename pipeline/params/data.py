@@ -27,5 +27,9 @@ class PromptsParams:
     """Prompts on which settings and heads are chosen, in prompts."""
     calibration: Count = 1000
     """Prompts that certify the chosen settings, in prompts."""
+    draw: Count = 1
+    """Which draw of calibration prompts certifies, from 1 on; every draw has prompts of its own."""
+    guard: Natural = 300
+    """Prompts that the domain guard is fitted on, in prompts; 0 fits none."""
     test: Count = 1000
     """Prompts of the final claims, in prompts."""

@@ -15,6 +15,8 @@ class CalibrateParams:
     """Largest losses against strict that are certified, as shares of prompts."""
     confidence: Annotated[Number, between(0.5, 0.9999)] = 0.95
     """Confidence of every certificate, in [0.5, 1)."""
+    looks: Count = 1
+    """Looks at the same calibration prompts that are planned, in looks; each gets an equal part of the error."""
     settings: Count = 3
     """Settings per method that development prompts may send to certification behind the strictest, in settings."""
     evaluations: Count = 5

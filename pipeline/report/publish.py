@@ -2,7 +2,11 @@
 
 python -m pipeline.report.publish             reports/ -> docs/results/, README.md
 python -m pipeline.report.publish table       reports/table/ -> docs/results/table/, docs/rules.md, README.md
+python -m pipeline.report.publish certify     reports/certify/ -> docs/results/certify/seed-<seed>.json
 python -m pipeline.report.publish seed-2      reports/summary.json -> docs/results/beside/seed-2.json, README.md
+
+Results that are older than their code are refused, and so are certificates from prompts that were published before with
+another choice (docs/results/looks.json).
 """
 
 from __future__ import annotations
@@ -15,32 +19,58 @@ import typer
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
+from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
-from pipeline.common.paths import REPORTS, RESULTS
+from pipeline.common.paths import REPORTS, RESULTS, STUDIES
+from pipeline.params import read_params
 from pipeline.report import tables
+from pipeline.report.looks import publish_looks
+from pipeline.report.origin import check_finished, line, origin
 
 BEGIN = "<!-- results: begin (written by `make publish`) -->"
 END = "<!-- results: end -->"
-FILES = ("summary.json", "frontier.csv")
+FILES = ("frontier.csv",)
+MODULES = {
+    "table": tuple(
+        f"pipeline.studies.table.{name}" for name in ("spans", "judge", "pair_counts", "agreement", "report")
+    ),
+    "certify": ("pipeline.studies.certify.certify",),
+}
+"""What makes the results of a study, besides the stages of the core."""
+SEEDS = "seeds.json"
+"""What `make seeds` found."""
 JUDGEMENTS = "judgements.json"
 """What only the large table has."""
 
 
 def main(name: Annotated[str | None, typer.Argument(help="`table`, or the name of a run to keep.")] = None) -> None:
-    readme = Path("README.md")
+    readme, study = Path("README.md"), name if name in ("table", "certify") else None
+    check_finished((STUDIES / study / "dvc.yaml" if study else Path("dvc.yaml")).as_posix())
+    code = origin(sorted({*REPORTING, *MODULES.get(study or "", ())}))
     if name is None:
-        publish(REPORTS, RESULTS, readme)
+        publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
+        publish(REPORTS, RESULTS, readme, code)
     elif name == "table":
-        publish(REPORTS / "table", RESULTS / "table", Path("docs/rules.md"))
+        publish_looks(REPORTS / "table/calibration", RESULTS / "table/summary.json")
+        publish(REPORTS / "table", RESULTS / "table", Path("docs/rules.md"), code)
         renew(readme, RESULTS)
+    elif name == "certify":
+        publish_certify(REPORTS / "certify", RESULTS / f"certify/seed-{read_params().seed}.json", code)
     else:
-        publish_beside(REPORTS, RESULTS, readme, name)
+        publish_looks(REPORTS / "calibration", RESULTS / f"beside/{name}.json")
+        publish_beside(REPORTS, RESULTS, readme, name, code)
 
 
-def publish_beside(reports: Path, results: Path, readme: Path, name: str) -> None:
+def publish_beside(reports: Path, results: Path, readme: Path, name: str, code: dict[str, Any]) -> None:
     """Keep the summary of another run (another seed, another world) beside the published one."""
-    write_json(results / "beside" / f"{name}.json", read_json(reports / "summary.json"))
+    write_json(results / "beside" / f"{name}.json", {**read_json(reports / "summary.json"), **code})
     renew(readme, results)
+
+
+def publish_certify(reports: Path, file: Path, code: dict[str, Any]) -> None:
+    """Copy the summary of `make certify`, with the code that made it."""
+    publish_looks(reports, file)
+    write_json(file, {**read_json(reports / "summary.json"), **code})
 
 
 def content_of(results: Path) -> str:
@@ -48,12 +78,17 @@ def content_of(results: Path) -> str:
     summary = read_json(results / "summary.json")
     if (results / JUDGEMENTS).exists():
         table = tables.markdown(summary, {column: column for column in tables.HEADER})
-        return f"{table}\n\n{tables.judgements(read_json(results / JUDGEMENTS))}"
+        told = tables.judgements(read_json(results / JUDGEMENTS))
+        return f"{table}\n\n{tables.lead(summary)} {line(summary)}\n\n{told}"
     shown = with_rival(summary, results / "table" / "summary.json")
+    about = f"{tables.lead(lead_of(summary, results / 'table' / 'summary.json'))} {line(shown)}"
+    if (results / SEEDS).exists():
+        about = f"{tables.seeds(read_json(results / SEEDS))}\n\n{about}"
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
-        return tables.markdown(shown)
-    return f"{tables.markdown(shown)}\n\nOther seeds and worlds:\n\n{tables.beside({'published': summary, **runs})}"
+        return f"{tables.markdown(shown)}\n\n{about}"
+    others = tables.beside({"published": summary, **runs})
+    return f"{tables.markdown(shown)}\n\n{about}\n\nOther seeds and worlds:\n\n{others}"
 
 
 def with_rival(summary: dict[str, Any], large: Path) -> dict[str, Any]:
@@ -65,15 +100,25 @@ def with_rival(summary: dict[str, Any], large: Path) -> dict[str, Any]:
     return {**table, "methods": {name: method for name, method in table["methods"].items() if name in names}}
 
 
-def publish(reports: Path, results: Path, readme: Path) -> None:
+def lead_of(summary: dict[str, Any], large: Path) -> dict[str, Any]:
+    """The summary that knows all rules: the large table's, if it was published."""
+    return read_json(large) if large.exists() else summary
+
+
+def publish(reports: Path, results: Path, readme: Path, code: dict[str, Any]) -> None:
     """Copy summary, frontier and figures from `reports` to `results`; renew the table in the page `readme`.
+
+    `code` is what `pipeline.report.origin.origin` says about the code, for the JSON files.
 
     Raises:
         UserError: there are no results yet, or the page lost its markers.
     """
-    read_json(reports / "summary.json")
+    summary = read_json(reports / "summary.json")
     split(read_text(readme))
-    for name in (*FILES, *([JUDGEMENTS] if (reports / JUDGEMENTS).exists() else [])):
+    write_json(results / "summary.json", {**summary, **code})
+    if (reports / JUDGEMENTS).exists():
+        write_json(results / JUDGEMENTS, {**read_json(reports / JUDGEMENTS), **code})
+    for name in FILES:
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
     renew(readme, results)

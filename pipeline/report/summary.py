@@ -7,6 +7,7 @@ import io
 import json
 from typing import Any
 
+from gistgate.certificates.looks import level
 from pipeline.params import Params
 from pipeline.report.paired_statistics import accuracy_difference, ratio_of_sums
 from pipeline.report.results import PLAIN, STRICT, Results
@@ -15,6 +16,11 @@ LEVEL = 0.9
 """Two-sided confidence of the intervals; their lower ends hold with 95 %."""
 REFERENCES = {"vs_plain": "plain", "vs_strict": "strict", "vs_assisted": "transformers_assisted"}
 """Speed ratio -> baseline it compares with; strict and assisted decoding run at their own best K."""
+CERTIFIED = (
+    "certified", "knob", "fixed", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind",
+    "mean_tokens", "strict_mean_tokens", "capped", "strict_capped",
+)  # fmt: skip
+"""What a summary keeps of a calibration, for each budget."""
 COLUMNS = (
     "method",
     "rule",
@@ -39,6 +45,7 @@ def summarise(params: Params, results: Results) -> Summary:
         "task": params.task,
         "seed": params.seed,
         "headline_budget": params.headline_budget,
+        "looks": params.calibrate.looks,
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
         "methods": {name: method_summary(name, params, results) for name in params.methods},
         "heads": {
@@ -57,9 +64,10 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "drafter": method.drafter,
         "block": evaluation["block"],
         "budget": params.headline_budget,
-        "confidence": params.calibrate.confidence,
+        "confidence": level(params.calibrate.confidence, params.calibrate.looks),
         "knob": evaluation["knob"],
         "certified_bound": certified_bound(name, params, results),
+        "certificates": certificates(name, results),
         "accuracy": evaluation["accuracy"],
         "accuracy_difference": difference.as_dict(),
         "mean_accepted_length": evaluation["mean_accepted_length"],
@@ -80,6 +88,12 @@ def certified_bound(name: str, params: Params, results: Results) -> float | None
         return 0.0
     found = at_budget(results.calibration[name], params.headline_budget)
     return found["bound"] if found and found["certified"] else None
+
+
+def certificates(name: str, results: Results) -> dict[str, Any]:
+    """What every budget's bound was computed from, and how long answers were; empty for a lossless rule."""
+    found = results.calibration.get(name, {"budgets": {}})["budgets"]
+    return {budget: {key: entry[key] for key in CERTIFIED if key in entry} for budget, entry in found.items()}
 
 
 def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:

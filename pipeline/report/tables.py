@@ -20,6 +20,8 @@ HEADER = (
     "vs plain",
     "vs strict",
     "vs assisted",
+    "capped",
+    "tokens",
 )
 SHORT = {
     "method": "method",
@@ -28,29 +30,46 @@ SHORT = {
     "tau": "mean accepted length",
     "vs plain": "speed to plain",
     "vs assisted": "speed to assisted",
+    "capped": "capped (strict), %",
+    "tokens": "tokens (strict)",
 }
 """Columns of the README's table, with the names that they have there."""
 
 
+UNKNOWN = "–"
+
+
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
     """One tuple of texts per method."""
-    return [cells(name, method) for name, method in summary["methods"].items()]
+    return [cells(name, method, summary["headline_budget"]) for name, method in summary["methods"].items()]
 
 
-def cells(name: str, method: dict[str, Any]) -> tuple[str, ...]:
+def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
     """One line of the table: shares in per cent, differences in points."""
     bound, change = method["certified_bound"], method["accuracy_difference"]
     return (
         name,
         str(method["block"]),
-        "–" if method["knob"] is None else f"{method['knob']:g}",
+        UNKNOWN if method["knob"] is None else f"{method['knob']:g}",
         "not certified" if bound is None else f"{100 * bound:.1f}",
         percent(method["accuracy"]),
         f"{100 * change['mean']:+.1f} [{100 * change['low']:+.1f}, {100 * change['high']:+.1f}]",
         f"{method['mean_accepted_length']:.2f}",
         f"{method['loose_per_100']:.1f}",
         *(speed(method["speed"][key]) for key in ("vs_plain", "vs_strict", "vs_assisted")),
+        *lengths(method, budget),
     )
+
+
+def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
+    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
+    line: dict[str, Any] = next(
+        (one for key, one in method.get("certificates", {}).items() if float(key) == budget), {}
+    )
+    if "capped" not in line:
+        return UNKNOWN, UNKNOWN
+    capped = f"{percent(line['capped'])} ({percent(line['strict_capped'])})"
+    return capped, f"{line['mean_tokens']:.1f} ({line['strict_mean_tokens']:.1f})"
 
 
 def percent(share: float) -> str:
@@ -64,18 +83,38 @@ def speed(ratio: dict[str, float]) -> str:
 
 def markdown(summary: dict[str, Any], columns: dict[str, str] = SHORT) -> str:
     """A caption and the table with these columns (a name of HEADER -> its title)."""
-    chosen = [HEADER.index(column) for column in columns]
-    shown = [[row[index] for index in chosen] for row in rows(summary)]
-    return f"{caption(summary)}\n\n{table(list(columns.values()), shown, numbers=True)}"
+    found = rows(summary)
+    chosen = [
+        (HEADER.index(column), title)
+        for column, title in columns.items()
+        if any(row[HEADER.index(column)] != UNKNOWN for row in found)  # results older than a column have none of it
+    ]
+    shown = [[row[index] for index, _ in chosen] for row in found]
+    return f"{caption(summary)}\n\n{table([title for _, title in chosen], shown, numbers=True)}"
 
 
 def caption(summary: dict[str, Any]) -> str:
     """Which run the table shows."""
-    n = next(iter(summary["methods"].values()))["n"]
+    n, looks = next(iter(summary["methods"].values()))["n"], summary.get("looks", 1)
     return (
         f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
         f"{percent(summary['plain']['accuracy'])} %.{cut(summary['methods'])}"
+        + (f" Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "")
+    )
+
+
+def lead(summary: dict[str, Any]) -> str:
+    """One sentence: how far the gate is ahead of the best of all rules without training, in length and in time."""
+    methods = summary["methods"]
+    free = [name for name, method in methods.items() if not asks_gate(method)]
+    gate, longest = best(methods, gate=True), best(methods, gate=False)
+    fastest = max(free, key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
+    tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
+    time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[fastest]["speed"]["vs_plain"]["mean"]
+    return (
+        f"Of all rules without training `{longest}` has the largest mean accepted length and `{fastest}` the highest "
+        f"speed; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} in time."
     )
 
 
@@ -98,15 +137,41 @@ def beside_line(name: str, summary: dict[str, Any]) -> tuple[str, ...]:
     """The cells of one run; its gate is the learned method with the largest mean accepted length."""
     methods = summary["methods"]
     learned = best(methods, gate=True)
-    strict, gate = (dict(zip(HEADER, cells(key, methods[key]), strict=True)) for key in ("exact", learned))
+    strict, gate = (
+        dict(zip(HEADER, cells(key, methods[key], summary["headline_budget"]), strict=True))
+        for key in ("exact", learned)
+    )
     accuracy = percent(summary["plain"]["accuracy"])
     return name, accuracy, strict["tau"], learned, gate["tau"], gate["difference"]
 
 
 def best(methods: dict[str, Any], *, gate: bool) -> str:
     """The method with the largest mean accepted length among those that ask a gate, or among those that do not."""
-    names = [name for name, method in methods.items() if ("gate" in RULES[method["rule"]].needs) is gate]
+    names = [name for name, method in methods.items() if asks_gate(method) is gate]
     return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
+
+
+def seeds(found: dict[str, Any]) -> str:
+    """What the gate's lead is over several seeds; every excluded seed is named with its reason."""
+    used = [seed for seed, one in found["seeds"].items() if "excluded" not in one]
+    spans = {
+        name: f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for name, one in found["lead"].items()
+    }
+    left_out = [
+        f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if seed not in used
+    ]
+    text = (
+        f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by "
+        f"a median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
+        if used
+        else "No seed has a target that is strong enough."
+    )
+    return " ".join([text, *left_out])
+
+
+def asks_gate(method: dict[str, Any]) -> bool:
+    """Whether a method's rule asks a trained gate."""
+    return "gate" in RULES[method["rule"]].needs
 
 
 def judgements(found: dict[str, Any]) -> str:

@@ -7,8 +7,9 @@
 Reads data/prompts and data/reference, writes <method>.json and <method>.csv below reports/calibration; the second file
 has the outcome of every prompt at every tested setting. Studies calibrate other methods by `calibrate_all`.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
-fails the largest budget. Decoded settings wait in a scratch folder under a fingerprint of everything that they depend
-on: an interruption loses one setting at most.
+fails the largest budget. Before they are decoded, the look is recorded in the ledger; a second look at the same prompts
+with another choice is refused (docs/certificates.md). Decoded settings wait in a scratch folder under a fingerprint of
+everything that they depend on: an interruption loses one setting at most.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ import numpy as np
 from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.calibration import Finding, Method, Request
+from gistgate.certificates.looks import level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
+from pipeline.certification.looks import looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.certification.records import write_records
 from pipeline.common.entry import run
@@ -50,12 +53,12 @@ def calibrate_all(params: Params, names: Sequence[str], reports: Path = REPORTS)
 
 def calibrator(params: Params, reports: Path = REPORTS) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
-    setup = Setup(params)
+    setup, study = Setup(params), "" if reports == REPORTS else reports.name
 
     def work(name: str) -> None:
-        finding, report = calibrate(setup, name)
+        finding, report = calibrate(setup, name, study)
         path, prompts = calibration_file(params, name, reports), setup.prompts["calibration"]
-        strict = [setup.reference[prompt["id"]]["score"] for prompt in prompts]
+        strict = setup.strict_scores("calibration").tolist()
         write_records(path.with_suffix(".csv"), finding.verdicts.tested, prompts, strict)
         write_json(path, report)
         print(f"{name}: {summary(report)}")
@@ -71,20 +74,23 @@ def methods_of(params: Params, group: str) -> list[str]:
     return [name for name, method in params.methods.items() if method.learned == (group == "learned")]
 
 
-def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
-    """What calibration of one method showed, and its file, which has no dates, so that equal runs give equal bytes."""
+def calibrate(setup: Setup, name: str, study: str = "") -> tuple[Finding, dict[str, Any]]:
+    """What calibration of one method showed, and its file, which has no dates, so that equal runs give equal bytes.
+
+    Raises:
+        UserError: the calibration prompts were judged before with another choice.
+    """
     params, outcomes, method = setup.params, setup.outcomes(name), method_of(setup.params, name)
-    finding = engine.calibrate(method, outcomes, request_of(params))
+    request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name))
+    look = looks_of(setup, name, study).before(method, request, setup.scorer.ternary, scope)
+    finding = engine.calibrate(method, outcomes, request, look)
     selection, verdicts = finding.selection, finding.verdicts
-    confidence = params.calibrate.confidence
-    scores = np.array([setup.reference[prompt["id"]]["score"] for prompt in setup.prompts["calibration"]])
+    confidence = request.confidence
 
     def measured(setting: Setting) -> dict[str, Any]:
         decoded = outcomes.decoded("development", method.settings(setting))
-        strict = np.array([setup.reference[prompt["id"]]["score"] for prompt in setup.prompts["development"]])
-        return describe(method, setting, decoded, strict, confidence)
+        return describe(method, setting, decoded, setup.strict_scores("development"), confidence)
 
-    scope = scope_of(params, name, setup.pair, setup.task, setup.gate(name))
     source = f"training documents of the task '{setup.task.name}'; certificates hold for prompts like these"
     report = {
         "method": name,
@@ -97,12 +103,14 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         "headline_budget": params.headline_budget,
         "sequence": [place(method, setting) for setting in selection.settings],
         "settings": [
-            describe(method, setting, one.decoded, scores, confidence)
+            describe(method, setting, one.decoded, setup.strict_scores("calibration"), confidence)
             for setting, one in zip(selection.settings, verdicts.tested, strict=False)
         ],
         "development": [measured(setting) for setting in selection.measured],
         "budgets": {f"{budget:g}": decide(finding, budget) for budget in verdicts.budgets},
         "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
+        "looks": params.calibrate.looks,
+        "look": look.record,
     }
     return finding, report
 
@@ -112,7 +120,7 @@ def request_of(params: Params) -> Request:
     block = params.calibrate
     return Request(
         budgets=tuple(sorted({*block.budgets, params.headline_budget})),
-        confidence=block.confidence,
+        confidence=level(block.confidence, block.looks),
         n=params.prompts.calibration,
         stop="planned",
         settings=block.settings,
@@ -143,6 +151,7 @@ def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, 
         "harm_bound": bound.harm,
         "accuracy": float((strict - d).mean()),
         "strict_accuracy": float(strict.mean()),
+        **decoded.lengths,
         "mean_accepted_length": counted.mean_accepted_length,
         "loose_per_100": counted.loose_per_100,
         "statistics": counted.as_dict(timed=False),
@@ -162,6 +171,10 @@ def decide(finding: Finding, budget: float) -> dict[str, Any]:
         "bound_kind": bound.kind,
         "loss": bound.mean,
         "n": bound.n,
+        "losses": bound.losses,
+        "gains": bound.gains,
+        "confidence": bound.confidence,
+        **verdicts.shown(budget).decoded.lengths,
         "discordant": bound.discordant,
         "needed_n": verdicts.needed(budget),
         "refusal": verdicts.refusal(budget),

@@ -1,6 +1,6 @@
-"""Measure what looseness costs on prompts unlike the calibration prompts, without a guard and with a guard.
+"""Measure what looseness costs on prompts unlike the prompts as usual, without a guard and with a guard.
 
-    python -m pipeline.stages.domain            models/domain from the calibration prompts, then reports/domain.json
+    python -m pipeline.stages.domain            models/domain from the guard prompts, then reports/domain.json
     python -m pipeline.stages.domain fit        models/domain alone, which `export` puts beside the gate
 
 Only the embedded world has such prompts: its `shifted` kind asks in a second dialect and begins with larger numbers.
@@ -17,11 +17,11 @@ import numpy as np
 import typer
 
 from gistgate.errors import UserError
-from gistgate.files import write_json
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards import CLOSED, DomainGuard
 from gistgate.request.statistics import total
+from pipeline.common.code import write_result
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -55,7 +55,7 @@ def main(goal: Annotated[str | None, typer.Argument()] = None) -> None:
     print(f"models/domain: distance {guard.far:.3f}, bet {guard.bet:.3f}, then {guard.stricter or CLOSED}")
     if not goal:
         report = study.report(guard)
-        write_json(REPORT, report)
+        write_result(REPORT, report, "pipeline.stages.domain")
         print(table(report))
     return None
 
@@ -76,8 +76,8 @@ class Study:
         self.gate: Gate | None = load_gate(self.point.head, self.pair) if self.point.head else None
 
     def guard(self) -> DomainGuard:
-        """What the calibration prompts look like."""
-        prompts = read_prompts("calibration")
+        """What prompts as usual look like, from prompts that serve no other purpose and certify nothing."""
+        prompts = read_prompts("guard")
         return fit_domain(self.params, self.pair, self.task, self.gate, self.point, prompts)
 
     def report(self, guard: DomainGuard, number: int = PROMPTS) -> dict[str, Any]:

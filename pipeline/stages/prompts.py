@@ -1,16 +1,19 @@
-"""Turn the task's documents into prompts for training, development, calibration and test, disjoint by problem.
+"""Turn the task's documents into prompts for training, development, calibration, guard and test, disjoint by problem.
 
     python -m pipeline.stages.prompts     params.yaml (pair, task, prompting, prompts) -> data/prompts/*.jsonl
 
-Training, development and calibration come from the task's training split in an order that the seed decides; test is
-what lm-eval evaluates, in its own order. Training problems may be known to real models from their own training, which
-flatters their accuracy on everything but test; summary.json says so beside the counts.
+All but test come from the task's training split in an order that the seed decides; test is what lm-eval evaluates, in
+its own order. `prompts.draw` exchanges the calibration prompts and leaves all others as they are: the embedded world
+draws new problems, any other task gives another slice of its training documents. Training problems may be known to
+real models from their own training, which flatters their accuracy on everything but test; summary.json says so beside
+the counts.
 """
 
 from __future__ import annotations
 
 import random
 import warnings
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -22,19 +25,23 @@ from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_pro
 from pipeline.common.entry import run
 from pipeline.pairs.loading import load_config, load_tokenizer
 from pipeline.pairs.source import PairSource, read_pair
+from pipeline.pairs.world.supply import further_documents
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
 
 PROMPTS = Path("data/prompts")
-SPLITS = ("calibration", "development", "train")
-"""Splits that share the training documents, in the order they are served: more training prompts move no other split."""
 UNTEMPLATED = (
     "The tokenizer has a chat template, and `prompting.chat_template` in params.yaml is false. Instruction-tuned "
     "models answer worse without their template; set it to true unless the model is a base model."
 )
+SPLITS = ("calibration", "development", "train", "guard")
+"""Splits that share the training documents, in the order they are served: more training prompts move no split before
+them. Further draws of calibration prompts come last."""
+WORLD_TASK = "wordproblems"
+"""The task whose problems are drawn from the embedded world."""
 NOTE = (
-    "Train, development and calibration prompts come from the task's training split. A pretrained model may have seen "
-    "those problems; only the test prompts speak about unseen ones."
+    "All prompts but those of test come from the task's training split. A pretrained model may have seen those "
+    "problems; only the test prompts speak about unseen ones."
 )
 
 
@@ -78,19 +85,54 @@ def report(too_long: dict[str, int]) -> str:
 
 
 def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dict[str, list[Prompt]]:
-    """The three splits from the training documents; problems in `taken` and repeated ones are passed over."""
-    docs = maker.task.documents("train")
-    supply = fresh_prompts(maker, docs, random.Random(params.seed), set(taken))
+    """The splits from the training documents; problems in `taken` and repeated ones are passed over."""
+    docs, seen = maker.task.documents("train"), set(taken)
+    supply = fresh_prompts(maker, docs, random.Random(params.seed), seen)
     sizes = {name: getattr(params.prompts, name) for name in SPLITS}
     splits = {name: list(islice(supply, size)) for name, size in sizes.items()}
     found, wanted = sum(map(len, splits.values())), sum(sizes.values())
     if found < wanted:
         raise UserError(
-            f"The prompts block asks for {wanted} training, development and calibration prompts, but of the {len(docs)}"
-            f" training documents of '{maker.task.name}' only {found} are usable: the others repeat a problem or are "
-            "longer than the context. Lower the sizes in params.yaml."
+            f"The prompts block asks for {wanted} training, development, calibration and guard prompts, but of the "
+            f"{len(docs)} training documents of '{maker.task.name}' only {found} are usable: the others repeat a "
+            "problem or are longer than the context. Lower the sizes in params.yaml."
         )
+    if params.prompts.draw > 1 or of_the_world(params):
+        seen |= {maker.problem(prompt["doc"]) for prompts in splits.values() for prompt in prompts}
+        splits["calibration"] = drawn_prompts(maker, params, supply, seen)
     return splits
+
+
+def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], seen: set[str]) -> list[Prompt]:
+    """The calibration prompts of `prompts.draw`, where they are not the first of the training documents.
+
+    Args:
+        maker: makes prompts of documents.
+        params: the run's.
+        supply: what is left of the training documents.
+        seen: problems of all other prompts.
+
+    Raises:
+        UserError: too few documents are left for this draw.
+    """
+    draw, size = params.prompts.draw, params.prompts.calibration
+    if of_the_world(params):
+        docs = further_documents(params.world, params.seed, "calibration", size, draw)
+        supply = fresh_prompts(maker, docs, random.Random(f"{params.seed} draw {draw}"), seen)
+        prompts = list(islice(supply, size))
+    else:
+        prompts = list(islice(supply, (draw - 2) * size, (draw - 1) * size))
+    if len(prompts) < size:
+        raise UserError(
+            f"Draw {draw} needs {size} calibration prompts that no other split and no earlier draw has, but "
+            f"'{params.task}' has only {len(prompts)} left. Lower prompts.calibration or prompts.draw."
+        )
+    return [{**prompt, "id": f"draw-{draw}-{place}"} for place, prompt in enumerate(prompts)]
+
+
+def of_the_world(params: Params) -> bool:
+    """Whether the task's problems are drawn from the embedded world, which has no end of them."""
+    return params.task == WORLD_TASK and params.task_data is None
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ from pipeline.report.page import page
 from pipeline.report.results import Results, read_results
 from pipeline.report.summary import Summary, as_csv, frontier, summarise
 
+UNTRACKED = ("block", "budget", "knob", "certificates")
+"""Entries of a method that are no metrics."""
+
 
 def main() -> None:
     report(read_params())
@@ -59,7 +62,7 @@ def track(params: Params, summary: Summary, results: Results) -> None:
         with tracking.run(params, name, kind="method") as record:
             record.log_params({key: method[key] for key in ("rule", "drafter", "block", "budget", "knob")})
             record.log_params({"settings": results.evaluation[name].get("settings", {})})
-            record.log_metrics({key: value for key, value in method.items() if key not in ("block", "budget", "knob")})
+            record.log_metrics({key: value for key, value in method.items() if key not in UNTRACKED})
             record.log_artifacts(evaluation_folder(params, name))
             if name in results.calibration:
                 record.log_artifacts(calibration_file(params, name))

@@ -47,6 +47,7 @@ CLOSED: dict[str, dict[str, Any]] = {
     "regret-budget": {"budget": 0.0},
     "judge": {"delta": 1.0},
     "autojudge": {"risk": -1.0},
+    "ensemble-gate": {"risk": -1.0, "w": 0.0},
     "wisv": {"risk": -1.0},
 }
 """Settings that must be lossless."""
@@ -70,7 +71,7 @@ OPEN: dict[str, dict[str, Any]] = {
     "wisv": {"risk": 1.0},
 }
 """Settings that keep whatever may be kept at all."""
-NEVER_OPEN = {"ensemble", "mars", "mars-margin", "lenience"}
+NEVER_OPEN = {"ensemble", "ensemble-gate", "mars", "mars-margin", "lenience"}
 """Rules with a knob that has no such setting: the draft model's favourite, two candidates at most, a ratio above 0."""
 TARGET_ONLY = {"sgl-threshold"}
 """Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn than by `exact`."""

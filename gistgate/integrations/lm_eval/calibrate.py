@@ -20,16 +20,17 @@ from gistgate.build.models import load_draft, load_target, parse_settings
 from gistgate.certificates.calibration import Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
 from gistgate.certificates.fixed_sequence import Stop, check_stop
+from gistgate.certificates.looks import Looks, level
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, cached
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.certificates.scope import decoding_scope, task_scope
-from gistgate.certificates.scores import LogProbability, PairwiseJudge, Scorer, TaskScore
+from gistgate.certificates.scores import Capped, LogProbability, PairwiseJudge, Scorer, TaskScore
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from
+from gistgate.files import dataclass_from, fingerprint
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from gistgate.integrations.lm_eval.task import Prompting, Task, TaskSpec, load_task
@@ -42,7 +43,7 @@ MEMORY_MB = 1000
 """Room for prompts that are read once and decoded at many settings, in megabytes."""
 SCRATCH = Path(".scratch/certificates")
 """Where decoded answers wait, so that an interruption loses one chunk at most."""
-SCORES = ["task", "logprob", "judge"]
+SCORES = ["task", "capped", "logprob", "judge"]
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Options:
     out: Path | None = None
     batch_size: int = 32
     seed: int = 0
+    draw: int = 1
+    looks: int = 1
 
     def __post_init__(self) -> None:
         if not (0 < self.budget < 1 and 0.5 <= self.confidence < 1):
@@ -108,18 +111,28 @@ def certify(options: Options) -> tuple[Proof, Path]:
     scorer = make_scorer(options, models, task)
     prompts = prompts_of(options, models, task, scorer.ternary)
     n = len(prompts["calibration"])
-    print(plan_sentence(options.budget, options.confidence, n, scorer.ternary, options.stop))
-    check_possible(options.budget, options.confidence, n, scorer.ternary, options.stop)
+    confidence = level(options.confidence, options.looks)
+    print(plan_sentence(options.budget, confidence, n, scorer.ternary, options.stop))
+    check_possible(options.budget, confidence, n, scorer.ternary, options.stop)
     method = method_of(options, models)
-    request = Request((options.budget,), options.confidence, n, options.stop)
-    finding = calibrate(method, outcomes_of(options, models, method, prompts, scorer), request)
-    if (refusal := finding.verdicts.refusal(options.budget)) is not None:
-        raise UserError(refusal)
+    request = Request((options.budget,), confidence, n, options.stop)
+    outcomes = outcomes_of(options, models, method, prompts, scorer)
+    calibration = [prompt["ids"] for prompt in prompts["calibration"]]
     draft = models.draft if issubclass(DRAFTERS.get(method.drafter, object), ModelDrafter) else None
     scope = {
         **decoding_scope(method, models.target, draft, models.tokenizer, models.gate, options.batch_size),
-        **task_scope(task, [prompt["ids"] for prompt in prompts["calibration"]]),
+        **task_scope(task, calibration),
     }
+    looks = Looks(
+        claim=f"{scope['target']['name']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
+        prompts=calibration,
+        error=1 - options.confidence,
+        code=fingerprint(Path(gistgate.__file__).parent / "certificates"),
+        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
+    )
+    finding = calibrate(method, outcomes, request, looks.before(method, request, scorer.ternary, scope))
+    if (refusal := finding.verdicts.refusal(options.budget)) is not None:
+        raise UserError(refusal)
     source = f"training documents of the task '{options.task}' and prompts like these"
     proof = finding.proof(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
     return proof, proof.save(options.folder)
@@ -154,6 +167,8 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     """
     if options.score == "task":
         return TaskScore(task, models.tokenizer)
+    if options.score == "capped":
+        return Capped()
     if options.score == "logprob":
         return LogProbability(models.target)
     if options.score != "judge":
@@ -182,7 +197,13 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
         )
     planned = default_n(options.budget, options.confidence, ternary, available, options.stop)
     n = min(available, options.prompts or planned)
-    return {"development": found[: options.development], "calibration": found[options.development :][:n]}
+    calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
+    if len(calibration) < n:
+        raise UserError(
+            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has "
+            f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
+        )
+    return {"development": found[: options.development], "calibration": calibration}
 
 
 def method_of(options: Options, models: Models) -> Method:

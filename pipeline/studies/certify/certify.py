@@ -24,28 +24,29 @@ import torch
 
 from gistgate.certificates.calibration import Finding, Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
+from gistgate.certificates.looks import level
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.planning import check_possible, plan_sentence
 from gistgate.certificates.scores import Ids
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
+from pipeline.certification.looks import looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.pairs.world.corpus import documents
-from pipeline.pairs.world.params import WorldParams
+from pipeline.pairs.world.supply import further_documents
 from pipeline.params import MethodParams, Params
-from pipeline.stages.prompts import context_length
+from pipeline.stages.prompts import SPLITS, context_length, of_the_world
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.studies.table.params import table_params
 from pipeline.tasks.loading import load_task
 
 REPORTS = Path("reports/certify")
-WORLD_TASK = "wordproblems"
+STUDY, MODULE = "certify", "pipeline.studies.certify.certify"
 RESAMPLES = 2000
 SOURCE = "problems of the task that no other stage uses; the certificate holds for prompts like these"
 
@@ -79,14 +80,17 @@ def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proo
         check_possible(budget, request.confidence, request.n)
     setup = setup_of(params)
     outcomes, method = outcomes_of(setup, name)
-    finding = calibrate(method, outcomes, request)
     asked = [prompt["ids"] for prompt in setup.prompts["calibration"]]
     scope = scope_of(setup.params, name, setup.pair, setup.task, setup.gate(name), asked)
+    own = asdict(read_certify_params())
+    look = looks_of(setup, name, STUDY, own, (MODULE,)).before(method, request, setup.scorer.ternary, scope)
+    finding = calibrate(method, outcomes, request, look)
     certified = [budget for budget in request.budgets if finding.verdicts.passed(budget) is not None]
     made = datetime.now(UTC).date().isoformat()
     kept = {budget: finding.proof(setup.scorer.id, scope, SOURCE, [budget], made) for budget in certified}
     found = {f"{budget:g}": entry(finding, budget) for budget in request.budgets}
-    return {"method": name, "learned": params.method(name).learned, "block": method.block, "budgets": found}, kept
+    about = {"method": name, "learned": params.method(name).learned, "block": method.block}
+    return {**about, "looks": params.calibrate.looks, "look": look.record, "budgets": found}, kept
 
 
 def entry(finding: Finding, budget: float) -> dict[str, Any]:
@@ -94,12 +98,13 @@ def entry(finding: Finding, budget: float) -> dict[str, Any]:
     refusal = finding.verdicts.refusal(budget)
     if refusal is not None:
         return {"refusal": refusal, "rounds": None}
-    point, counted = finding.point(budget), finding.verdicts.shown(budget).decoded.statistics
+    point, decoded = finding.point(budget), finding.verdicts.shown(budget).decoded
     return {
         **asdict(point),
         "block": finding.method.block,
         "discordant": point.losses + point.gains,
-        "rounds": [[one.tokens, one.forwards] for one in counted],
+        **decoded.lengths,
+        "rounds": [[one.tokens, one.forwards] for one in decoded.statistics],
     }
 
 
@@ -108,7 +113,7 @@ def request_of(params: Params) -> Request:
     own, common = read_certify_params(), params.calibrate
     return Request(
         budgets=tuple(sorted(own.budgets)),
-        confidence=common.confidence,
+        confidence=level(common.confidence, common.looks),
         n=own.prompts,
         stop="lost",
         settings=common.settings,
@@ -144,30 +149,36 @@ def calibration_prompts(params: Params) -> list[Prompt]:
     Raises:
         UserError: the task has fewer unused documents.
     """
-    prompts = new_prompts(params, read_certify_params().prompts)
-    if len(prompts) < read_certify_params().prompts:
+    size, draw = read_certify_params().prompts, params.prompts.draw
+    prompts = new_prompts(params, size, "certify", draw)
+    if len(prompts) < size:
         raise UserError(
-            f"certify.prompts asks for {read_certify_params().prompts} prompts, but the task '{params.task}' has only "
-            f"{len(prompts)} unused ones. Lower certify.prompts."
+            f"certify.prompts asks for {size} prompts, but draw {draw} of the task '{params.task}' has only "
+            f"{len(prompts)} unused ones. Lower certify.prompts or prompts.draw."
         )
     return prompts
 
 
-def new_prompts(params: Params, count: int) -> list[Prompt]:
-    """At most `count` prompts that no stage of the run uses."""
+def new_prompts(params: Params, count: int, purpose: str, draw: int = 1) -> list[Prompt]:
+    """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
+
+    Args:
+        params: the run's.
+        count: prompts of a draw.
+        purpose: one of PURPOSES. On a task other than the embedded world, `labels` draws from the end of the unused
+            documents and everything else from their start.
+        draw: from 1 on.
+    """
     source, task = read_pair(params.pair), load_task(params)
     maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
-    if params.task == WORLD_TASK and params.task_data is None:
-        docs = world_documents(params.world, params.seed, count)
-    else:
-        docs = task.documents("train")
-    used = used_prompts(splits=("train", "development", "calibration", "test"))
-    return unused_prompts(maker, docs, count, params.seed, used)
-
-
-def world_documents(params: WorldParams, seed: int, count: int) -> list[dict[str, str]]:
-    """Problems of the embedded world behind those of the task's training file, which they never repeat."""
-    return documents(params, seed, "train", params.task_train + count)[params.task_train :]
+    used = used_prompts(splits=(*SPLITS, "test"))
+    if of_the_world(params):
+        docs = further_documents(params.world, params.seed, purpose, count, draw)
+        return unused_prompts(maker, docs, count, params.seed, used)
+    docs = task.documents("train")
+    unused = unused_prompts(maker, docs, len(docs), params.seed, used)
+    ordered = unused[::-1] if purpose == "labels" else unused
+    return ordered[(draw - 1) * count : draw * count]
 
 
 def summary(params: Params) -> dict[str, Any]:
@@ -195,8 +206,11 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
     """What the summary keeps of a method at a budget."""
     if row["refusal"] is not None:
         return {"certified": False, "refusal": row["refusal"]}
-    names = ("settings", "block", "n", "loss", "bound", "harm", "harm_bound", "discordant", "mean_accepted_length")
-    return {"certified": True, **{name: row[name] for name in names}}
+    names = (
+        "settings", "block", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind", "harm", "harm_bound",
+        "discordant", "mean_accepted_length", "mean_tokens", "strict_mean_tokens", "capped", "strict_capped",
+    )  # fmt: skip
+    return {"certified": True, **{name: row[name] for name in names if name in row}}
 
 
 def ratio_interval(learned: list[list[int]], free: list[list[int]], seed: int = 0) -> list[float]:

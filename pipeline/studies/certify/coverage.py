@@ -32,7 +32,7 @@ from gistgate.certificates.bounds import EXACT
 from gistgate.certificates.differences import right_or_wrong, spread_out
 from gistgate.certificates.planning import CERTIFIES, needed_prompts
 from gistgate.certificates.tango import Array, p_value
-from gistgate.files import write_json
+from pipeline.common.code import write_result
 from pipeline.common.entry import run
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.params import Params, read_params
@@ -84,7 +84,7 @@ def main(folder: Annotated[Path, typer.Argument(help="Where the results go.")] =
             stopped(budget, loss, BOUNDARY_DISCORDANCE, confidence) for budget in BUDGETS for loss in (0.0, 0.05)
         ],
     }
-    write_json(folder / "coverage.json", report)
+    write_result(folder / "coverage.json", report, "pipeline.studies.certify.coverage")
     save(draw(report), folder / "coverage.png")
     shares = (
         f"{report['share_holding']:.1%} of {RESAMPLES} hold, {report['boundary']['share_holding']:.1%} on the boundary"

@@ -22,7 +22,7 @@ from scipy.stats import binomtest
 from gistgate.certificates.fixed_sequence import Stop, Tested, try_setting
 from gistgate.certificates.outcomes import CHUNK, Decoded
 from gistgate.certificates.tango import Array
-from gistgate.files import write_json
+from pipeline.common.code import write_result
 from pipeline.common.entry import run
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.params import read_params
@@ -70,7 +70,7 @@ def main(folder: Annotated[Path, typer.Argument(help="Where the results go.")] =
         "confidence": confidence, "resamples": RESAMPLES, "prompts": PROMPTS, "chunk": CHUNK, "seed": SEED,
         "level": LEVEL, "refuted": refuted, "cases": cases,
     }  # fmt: skip
-    write_json(folder / "coverage-stopping.json", report)
+    write_result(folder / "coverage-stopping.json", report, "pipeline.studies.certify.stopping")
     lowest = min(cases, key=lambda case: case["share_holding"])
     print(f"lowest share {lowest['share_holding']:.1%} ({lowest['world']}, {lowest['stop']})")
     print(f"refuted: {refuted or 'none'}")

@@ -20,10 +20,11 @@ import typer
 
 from gistgate.block import Acceptance, Block, Reason
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines, write_json
+from gistgate.files import read_json_lines
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.observing.shadow import shadow, would_be
 from gistgate.request.statistics import Statistics, total
+from pipeline.common.code import write_result
 from pipeline.common.decoders import make_decoder, read_prompts, run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -46,7 +47,7 @@ def main(limit: Annotated[int | None, typer.Argument(min=1, help="Test prompts, 
         for name in params.methods
         if (point := operating_point(params, name)).knob is not None
     ]
-    write_json(REPORT, {"prompts": len(prompts), "methods": rows})
+    write_result(REPORT, {"prompts": len(prompts), "methods": rows}, "pipeline.studies.guards.shadow")
     print(table(rows))
 
 

@@ -21,8 +21,9 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.certificates.tango import Array
-from gistgate.files import load_tensors, write_json
+from gistgate.files import load_tensors
 from gistgate.integrations.lm_eval.prompts import Prompt
+from pipeline.common.code import write_result
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
@@ -53,7 +54,11 @@ def main(
     params = read_params()
     torch.set_grad_enabled(False)
     report = measured(labelled(params, problems))
-    write_json(OUTPUT if problems is None else OUTPUT.with_stem(f"calibration_error-{problems}"), report)
+    write_result(
+        OUTPUT if problems is None else OUTPUT.with_stem(f"calibration_error-{problems}"),
+        report,
+        "pipeline.studies.labels.calibration_error",
+    )
     low, high = report["ece_interval"]
     print(f"ECE {report['ece']:.4f} ({low:.4f} to {high:.4f}) on {report['n']} rows of {report['problems']} problems")
 
@@ -61,8 +66,7 @@ def main(
 def labelled(params: Params, problems: int | None = None) -> Table:
     """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
-    own = read_certify_params()
-    prompts = new_prompts(params, own.prompts + own.ece_problems)[own.prompts :]
+    prompts = new_prompts(params, read_certify_params().ece_problems, "labels")
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),

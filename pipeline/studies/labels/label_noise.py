@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import bootstrap
 
 from gistgate.certificates.tango import Array
-from gistgate.files import write_json
+from pipeline.common.code import write_result
 from pipeline.common.entry import run
 from pipeline.labels.schema import LABEL_FOLDER, LABELS, PASSES
 from pipeline.labels.tables import Table, concatenated
@@ -37,7 +37,7 @@ def main() -> None:
             f"{name}: {found['lost']} of {found['labels']} greedy rollouts lose the meaning; a repetition agrees with "
             f"{found['agreement']:.3f} of them ({low:.3f} to {high:.3f}), {found['all_repeat']:.3f} repeat every time"
         )
-    write_json(OUTPUT, report)
+    write_result(OUTPUT, report, "pipeline.studies.labels.label_noise")
 
 
 def repetition(table: Table) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import torch
 from matplotlib import pyplot
 from torch import Tensor
 
-from gistgate.files import write_atomic, write_json
+from gistgate.files import write_atomic
+from pipeline.common.code import write_result
 from pipeline.common.entry import run
 from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.metrics import rank_metrics
@@ -45,7 +46,7 @@ def main() -> None:
     sizes = [size for size in SIZES if size < len(pool)] + [len(pool)]
     curves = {way: [curve(pool, test, way, sizes, params.seed + seed) for seed in range(SEEDS)] for way in WAYS}
     report = {"sizes": sizes, "test_rows": len(test), "ap": curves}
-    write_json(OUTPUT.with_suffix(".json"), report)
+    write_result(OUTPUT.with_suffix(".json"), report, "pipeline.studies.labels.learning_curve")
     write_atomic(OUTPUT.with_suffix(".png"), lambda part: draw(report, part))
     for way, runs in curves.items():
         print(

@@ -17,12 +17,14 @@ from typing import Any
 from scipy.stats import norm
 
 from gistgate.certificates.fixed_sequence import fixed_sequence
+from gistgate.certificates.looks import level
 from gistgate.certificates.loss_curve import error_apart
 from gistgate.certificates.outcomes import Decoded, Outcomes
 from gistgate.files import read_json, write_json
 from gistgate.identity import gate_hash
 from gistgate.optional.segments.files import load_probes
 from gistgate.request.statistics import Statistics
+from pipeline.certification.looks import looks_of
 from pipeline.certification.outcomes import Setup
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -34,6 +36,7 @@ from pipeline.studies.segments.params import local_models, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 REPORTS = Path("reports/segments/calibration")
+MODULE = "pipeline.studies.segments.calibrate"
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -61,7 +64,7 @@ class Segments:
         self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
         self.depends = fingerprint(
             FOLDER, gate_hash(gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
-            *pair.files, self.setup.dependencies, *sources("pipeline.studies.segments.calibrate"),
+            *pair.files, self.setup.dependencies, *sources(MODULE),
         )  # fmt: skip
 
     def decoded(self, name: str, value: float, split: str, first: int | None = None) -> Decoded:
@@ -69,6 +72,15 @@ class Segments:
         setup = self.setup
         loose = setup.kept(name, lambda asked: METHODS[name].decoder(self.parts, asked["value"]), self.depends, name)
         return Outcomes(setup.prompts, setup.scorer, setup.strict, loose).decoded(split, {"value": value}, 0, first)
+
+    def look(self, name: str, values: Sequence[float], budget: float, spent: float) -> dict[str, Any]:
+        """Record that the calibration prompts are about to be judged at these values of a method.
+
+        Raises:
+            UserError: they were judged before with another choice.
+        """
+        looks = looks_of(self.setup, name, "segments", asdict(self.own), ("pipeline.studies.segments.train", MODULE))
+        return looks.take(looks.look([name, list(values), budget, gate_hash(self.gate), fingerprint(FOLDER)], spent))
 
 
 def calibrate(segments: Segments, name: str) -> dict[str, Any]:
@@ -82,7 +94,8 @@ def calibrate(segments: Segments, name: str) -> dict[str, Any]:
         }
     seen = develop(segments, name, method, budget) if len(method.grid) > 1 else []
     values = promising(seen, segments.params, budget) if seen else list(method.grid)
-    confidence = segments.params.calibrate.confidence
+    confidence = level(segments.params.calibrate.confidence, segments.params.calibrate.looks)
+    look = segments.look(name, values, budget, 1 - confidence)
     chunks = ([segments.decoded(name, value, "calibration")] for value in values)
     verdicts = fixed_sequence(chunks, [budget], confidence)
     tested = [
@@ -96,6 +109,7 @@ def calibrate(segments: Segments, name: str) -> dict[str, Any]:
         "budget": budget,
         "development": seen,
         "calibration": tested,
+        "look": look,
     }
 
 
@@ -146,6 +160,7 @@ def point(value: float, decoded: Decoded) -> dict[str, Any]:
         "deviation": float(d.std()),
         "tau": counted.mean_accepted_length,
         "loose_per_100": counted.loose_per_100,
+        **decoded.lengths,
         "draft_forwards_per_token": counted.draft_forwards / max(1, counted.tokens),
         **segments_of(counted),
     }

@@ -15,18 +15,28 @@ from pipeline.common.entry import run  # first: it sets the environment that the
 
 # isort: split
 from gistgate.files import read_json, read_text, write_json, write_text
+from pipeline.common.code import REPORTING
+from pipeline.report.looks import publish_looks
+from pipeline.report.origin import check_finished, origin
 from pipeline.report.publish import split, with_table
 from pipeline.studies.segments.calibrate import operating
 from pipeline.studies.segments.figures import draw_all
 from pipeline.studies.segments.tables import content
 
 REPORTS, RESULTS, PAGE = Path("reports/segments"), Path("docs/results/segments"), Path("docs/segments.md")
+MODULES = tuple(
+    f"pipeline.studies.segments.{name}" for name in ("collect", "train", "calibrate", "evaluate", "benchmark")
+)
+"""What makes the results, besides the stages of the core."""
 STUDY = Path("benchmarks/results/segments-cpu.json")
 
 
 def main() -> None:
     split(read_text(PAGE))
-    write_json(RESULTS / "summary.json", summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None))
+    check_finished("pipeline/studies/segments/dvc.yaml")
+    found = summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None)
+    publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
+    write_json(RESULTS / "summary.json", {**found, **origin((*REPORTING, *MODULES))})
     summary = read_json(RESULTS / "summary.json")  # the page follows the published file, its order included
     draw_all(summary, RESULTS / "figures")
     write_text(PAGE, with_table(read_text(PAGE), content(summary)))

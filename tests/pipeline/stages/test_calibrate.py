@@ -185,3 +185,13 @@ def test_a_reference_of_other_prompts_is_refused(world, monkeypatch):
     write_json_lines(Path("data/reference/calibration.jsonl"), [{"id": "other", "score": 1.0}])
     with pytest.raises(UserError, match="Run the stage `reference` again"):
         start(world, monkeypatch, "prob")
+
+
+def test_another_choice_on_the_same_prompts_is_refused_and_nothing_is_decoded(world, monkeypatch):
+    start(world, monkeypatch, "prob")
+    changed = replace(world.params, calibrate=replace(world.params.calibrate, budgets=(0.01, 0.05)))
+    monkeypatch.setattr(calibrate, "read_params", lambda: changed)
+    calls = len([call for call in world.calls if call[1] == "calibration"])
+    with pytest.raises(UserError, match=r"already been judged.*Set prompts\.draw to 2 in params\.yaml"):
+        calibrate.main("prob")
+    assert len([call for call in world.calls if call[1] == "calibration"]) == calls

@@ -20,7 +20,7 @@ from pipeline.stages.prompts import write_prompts
 from pipeline.tasks.loading import task_spec
 from tests.tiny import byte_tokenizer, write_rows, write_task
 
-SIZES = {"train": 10, "development": 5, "calibration": 8, "test": 4}
+SIZES = {"train": 10, "development": 5, "calibration": 8, "guard": 2, "test": 4}
 SPLITS = tuple(SIZES)
 
 
@@ -79,7 +79,7 @@ def test_more_training_prompts_move_no_other_split(tmp_path: Path) -> None:
 
 
 def test_a_problem_told_twice_serves_once_and_never_beside_the_test(tmp_path: Path) -> None:
-    write_task(tmp_path, num_train=23)
+    write_task(tmp_path, num_train=25)
     rows = read_json_lines(tmp_path / "train.jsonl")
     again = [{"question": "  5 + 1 ", "answer": "#### 6"}, {"question": "1000 + 1?", "answer": "#### 1001"}]
     write_rows(tmp_path / "train.jsonl", [*rows, *again])
@@ -87,7 +87,7 @@ def test_a_problem_told_twice_serves_once_and_never_beside_the_test(tmp_path: Pa
     told = ["".join(prompt["doc"]["question"].split()) for name in SPLITS for prompt in splits[name]]
     assert sum(text.startswith("5+1") for text in told) == 1
     assert sum(text.startswith("1000+1") for text in told) == 1
-    with pytest.raises(UserError, match=r"24 training.*25 training documents.*only 23 are usable"):
+    with pytest.raises(UserError, match=r"26 training.*27 training documents.*only 25 are usable"):
         make(tmp_path, params({"train": 11}))
 
 
@@ -98,7 +98,7 @@ def test_too_few_documents_are_counted(tmp_path: Path) -> None:
 
 
 def test_prompts_longer_than_the_context_are_left_out_and_counted(tmp_path: Path) -> None:
-    write_task(tmp_path, num_train=23)
+    write_task(tmp_path, num_train=25)
     long = "why " * 50
     write_rows(
         tmp_path / "train.jsonl",

@@ -31,6 +31,8 @@ SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transform
 STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
 SETTING = {"n": 100, "losses": 3, "gains": 1, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
 
+LENGTHS = {"capped": 0.02, "strict_capped": 0.01, "mean_tokens": 41.5, "strict_mean_tokens": 40.0}
+
 
 def evaluation(name):
     summary = {
@@ -49,6 +51,7 @@ def evaluation(name):
 
 def calibration(name, knob, certified):
     verdict = {"certified": certified, "knob": knob if certified else None, "bound": 0.04 if certified else 0.2}
+    verdict |= {"n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS}
     return {
         "method": name,
         "rule": PARAMS.methods[name].rule,
@@ -84,7 +87,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_summary_has_the_promised_schema_and_numbers(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
-    assert set(summary) == {"pair", "task", "seed", "headline_budget", "plain", "methods", "heads"}
+    assert set(summary) == {"pair", "task", "seed", "headline_budget", "looks", "plain", "methods", "heads"}
     judge = summary["methods"]["judge"]
     assert set(judge) == {
         "rule",
@@ -94,6 +97,7 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
         "confidence",
         "knob",
         "certified_bound",
+        "certificates",
         "accuracy",
         "accuracy_difference",
         "cut",
@@ -214,6 +218,7 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
 
 
 PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
+CODE = {"code": {"modules": ["pipeline.stages.report"], "fingerprint": "f00d", "commit": "abc+"}}
 
 
 def test_publish_renews_the_table_and_nothing_else(folder):
@@ -222,10 +227,15 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     Path("reports/frontier.csv").write_text("method\n")
     Path("reports/figures").mkdir()
     Path("README.md").write_text(f"# Top\n{publish.BEGIN}\nold\n{publish.END}\nbottom\n")
-    publish.publish(*PLACES)
+    publish.publish(*PLACES, CODE)
     text = Path("README.md").read_text()
     assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
-    assert publish.table_of(text) == tables.markdown(json.loads(Path("docs/results/summary.json").read_text()))
+    published = json.loads(Path("docs/results/summary.json").read_text())
+    assert published == {**json.loads(Path("reports/summary.json").read_text()), **CODE}
+    table, about = publish.table_of(text).rsplit("\n\n", 1)
+    assert table == tables.markdown(published)
+    assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
+    assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
     assert "| judge | 4.0 | -25.0" in text
 
 
@@ -235,10 +245,10 @@ def test_another_run_gets_one_line_beside_the_published_one(folder):
     Path("reports/frontier.csv").write_text("method\n")
     Path("reports/figures").mkdir()
     Path("README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
-    publish.publish(*PLACES)
+    publish.publish(*PLACES, CODE)
     summary["plain"]["accuracy"] = 0.125
     write_json("reports/summary.json", summary)
-    publish.publish_beside(*PLACES, "seed-2")
+    publish.publish_beside(*PLACES, "seed-2", CODE)
     lines = publish.table_of(Path("README.md").read_text()).splitlines()[-2:]
     assert lines[0].startswith("| published | 50.0 |") or lines[0].startswith("| published | 75.0 |")
     assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
@@ -248,5 +258,18 @@ def test_publish_without_markers_changes_nothing(folder):
     write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
     Path("README.md").write_text("# Top\n")
     with pytest.raises(UserError, match="The page lacks the lines"):
-        publish.publish(*PLACES)
+        publish.publish(*PLACES, CODE)
     assert not Path("docs").exists()
+
+
+def test_capped_answers_and_lengths_stand_beside_every_certified_line(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    assert summary["methods"]["judge"]["certificates"]["0.1"] == {
+        "certified": True, "knob": 0.2, "bound": 0.04, "n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS
+    }  # fmt: skip
+    line = dict(zip(tables.HEADER, tables.rows(summary)[2], strict=True))
+    assert (line["capped"], line["tokens"]) == ("2.0 (1.0)", "41.5 (40.0)")
+    text = tables.markdown(summary)
+    assert "| capped (strict), % | tokens (strict) |" in text and "| 2.0 (1.0) | 41.5 (40.0) |" in text
+    del summary["methods"]["judge"]["certificates"], summary["methods"]["prob"]["certificates"]
+    assert "capped" not in tables.markdown(summary)

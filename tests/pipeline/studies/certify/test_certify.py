@@ -61,10 +61,11 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting())
     setup = SimpleNamespace(
         params=replace(params, methods={"ratio": replace(given, block=5)}), pair=pair, task=task, gate=lambda _: None,
-        prompts={"calibration": [{"ids": [1]}]}, scorer=SimpleNamespace(id="task"),
+        prompts={"calibration": [{"ids": [1]}]}, scorer=SimpleNamespace(id="task", ternary=True),
     )  # fmt: skip
 
-    def calibrated(method, _outcomes, request):
+    def calibrated(method, _outcomes, request, look):
+        look(Selection([Setting(0.5)], []))
         decoded = Decoded(np.zeros(500), [Statistics(own=1, forwards=1)] * 500)
         verdicts = fixed_sequence([[decoded]], request.budgets, 0.95, "lost")
         return Finding(method, request, Selection([Setting(0.5)], []), verdicts)

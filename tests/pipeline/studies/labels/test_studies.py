@@ -124,7 +124,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
         "load_task": lambda _params: None,
         "read_certify_params": lambda: SimpleNamespace(prompts=10, ece_problems=60),
-        "new_prompts": lambda _params, _count: prompts,
+        "new_prompts": lambda _params, _count, _purpose: prompts,
         "pair_files": lambda _pair: [],
         "make_decoder": lambda *_settings: strict,
         "request_of": lambda _prompts, _pair: {},

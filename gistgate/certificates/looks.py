@@ -1,0 +1,135 @@
+"""Looks at calibration prompts: recorded before the prompts are decoded, and again when the result is published.
+
+Two ledgers answer whether prompts may be judged. The local one, `.gistgate/looks.json`, survives every rerun and holds
+what was judged here. The published one, `docs/results/looks.json`, is kept in Git; a first run on a fresh clone repeats
+its choices and is admitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+
+from gistgate.certificates.calibration import Method, Request
+from gistgate.certificates.ledger import FRESH, Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
+from gistgate.certificates.search import Selection
+from gistgate.errors import UserError
+
+LOCAL = Path(".gistgate/looks.json")
+"""Every look that was taken in this folder; not in Git, and no output of a stage."""
+PUBLISHED = Path("docs/results/looks.json")
+"""The looks whose results were published."""
+PARTS = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
+"""What of a certificate's scope decides which hypothesis is tested."""
+
+
+@dataclass(frozen=True)
+class Looks:
+    """What one claim tells the ledgers before its prompts are judged."""
+
+    claim: str
+    """What is certified, in one line."""
+    prompts: Sequence[Sequence[int]]
+    """Token ids of the calibration prompts [N][T]."""
+    error: float
+    """Probability of a false certificate that all looks of the claim at these prompts may spend together."""
+    code: str = ""
+    """Fingerprint of the code that chooses."""
+    choice: str = ""
+    """Fingerprint of the parameters that lead to the tested settings."""
+    remedy: str = FRESH
+    """How fresh prompts are drawn, as a sentence."""
+
+    def look(self, sequence: Any, spent: float) -> Look:
+        """The look at a tested sequence (plain JSON) that may be wrong with probability `spent`."""
+        prompts = fingerprint_of(self.hashes)
+        return Look(self.claim, prompts, self.code, digest(sequence)[:16], round(spent, 12), self.choice)
+
+    @property
+    def hashes(self) -> list[str]:
+        """One hash for each prompt."""
+        return [hash_of(ids) for ids in self.prompts]
+
+    def take(self, look: Look, local: Path = LOCAL, published: Path = PUBLISHED) -> dict[str, Any]:
+        """Record a look that is about to be taken; returns it as the report keeps it, for `publish`.
+
+        Raises:
+            UserError: a ledger was edited, or the prompts were judged before with another choice.
+        """
+        error = round(self.error, 12)
+        Ledger.read(published).admit(look, self.hashes, error, remedy=self.remedy, rerun=True)
+        enter(local, look, self.hashes, error, self.remedy)
+        return {**asdict(look), "error": error, "hashes": " ".join(sorted(self.hashes))}
+
+    def before(self, method: Method, request: Request, ternary: bool, scope: Mapping[str, Any]) -> Taking:
+        """What `gistgate.certificates.calibration.calibrate` calls before it decodes calibration prompts.
+
+        Args:
+            method: what is calibrated.
+            request: what shall be certified.
+            ternary: whether the exact bound may be used.
+            scope: what decodes, see `gistgate.certificates.scope`.
+        """
+        return Taking(self, method, request, ternary, scope)
+
+
+@dataclass
+class Taking:
+    """Records a look at the settings that development prompts chose."""
+
+    looks: Looks
+    method: Method
+    request: Request
+    ternary: bool
+    scope: Mapping[str, Any]
+    record: dict[str, Any] = field(default_factory=dict)
+    """What the report keeps of the look; empty before it was taken."""
+
+    def __call__(self, selection: Selection) -> None:
+        settings = [self.method.settings(one) for one in selection.settings]
+        bound = f"{'exact' if self.ternary else 'plug-in'} {self.request.stop}"
+        decoding = {name: self.scope.get(name) for name in PARTS}
+        sequence = [sequence_of(settings, self.request.budgets, bound), decoding]
+        self.record = self.looks.take(self.looks.look(sequence, 1 - self.request.confidence))
+
+
+def enter(path: Path, look: Look, hashes: Sequence[str], error: float, remedy: str = FRESH) -> None:
+    """Admit a look to the ledger of this file, one process at a time.
+
+    Raises:
+        UserError: the ledger was edited, or has no error left for this look.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(path.with_name(f".{path.name}.lock")):
+        ledger = Ledger.read(path)
+        ledger.admit(look, hashes, error, remedy=remedy)
+        ledger.write(path)
+
+
+def publish(taken: Mapping[str, Any], where: str, path: Path = PUBLISHED) -> None:
+    """Enter a look that a report recorded into the published ledger.
+
+    Args:
+        taken: what `Looks.take` returned.
+        where: the file that shows the result.
+        path: the published ledger.
+
+    Raises:
+        UserError: the record is damaged or the ledger was edited, or the prompts were published with another choice.
+    """
+    try:
+        record = dict(taken)
+        hashes, error = record.pop("hashes").split(), record.pop("error")
+        look = Look(**{**record, "published": where, "previous": ""})
+    except (KeyError, TypeError, AttributeError) as error_:
+        raise UserError("A calibration report has no record of its look. Run its stage again.") from error_
+    enter(path, look, hashes, error)
+
+
+def level(confidence: float, looks: int) -> float:
+    """Confidence of each look if several looks divide the error between them."""
+    return 1 - (1 - confidence) / looks

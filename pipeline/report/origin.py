@@ -1,0 +1,68 @@
+"""Where published figures come from: the code that made them, and the commit that holds it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Sequence
+from typing import Any
+
+from gistgate.errors import UserError
+from pipeline.common.closure import PACKAGES
+from pipeline.common.code import KEY, made_by
+
+SOURCES = (*PACKAGES, "benchmarks", "params.yaml")
+"""What a commit has to hold for its figures."""
+
+
+def check_finished(graph: str) -> None:
+    """Refuse results that are older than the code, the parameters or the data of their stages, as DVC knows them.
+
+    Args:
+        graph: the dvc.yaml of the stages.
+
+    Raises:
+        UserError: stages have to run again, or DVC cannot say so.
+    """
+    done = subprocess.run(["dvc", "status", "--json", graph], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"`dvc status {graph}` failed: {done.stderr.strip() or done.stdout.strip()}")
+    waiting = json.loads(done.stdout or "{}")
+    if waiting:
+        raise UserError(
+            f"The results are older than their code, parameters or data: {', '.join(sorted(waiting))}. "
+            f"Run `dvc repro {graph}` before publishing."
+        )
+
+
+def origin(modules: Sequence[str]) -> dict[str, Any]:
+    """What a published file says under the key KEY: modules, fingerprint and commit."""
+    return {KEY: {**made_by(*modules), "commit": commit()}}
+
+
+def commit() -> str:
+    """The commit of the working tree; `+` at its end says that its sources were changed and not committed."""
+    head, changed = git("rev-parse", "HEAD"), git("status", "--porcelain", "--", *SOURCES)
+    return f"{head[:12]}{'+' if changed else ''}"
+
+
+def git(*arguments: str) -> str:
+    """What Git answers.
+
+    Raises:
+        UserError: this is no Git repository with a commit.
+    """
+    done = subprocess.run(["git", *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise UserError(f"`git {' '.join(arguments)}` failed: {done.stderr.strip()}. Publish from a clone.")
+    return done.stdout.strip()
+
+
+def line(content: dict[str, Any]) -> str:
+    """One sentence about the code behind published figures."""
+    code = content.get(KEY)
+    if code is None:
+        return "These figures are older than the record of the code that made them."
+    name, changed = code["commit"].removesuffix("+"), code["commit"].endswith("+")
+    rest = ", with changes that were not committed" if changed else ""
+    return f"Made by the code of commit `{name}`{rest} (fingerprint `{code['fingerprint']}`)."

@@ -1,0 +1,78 @@
+"""Looks are recorded before prompts are judged; a clone may repeat what was published, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gistgate.certificates.ledger import Ledger
+from gistgate.certificates.looks import Looks, level, publish
+from gistgate.errors import UserError
+
+LOOKS = Looks("pair, task: gate", [[1, n] for n in range(20)], 0.05, "code", "choice", "Set prompts.draw to 2.")
+
+
+def take(folder: Path, looks: Looks = LOOKS, sequence: str = "first", spent: float = 0.05) -> dict:
+    return looks.take(looks.look(sequence, spent), folder / "local/looks.json", folder / "published.json")
+
+
+def test_a_look_is_kept_in_the_local_ledger_and_its_repetition_is_free(tmp_path: Path):
+    assert take(tmp_path) == take(tmp_path)
+    assert len(Ledger.read(tmp_path / "local/looks.json").looks) == 1
+    assert not (tmp_path / "published.json").exists()
+
+
+def test_another_choice_on_the_same_prompts_is_refused_with_the_remedy(tmp_path: Path):
+    take(tmp_path)
+    with pytest.raises(UserError, match=r"another choice.*Set prompts\.draw to 2\."):
+        take(tmp_path, replace(LOOKS, choice="another"), "second")
+    take(tmp_path, replace(LOOKS, choice="another", prompts=[[2, n] for n in range(20)]), "second")
+
+
+def test_the_same_choice_with_rounded_models_is_a_repetition_and_with_other_code_it_is_not(tmp_path: Path):
+    take(tmp_path)
+    take(tmp_path, sequence="rounded")
+    with pytest.raises(UserError, match="already been judged"):
+        take(tmp_path, replace(LOOKS, code="other"), "rounded again")
+
+
+def test_a_clone_repeats_a_published_choice_even_with_later_code_and_is_refused_another(tmp_path: Path):
+    publish(take(tmp_path), "docs/results/summary.json", tmp_path / "published.json")
+    clone = tmp_path / "clone"
+    clone.mkdir()
+    (clone / "published.json").write_bytes((tmp_path / "published.json").read_bytes())
+    later = replace(LOOKS, code="later")
+    take(clone, later, "rounded")
+    with pytest.raises(UserError, match="another choice"):
+        take(tmp_path / "clone", replace(later, choice="mine"), "mine")
+    other = later.look("rounded", 0.05)
+    record = {**take(clone, later, "rounded"), "sequence": other.sequence}
+    with pytest.raises(UserError, match="already been judged"):
+        publish(record, "docs/results/summary.json", clone / "published.json")
+
+
+def test_published_looks_name_their_place_and_are_entered_once(tmp_path: Path):
+    for _ in range(2):
+        publish(take(tmp_path), "docs/results/summary.json", tmp_path / "published.json")
+    assert [one.published for one in Ledger.read(tmp_path / "published.json").looks] == ["docs/results/summary.json"]
+    with pytest.raises(UserError, match="no record of its look"):
+        publish({"claim": "gate"}, "docs/results/summary.json", tmp_path / "published.json")
+
+
+def test_planned_looks_divide_the_error(tmp_path: Path):
+    spent = 1 - level(0.95, 2)
+    assert spent == pytest.approx(0.025)
+    take(tmp_path, spent=spent)
+    take(tmp_path, replace(LOOKS, choice="second"), "second", spent)
+    with pytest.raises(UserError, match="0 are left"):
+        take(tmp_path, replace(LOOKS, choice="third"), "third", spent)
+
+
+def test_an_edited_ledger_is_refused(tmp_path: Path):
+    take(tmp_path)
+    file = tmp_path / "local/looks.json"
+    file.write_text(file.read_text().replace("0.05", "0.01"))
+    with pytest.raises(UserError, match="edited"):
+        take(tmp_path)

@@ -1,0 +1,41 @@
+"""The gate behind the mixture: both have to agree."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from gistgate.rules.ensemble_gate import EnsembleGate
+from tests.blocks import accepted, block
+
+Z = [math.log(0.5), math.log(0.3), math.log(0.2)]
+Q = [[0.2, 0.6, 0.2]]
+"""The mixture prefers token 1 below w = 0.667."""
+
+
+@pytest.mark.parametrize(
+    "w, risk, expected", [(0.5, 0.1, True), (0.7, 0.1, False), (0.5, 0.01, False), (0.0, 0.1, True)]
+)
+def test_a_mismatch_stays_where_mixture_and_gate_agree(w: float, risk: float, expected: bool):
+    judged = block(Z, Z, draft=[1], q=Q, gate_probs=[0.95])
+    assert EnsembleGate(risk, w).accept(judged, {}).tolist() == [[expected]]
+    assert accepted(EnsembleGate(risk, w), judged).length.tolist() == [int(expected)]
+
+
+def test_an_exact_match_stays_whatever_the_gate_says():
+    judged = block(Z, Z, draft=[0], q=Q, gate_probs=[0.0])
+    assert accepted(EnsembleGate(0.1, 0.5), judged).length.tolist() == [1]
+
+
+@pytest.mark.parametrize("settings, message", [({"risk": 2.0}, "risk is 2.0"), ({"w": -0.1}, "w is -0.1")])
+def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str):
+    with pytest.raises(UserError, match=message):
+        make_rule("ensemble-gate", **settings)
+
+
+def test_it_asks_for_its_gate():
+    with pytest.raises(UserError, match="none was given"):
+        make_rule("ensemble-gate").accept(block(Z, Z, draft=[1], q=Q), {})
