@@ -156,8 +156,7 @@ class Reader:
             return
         other = Reader(self.model, len(texts))
         other.restore(caches, lengths)
-        unread = other.unread([text[:-1] for text in texts])
-        if any(unread):
+        if any(unread := other.unread([text[:-1] for text in texts])):
             other.read(*left_padded(unread, self.model.device), keep=1)
         self._pack(other)
 
