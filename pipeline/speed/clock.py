@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
 from gistgate.optional.guards.loop import LoopGuard
 
 Prompts = Sequence[list[int]]
@@ -87,15 +88,28 @@ class Contender:
 
 
 def ours(decoder: Decoder, request: dict[str, Any]) -> Decode:
-    """Our decoder."""
+    """Our decoder; a request that falls back to another engine is an error (`check_engine`)."""
 
     def decode(prompts: Prompts) -> tuple[list[list[int]], int | None]:
         # What draws numbers draws others for every prompt, and the same ones at every repeat.
         seeds = [crc32(repr(ids).encode()) for ids in prompts]
         answers = decoder.generate(prompts, **{"seeds": seeds, **request})
+        check_engine(decoder)
         return [answer.ids for answer in answers], sum(answer.statistics.forwards for answer in answers)
 
     return decode
+
+
+def check_engine(decoder: Decoder) -> None:
+    """Seconds are those of the engine that was asked for.
+
+    Raises:
+        UserError: a request of this decoder ran on the eager engine instead.
+    """
+    if why := sorted(decoder.engine.fell_back):
+        raise UserError(
+            f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Time it on the eager one."
+        )
 
 
 def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **generation: Any) -> Flexible:
