@@ -153,16 +153,16 @@ def calibration_prompts(params: Params) -> list[Prompt]:
     return prompts
 
 
-def new_prompts(params: Params, count: int) -> list[Prompt]:
-    """At most `count` prompts that no stage of the run uses."""
+def new_prompts(params: Params, count: int, beside: Sequence[Prompt] = ()) -> list[Prompt]:
+    """At most `count` prompts that no stage of the run uses, and whose problems are not those of `beside`."""
     source, task = read_pair(params.pair), load_task(params)
     maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
     if params.task == WORLD_TASK and params.task_data is None:
-        docs = world_documents(params.world, params.seed, count)
+        docs = world_documents(params.world, params.seed, len(beside) + count)
     else:
         docs = task.documents("train")
     used = used_prompts(splits=("train", "development", "calibration", "test"))
-    return unused_prompts(maker, docs, count, params.seed, used)
+    return unused_prompts(maker, docs, count, params.seed, [*used, *beside])
 
 
 def world_documents(params: WorldParams, seed: int, count: int) -> list[dict[str, str]]:
