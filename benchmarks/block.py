@@ -2,7 +2,8 @@
 
     python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
-In the folder of a finished run, batch 1, one engine after the other. `--write` puts the proposals, those of the first
+In the folder of a finished run, on development prompts, batch 1, one engine after the other: a K that was chosen on
+timed prompts would flatter its method. `--write` puts the proposals, those of the first
 engine, into pipeline/studies/speed/params.yaml, and strict decoding's into `decoding.strict_block` of params.yaml. K
 changes a loose method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A
 proposal is the smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
@@ -42,7 +43,7 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(prompts)
+    workload = Workload.load(prompts, "development")
     names = methods.split(",") if methods else [STRICT, workload.headline]
     if unknown := [name for name in names if name != STRICT and name not in workload.points]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join([STRICT, *workload.points])}.")

@@ -26,7 +26,7 @@ from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, 
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from pipeline.common.entry import run
-from pipeline.speed.clock import synchronise
+from pipeline.speed.clock import check_engine, synchronise
 
 TURN = (
     ("step", False),
@@ -125,6 +125,7 @@ def rounds(
     request = workload.request
     decoder.generate([workload.ids[0]], **request)
     decoder.generate([workload.ids[0]], **{**request, "max_new_tokens": 1})
+    check_engine(decoder)
     columns: dict[str, list[float]] = {name: [] for name in (*running, "round", "tokens", "forwards")}
     counted: dict[str, float] = {}
     for ids in workload.ids:

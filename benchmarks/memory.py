@@ -26,6 +26,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines.store import store_of
 from gistgate.errors import UserError
 from pipeline.common.entry import run
+from pipeline.speed.clock import check_engine
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
@@ -59,6 +60,7 @@ def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
             before = emptied(pair.target, pair.draft)
         reset()
         answers = decoder.generate(ids, **workload.request)
+    check_engine(decoder)
     grown = peak() - before
     tokens = max(len(row) + len(answer.ids) for row, answer in zip(ids, answers, strict=True)) + decoder.block
     caches = rows * tokens * (per_token(pair.target) + per_token(pair.draft) * (decoder.block > 0))

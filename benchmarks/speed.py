@@ -1,11 +1,12 @@
 """Tokens per second of every decoding, side by side in one run.
 
-    python -m benchmarks.speed [--prompts 16] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER]
+    python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER]
 
-In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft,
-with prompt lookup; ours plain, strict and every certified method, each on both engines. Larger batches: what
-transformers can do in batches, ours plain, strict and the learned method; each of them row by row as well, on the same
-prompts and in turn with the batches: `vs_batch_1`. A method runs at its own K where `make speed` certified it there.
+In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft
+and with prompt lookup, each at its best K (`benchmarks/baselines.py`); ours plain, strict and every certified method,
+each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned method;
+each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs at its
+own K where `make speed` certified it there.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.baselines import assisted, fastest, prompt_lookup
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
 
@@ -30,11 +33,13 @@ REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager"
 ENGINES = ("eager", "compiled")
 BATCHES = 4
 """Fewest batches of a size: intervals are over batches."""
+DEVELOPMENT = 16
+"""Development prompts on which transformers' assisted generation and prompt lookup get their K."""
 SINGLY = "row by row: "
 
 
 def main(
-    prompts: int = 16, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
+    prompts: int = 100, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
 ) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
@@ -105,8 +110,8 @@ def contenders(workload: Workload, size: int, methods: list[str]) -> list[Conten
         Contender("generate-static-compiled", compiled(theirs(pair, request), pair, slots), 0),
     ]
     if size == 1:  # transformers assists one row at a time
-        field.append(Contender("assisted", theirs(pair, request, own), own))
-        field.append(Contender("prompt-lookup", theirs(pair, request, prompt_lookup_num_tokens=own), own))
+        development = [prompt["ids"] for prompt in read_prompts("development")[:DEVELOPMENT]]
+        field += [fastest(variants(pair, request), development) for variants in (assisted, prompt_lookup)]
     for engine in ENGINES:
         field.append(timed(f"plain-{engine}", workload.plain(engine), request))
         field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))

@@ -31,8 +31,8 @@ class Workload:
     prompts: list[dict[str, Any]]
 
     @classmethod
-    def load(cls, num_prompts: int) -> Workload:
-        """The first test prompts of the run in this folder.
+    def load(cls, num_prompts: int, split: str = "test") -> Workload:
+        """The first prompts of a split of the run in this folder: choices belong to `development`, claims to `test`.
 
         Raises:
             UserError: it has no prompts, or its pair cannot be loaded.
@@ -40,7 +40,7 @@ class Workload:
         params = read_params()
         if not Path("data/prompts/test.jsonl").exists():
             raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
-        return cls(table_params(params), load_pair(params), read_prompts("test")[:num_prompts])
+        return cls(table_params(params), load_pair(params), read_prompts(split)[:num_prompts])
 
     @property
     def ids(self) -> list[list[int]]:

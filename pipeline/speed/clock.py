@@ -16,6 +16,7 @@ import torch
 import transformers
 from transformers import (
     CompileConfig,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StaticCache,
@@ -24,11 +25,14 @@ from transformers import (
 )
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
 from gistgate.optional.guards.loop import LoopGuard
 
 Prompts = Sequence[list[int]]
 Decode = Callable[[Prompts], tuple[list[list[int]], int | None]]
 """Prompt ids of every row -> (new ids of every row, target forwards; None where the library does not count them)."""
+DEFAULTS = 0
+"""In place of a K: assisted generation with the length, schedule and confidence threshold of transformers itself."""
 Flexible = Callable[..., tuple[list[list[int]], int | None]]
 """The same, with further arguments for `generate`."""
 
@@ -87,19 +91,32 @@ class Contender:
 
 
 def ours(decoder: Decoder, request: dict[str, Any]) -> Decode:
-    """Our decoder."""
+    """Our decoder; a request that falls back to another engine is an error (`check_engine`)."""
 
     def decode(prompts: Prompts) -> tuple[list[list[int]], int | None]:
         # What draws numbers draws others for every prompt, and the same ones at every repeat.
         seeds = [crc32(repr(ids).encode()) for ids in prompts]
         answers = decoder.generate(prompts, **{"seeds": seeds, **request})
+        check_engine(decoder)
         return [answer.ids for answer in answers], sum(answer.statistics.forwards for answer in answers)
 
     return decode
 
 
+def check_engine(decoder: Decoder) -> None:
+    """Seconds are those of the engine that was asked for.
+
+    Raises:
+        UserError: a request of this decoder ran on the eager engine instead.
+    """
+    if why := sorted(decoder.engine.fell_back):
+        raise UserError(
+            f"This cannot be timed on the {decoder.engine.name} engine: {why[0]}. Time it on the eager one."
+        )
+
+
 def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **generation: Any) -> Flexible:
-    """transformers' `generate` with left padding; assisted at K = `block` where one is given.
+    """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given.
 
     `generation` goes to `generate`, such as `prompt_lookup_num_tokens`.
     """
@@ -110,7 +127,7 @@ def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **ge
         generation["stopping_criteria"] = StoppingCriteriaList([stop])
 
     def decode(prompts: Prompts, **cache: Any) -> tuple[list[list[int]], int | None]:
-        assistant = {} if block is None else {"assistant_model": constant_length(pair.draft, block)}
+        assistant = {} if block is None else {"assistant_model": drafting(pair.draft, block)}
         width = max(map(len, prompts))
         rows = [[pad] * (width - len(ids)) + ids for ids in prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
@@ -155,12 +172,14 @@ def compiled(decode: Flexible, pair: Models, slots: int) -> Decode:
     return run
 
 
-def constant_length(draft: PreTrainedModel, block: int) -> PreTrainedModel:
-    """The draft, told to propose `block` tokens every time."""
+def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
+    """The draft, told to propose `block` tokens every time, or left to the defaults of transformers (`DEFAULTS`)."""
     # These three are read from the draft's own configuration; left alone they stop drafts early.
-    settings: Any = draft.generation_config
-    settings.num_assistant_tokens, settings.num_assistant_tokens_schedule = block, "constant"
-    settings.assistant_confidence_threshold = 0.0
+    names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+    usual = GenerationConfig()
+    values = [getattr(usual, name) for name in names] if block == DEFAULTS else [block, "constant", 0.0]
+    for name, value in zip(names, values, strict=True):
+        setattr(draft.generation_config, name, value)
     return draft
 
 

@@ -6,7 +6,6 @@ import json
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -220,17 +219,37 @@ def test_a_step_reads_an_embedding_that_the_output_layer_shares(tied: bool):
 @pytest.mark.parametrize(
     ("engines", "names"), [("eager", {"strict"}), ("compiled,eager", {"strict, compiled", "strict, eager"})]
 )
-def test_one_run_sweeps_every_engine_and_writes_the_first(
-    engines: str, names: set[str], monkeypatch: pytest.MonkeyPatch
+def test_one_run_sweeps_every_engine_on_development_prompts(
+    engines: str, names: set[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    written: dict[str, Any] = {}
-    monkeypatch.setattr(block.Workload, "load", lambda _prompts: SimpleNamespace(pair=SimpleNamespace(name="tiny")))
-    monkeypatch.setattr(block, "sweep", lambda _workload, _name, ks, engine: {"proposed": ks[engine == "eager"]})
-    monkeypatch.setattr(block, "save", lambda _name, payload, *_: written.update(payload["methods"]))
-    monkeypatch.setattr(block, "propose", lambda found: written.update(proposed=found))
-    block.main(methods="strict", ks="2,3", engine=engines, write=True)
-    assert written.keys() - {"proposed"} == names
-    assert written["proposed"] == {"strict": 3 if engines == "eager" else 2}
+    """Everything is real but the engine, which is the eager one under either name."""
+    model, loaded, proposed, asked = tiny_model("llama"), [], {}, []
+
+    def strict(k: int, engine: str) -> Decoder:
+        asked.append((engine, k))
+        return Decoder(model, ModelDrafter(model), make_rule("exact"), k)
+
+    def load(num: int, split: str) -> SimpleNamespace:
+        loaded.append((num, split))
+        pair, request = SimpleNamespace(name="tiny"), {"max_new_tokens": 6, "eos_ids": []}
+        return SimpleNamespace(pair=pair, ids=[[1, 2], [3], [4]], request=request, points={}, strict=strict)
+
+    monkeypatch.setattr(block.Workload, "load", load)
+    monkeypatch.setattr(block, "propose", proposed.update)
+    block.main(methods="strict", ks="2,3", engine=engines, prompts=3, write=True, results=tmp_path)
+    assert loaded == [(3, "development")]
+    assert asked == [(engine, k) for engine in engines.split(",") for k in (2, 3)]
+    payload = json.loads((tmp_path / "block-cpu.json").read_text())
+    assert payload["methods"].keys() == names and payload["engine"] == engines
+    for found in payload["methods"].values():
+        assert found["tokens_per_second"].keys() == {"2", "3"} and min(found["tokens_per_second"].values()) > 0
+        best = str(found["fastest"])
+        assert found["vs_fastest"][best] == {"mean": 1.0, "low": 1.0, "high": 1.0}
+        assert found["tokens_per_second"][best] == max(found["tokens_per_second"].values())
+    first = payload["methods"]["strict" if engines == "eager" else "strict, compiled"]
+    assert proposed == {"strict": first["proposed"]}
+    with pytest.raises(UserError, match="'fly' is not certified here"):
+        block.main(methods="fly", results=tmp_path)
 
 
 def test_proposals_keep_the_comments(tmp_path: Path):

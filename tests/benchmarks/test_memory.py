@@ -11,6 +11,7 @@ import torch
 from transformers import LlamaConfig
 
 from benchmarks import memory
+from gistgate.decoding.engines.choice import Engine
 from gistgate.decoding.engines.store import store_of
 from tests.architectures import tiny_model
 
@@ -26,7 +27,7 @@ def decoder_of(temporary: int, keep: Callable[[], Any]) -> SimpleNamespace:
         assert float(used[-1] + kept[-1]) == 2
         return [SimpleNamespace(ids=[1] * 5) for _ in prompts]
 
-    return SimpleNamespace(generate=generate, block=0)
+    return SimpleNamespace(generate=generate, block=0, engine=Engine("eager"))
 
 
 @pytest.mark.parametrize("slots", [0, 120])

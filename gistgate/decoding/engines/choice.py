@@ -38,7 +38,8 @@ class Engine:
         if name not in ENGINES:
             raise UserError(f"There is no engine '{name}'. Known: {', '.join(ENGINES)}.")
         self.name = name
-        self._said: set[str] = set()
+        self.fell_back: set[str] = set()
+        """Why requests ran on the eager engine although the compiled one was asked for."""
         self._failed: dict[tuple[int, Sampling], str] = {}
 
     def run(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> list[Generation]:
@@ -80,8 +81,8 @@ class Engine:
         return None
 
     def _explain(self, why: str) -> None:
-        if why not in self._said:
-            self._said.add(why)
+        if why not in self.fell_back:
+            self.fell_back.add(why)
             warnings.warn(f"This runs on the eager engine instead of the compiled one: {why}.", stacklevel=6)
 
 

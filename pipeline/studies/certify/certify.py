@@ -159,7 +159,7 @@ def calibration_prompts(params: Params) -> list[Prompt]:
     return prompts
 
 
-def new_prompts(params: Params, count: int, purpose: str, draw: int = 1) -> list[Prompt]:
+def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
     """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
 
     Args:
@@ -168,10 +168,11 @@ def new_prompts(params: Params, count: int, purpose: str, draw: int = 1) -> list
         purpose: one of PURPOSES. On a task other than the embedded world, `labels` draws from the end of the unused
             documents and everything else from their start.
         draw: from 1 on.
+        beside: prompts whose problems are left out as well.
     """
     source, task = read_pair(params.pair), load_task(params)
     maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
-    used = used_prompts(splits=(*SPLITS, "test"))
+    used = [*used_prompts(splits=(*SPLITS, "test")), *beside]
     if of_the_world(params):
         docs = further_documents(params.world, params.seed, purpose, count, draw)
         return unused_prompts(maker, docs, count, params.seed, used)

@@ -3,9 +3,10 @@
     python -m pipeline.studies.labels.calibration_error      models/heads -> reports/studies/calibration_error.json
     python -m pipeline.studies.labels.calibration_error --problems 40      the first 40 -> calibration_error-40.json
 
-Problems that no stage has used are decoded with the gate at `collect.pilot_risk`. Every mismatch on these texts is
-labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of equal mass. The number of
-problems is `certify.ece_problems`. Finished parts wait in .scratch, so the next start goes on behind them.
+Problems that no stage has used, `make certify` included, are decoded with the gate at `collect.pilot_risk`. Every
+mismatch on these texts is labelled as the training labels are, and P(kept) is compared with the labels in 15 bins of
+equal mass. The number of problems is `certify.ece_problems`. Finished parts wait in .scratch, so the next start goes on
+behind them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import Texts
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.studies.certify.certify import new_prompts
+from pipeline.studies.certify.certify import calibration_prompts, new_prompts
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.tasks.loading import load_task
 
@@ -66,7 +67,7 @@ def main(
 def labelled(params: Params, problems: int | None = None) -> Table:
     """Labels of the new problems (of the first `problems`), shard by shard."""
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
-    prompts = new_prompts(params, read_certify_params().ece_problems, "labels")
+    prompts = new_prompts(params, read_certify_params().ece_problems, "labels", beside=calibration_prompts(params))
     shards = Shards(
         "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
         [prompt["ids"] for prompt in prompts], *pair_files(params.pair),

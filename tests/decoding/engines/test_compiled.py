@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.scripted import random_gate
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
@@ -19,7 +20,7 @@ from gistgate.errors import UserError
 from gistgate.request.slots import Usage
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
-from tests.decoding.watching import HalfGate
+from tests.decoding.watching import HalfGate, Markers
 from tests.rules.extremes import OPEN
 
 BATCH = prompts(5, 17, 1, 10)
@@ -119,21 +120,32 @@ def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeyp
     assert order[0] == target.device
 
 
+FALLS_BACK = {
+    "csd": "cannot be traced",
+    "reflective": "reads drafts a second time",
+    "regret-budget": "remembers something",
+    "wisv": "remembers something",
+}
+"""Rules that no program can hold, and why; all others run compiled."""
+
+
+@pytest.mark.filterwarnings("ignore:This runs on the eager engine")
 @pytest.mark.parametrize("rule_id", RULES)
 def test_every_rule_loosely(traced: None, rule_id: str):
-    """Rules that a program cannot hold fall back, with a sentence; none may write anything else."""
-    rule = make_rule(rule_id, **OPEN.get(rule_id, {}))
+    """Both engines write the same; a rule either runs compiled or says why it cannot."""
+    rule = make_rule(rule_id, **{"ensemble": {"w": 0.2}, **OPEN}.get(rule_id, {}))
     sampling = Sampling() if rule.temperatures != "sampled" else Sampling(0.9)
-    answers = []
-    if rule_id in ("reflective", "trt-relaxed"):
-        pytest.skip("needs a tokenizer; see test_fall_backs")
-    for engine in ("eager", "compiled"):
-        target, draft = pair("llama", noise=0.1)
-        decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), engine=engine)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)
-            answers.append(decoder.generate(BATCH, max_new_tokens=NUM, sampling=sampling))
+    target, draft = pair("llama", noise=0.1)
+    eager, compiled = (
+        Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=Markers(), engine=engine)
+        for engine in ("eager", "compiled")
+    )
+    answers = [one.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for one in (eager, compiled)]
     assert [(a.ids, a.reasons) for a in answers[0]] == [(a.ids, a.reasons) for a in answers[1]]
+    assert any(a.statistics.loose for a in answers[1]) == (rule_id not in {"exact", "block", "traversal"})
+    why = FALLS_BACK.get(rule_id)
+    assert len(compiled.engine.fell_back) == (why is not None)
+    assert all(str(why) in said for said in compiled.engine.fell_back)
 
 
 def test_one_warning_says_why():
@@ -229,8 +241,18 @@ def test_memory_sizes_are_few():
 @pytest.mark.slow
 @pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_compiled_for_real():
-    """One small program of each kind through the compiler."""
-    target, draft = pair("llama")
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 2, engine="compiled")
-    answer = decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
-    assert answer.ids == greedy("llama", tuple(BATCH[0]), NUM)
+    """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the compiler."""
+    target, draft = pair("llama", noise=0.1)
+    gate, loose = random_gate(target), {}
+    rules = [("exact", {}), ("autojudge", {"risk": 0.5}), ("ensemble", {"w": 0.2}), ("fly", OPEN["fly"])]
+    for (rule_id, settings), block in zip(rules, (2, 4, 4, 4), strict=True):
+        eager, compiled = (
+            Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), block, gate=gate, engine=engine)
+            for engine in ("eager", "compiled")
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # falling back
+            wanted, found = (one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in (eager, compiled))
+        assert (found.ids, found.reasons) == (wanted.ids, wanted.reasons)
+        loose[rule_id] = found.statistics.loose
+    assert loose.pop("exact") == 0 and min(loose.values()) > 0

@@ -120,9 +120,15 @@ def test_the_headline_is_the_lowest_on_recorded_outcomes_at_the_headline_budget(
 
 
 def test_the_committed_figures_begin_with_their_own_cases():
+    """Whatever they say: a benchmark that finds false certificates is published all the same."""
     report = read_json(Path(__file__).parents[3] / "benchmarks/results/coverage.json")
-    assert report == {**report, **headlines(report["cases"], 0.03), "refuted": report["refuted"]}
-    assert report["share_holding"] >= report["confidence"] == 0.95 and report["resamples"] == 200
+    found = headlines(report["cases"], 0.03)
+    found.pop("refuted")  # of the headline case; the report lists all cases under this name
+    assert found == {name: report[name] for name in found}
+    refuted = [
+        coverage.named(c, bound) for c in report["cases"] for bound in CERTIFIES if c["bounds"][bound]["refuted"]
+    ]
+    assert report["refuted"] == refuted
 
 
 def test_a_bound_that_always_certifies_is_refuted(monkeypatch):
@@ -174,7 +180,8 @@ def test_made_up_prompts_lose_what_they_should(world, loss, monkeypatch):
     make, ternary = stopping.WORLDS[world]
     d = make(loss, np.random.default_rng(0))
     assert d.mean() == pytest.approx(loss, abs=0.002) and np.abs(d).max() <= 1
-    assert ternary == (set(d.tolist()) <= {-1.0, 0.0, 1.0}) or loss == 0.0
+    others = set(d.tolist()) - {-1.0, 0.0, 1.0}
+    assert bool(others) == {"few large losses": loss > 0, "many small differences": True}.get(world, not ternary)
 
 
 def test_stopping_early_saves_prompts_and_a_careless_way_to_stop_is_refuted(monkeypatch):

@@ -8,6 +8,7 @@ import pytest
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from pipeline.speed.clock import Contender, ours, theirs, written
 from pipeline.speed.race import by_kind, race
@@ -39,6 +40,17 @@ def test_both_count_the_same_tokens(models: SimpleNamespace, extra: dict[str, in
     other = [Contender("theirs", theirs(models, request, **extra), 3).timed([row]) for row in ids]
     assert [one.tokens for one in mine] == [one.tokens for one in other]
     assert all(one.forwards and one.seconds > 0 for one in mine)
+
+
+@pytest.mark.filterwarnings("ignore:This runs on the eager engine")
+def test_seconds_of_another_engine_are_not_taken(models: SimpleNamespace):
+    """The second request falls back without another warning, and fails as the first did."""
+    rule = make_rule("regret-budget")
+    decoder = Decoder(models.target, ModelDrafter(models.draft), rule, 3, engine="compiled")
+    contender = Contender("regret-budget", ours(decoder, REQUEST), 3)
+    for _ in range(2):
+        with pytest.raises(UserError, match="cannot be timed on the compiled engine: the rule 'regret-budget'"):
+            contender.timed(prompts(7))
 
 
 def test_a_batch_counts_all_its_rows(models: SimpleNamespace):

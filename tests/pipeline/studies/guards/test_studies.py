@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gistgate.errors import UserError
-from gistgate.files import write_json
+from gistgate.files import read_json, write_json
 from gistgate.optional.guards import DomainGuard
 from gistgate.optional.guards.domain import fit
 from gistgate.request.statistics import Statistics
@@ -30,6 +30,7 @@ from pipeline.stages import domain
 from pipeline.studies.guards import page, shadow
 from tests.tiny import byte_tokenizer, tiny_pair
 
+ROOT = Path(__file__).parents[4]
 POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)
 
 
@@ -171,3 +172,12 @@ def test_the_page_shows_both_studies_where_they_were_made(tmp_path: Path, monkey
     page.main()
     shown = Path("reports/guards.html").read_text()
     assert "+10.0" in shown and "+20.0" in shown and "-5.0 (-8.0 to -2.0)" in shown and "25.0" in shown
+
+
+def test_the_page_shows_the_published_estimates():
+    rows = read_json(ROOT / "benchmarks/results/shadow.json")["methods"]
+    text = (ROOT / "docs/guards.md").read_text()
+    for row in rows:
+        off = [f"{row[name]:.2f} | {100 * (row[name] / row['real_tau'] - 1):+.1f}" for name in ("first_step", "tau")]
+        assert f"| {row['method']} | {row['strict']:.2f} | {' | '.join(off)} | {row['real_tau']:.2f} |" in text
+    assert text.partition("| method | strict | first |")[2].count("\n| ") == len(rows)

@@ -1,7 +1,7 @@
 """The studies on made-up labels whose answer is known."""
 
 import json
-from types import SimpleNamespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,10 +9,12 @@ import torch
 
 from pipeline.heads.rows import Rows
 from pipeline.params import Params
-from pipeline.studies.labels import calibration_error, features, learning_curve
+from pipeline.studies.labels import features, learning_curve
 from pipeline.studies.labels.calibration_error import measured
 from pipeline.studies.labels.label_noise import repetition
 from pipeline.studies.labels.learning_curve import curve, next_labels
+
+ROOT = Path(__file__).parents[4]
 
 
 def test_repetition_counts_the_sampled_rollouts_alone():
@@ -106,36 +108,9 @@ def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
     assert report[1]["loss"] < report[0]["loss"]
 
 
-def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = []
-
-    class Fake:
-        def __init__(self, *_ignored) -> None:
-            pass
-
-        def label(self, table, _texts):
-            done.append(len(table["problem"]))
-            return table
-
-    prompts = [{"ids": [n]} for n in range(70)]
-    strict = SimpleNamespace(generate=lambda ids, **_request: [SimpleNamespace(ids=one) for one in ids])
-    for name, value in {
-        "load_pair": lambda _params: SimpleNamespace(tokenizer=None),
-        "load_task": lambda _params: None,
-        "read_certify_params": lambda: SimpleNamespace(prompts=10, ece_problems=60),
-        "new_prompts": lambda _params, _count, _purpose: prompts,
-        "pair_files": lambda _pair: [],
-        "make_decoder": lambda *_settings: strict,
-        "request_of": lambda _prompts, _pair: {},
-        "collected": lambda _params, _pair, part: ({"problem": torch.arange(len(part))}, {}),
-        "Labeller": Fake,
-    }.items():
-        monkeypatch.setattr(calibration_error, name, value)
-    params = SimpleNamespace(
-        seed=1, pair="none", label=None, decoding=SimpleNamespace(block=8), collect=SimpleNamespace(pilot_risk=0.2),
-        train=SimpleNamespace(headline_head="none"),
-    )  # fmt: skip
-    assert len(calibration_error.labelled(params, 20)["problem"]) == 20
-    assert calibration_error.labelled(params)["problem"].tolist() == list(range(60))
-    assert done == [20, 20, 20]
+def test_the_page_shows_the_published_curves():
+    report = json.loads((ROOT / "benchmarks/results/learning-curve.json").read_text())
+    text = (ROOT / "docs/labels.md").read_text()
+    assert f"| labels | {' | '.join(map(str, report['sizes']))} |" in text
+    for way, runs in report["ap"].items():
+        assert f"| `{way}` | {' | '.join(f'{value:.3f}' for value in np.mean(runs, axis=0))} |" in text

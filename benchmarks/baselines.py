@@ -1,0 +1,32 @@
+"""transformers' own speculation at its best: the K, or its defaults, that is fastest on prompts that nobody times.
+
+A baseline at a K that suits another method would flatter ours, and a K chosen on the timed prompts would flatter it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.bench import side_by_side
+from pipeline.speed.clock import DEFAULTS, Contender, Models, theirs
+
+KS = (2, 3, 4, 6, 8, 10)
+"""Block lengths that are tried; prompt lookup of transformers proposes 10 tokens where it is told nothing."""
+
+
+def assisted(pair: Models, request: dict[str, Any]) -> list[Contender]:
+    """Assisted generation at every K with full blocks, and with transformers' own length and confidence threshold."""
+    return [Contender("assisted", theirs(pair, request, k), k) for k in (*KS, DEFAULTS)]
+
+
+def prompt_lookup(pair: Models, request: dict[str, Any]) -> list[Contender]:
+    """Prompt lookup at every K."""
+    return [Contender("prompt-lookup", theirs(pair, request, prompt_lookup_num_tokens=k), k) for k in KS]
+
+
+def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> Contender:
+    """The variant that decodes these development prompts in the least time, all of them side by side."""
+    named = [Contender(str(place), one.decode, one.block) for place, one in enumerate(variants)]
+    times = side_by_side(named, [[ids] for ids in development], say=False)
+    return variants[min(range(len(variants)), key=lambda place: sum(times[str(place)]["seconds"]))]
