@@ -8,18 +8,25 @@ from typing import Any
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.request.rows import Memory, Row
+from gistgate.request.rows import Row
+from pipeline.labels.cost import Cost
+from pipeline.labels.memories import Memories
 
 MOST_AT_ONCE = 64
 """Most tokens that a round adds; the test for rejoining looks that far back."""
-REJOINED = "rejoined"
-"""Finish of a rollout that came back to the words of its reference."""
+REJOINED, ANSWERED = "rejoined", "answered"
+"""Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
+
+Answered = Callable[["Rollout", list[int]], bool]
+"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change any more."""
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One continuation to make."""
 
+    problem: int
+    """Index of its prompt."""
     prompt: list[int]
     """Prompt as token ids."""
     text: list[int]
@@ -33,50 +40,79 @@ class Rollout:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A rollout that has come to its end, or as far as its outcome needs."""
+
+    ids: list[int]
+    """The whole answer, the kept prefix and the forced token included, as token ids."""
+    finish: str
+    """As of `gistgate.request.rows.Generation`, or REJOINED, or ANSWERED."""
+
+
 class Roller:
-    """Makes rollouts in batches; a text that several of a batch share is read once."""
+    """Makes rollouts in batches that are as full as possible; every text is read once."""
 
-    def __init__(self, decoder: Decoder, batch_size: int, rejoin: int | None, **request: Any) -> None:
-        """`rejoin`: tokens in a row that have to equal the reference's before a rollout stops early; None: never."""
-        self.decoder, self.batch_size, self.rejoin, self.request = decoder, batch_size, rejoin, request
+    def __init__(self, decoder: Decoder, memories: Memories, batch_size: int, cost: Cost, **request: Any) -> None:
+        """`decoder` goes on from `memories`, `batch_size` rows at a time; `cost` counts what is spent."""
+        self.decoder, self.memories, self.batch_size = decoder, memories, batch_size
+        self.cost, self.request = cost, request
 
-    def answers(self, rollouts: Sequence[Rollout], sampling: Sampling | None = None) -> list[tuple[list[int], bool]]:
-        """For each rollout its answer, and whether it stopped early because it rejoined the reference."""
-        # Rollouts come ordered by problem, so a batch shares few texts, and each of those is read once.
-        starts = range(0, len(rollouts), self.batch_size)
-        return [answer for at in starts for answer in self._batch(rollouts[at : at + self.batch_size], sampling)]
+    def run(
+        self,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling | None = None,
+        rejoin: int | None = None,
+        answered: Answered | None = None,
+    ) -> list[Ended]:
+        """Every rollout's end, in the order of the rollouts.
 
-    def _batch(self, rollouts: Sequence[Rollout], sampling: Sampling | None) -> list[tuple[list[int], bool]]:
-        memories = memories_of(self.decoder, [(*r.prompt, *r.text) for r in rollouts])
-        done = self.decoder.resume(
-            memories,
-            [(len(r.prompt) + r.position, [r.token]) for r in rollouts],
-            [len(r.prompt) for r in rollouts],
-            sampling=sampling,
-            seeds=[r.seed for r in rollouts],
-            is_decided=None if self.rejoin is None else rejoins(rollouts, self.rejoin),
-            remember=False,
-            **self.request,
-        )
-        return [(answer.ids, answer.finish == REJOINED) for answer, _ in done]
+        Args:
+            rollouts: what to make.
+            sampling: how tokens are drawn; greedy by default.
+            rejoin: tokens in a row that have to equal the reference's before a rollout stops early; None: never.
+            answered: tells whether a rollout's answer is given, which ends it; None: never.
+        """
+        # Rollouts of one batch end together when as much of the answer lies ahead of them.
+        order = sorted(range(len(rollouts)), key=lambda n: rollouts[n].position - len(rollouts[n].reference))
+        ended: dict[int, Ended] = {}
+        for start in range(0, len(order), self.batch_size):
+            places = order[start : start + self.batch_size]
+            batch = [rollouts[place] for place in places]
+            ended.update(zip(places, self._batch(batch, sampling, decides(batch, rejoin, answered)), strict=True))
+        return [ended[place] for place in range(len(rollouts))]
+
+    def _batch(
+        self, batch: Sequence[Rollout], sampling: Sampling | None, is_decided: Callable[[Row], str | None]
+    ) -> list[Ended]:
+        memories = self.memories.of([(*r.prompt, *r.text) for r in batch])
+        with self.cost.rolling(self.batch_size):
+            done = self.decoder.resume(
+                memories,
+                [(len(r.prompt) + r.position, [r.token]) for r in batch],
+                [len(r.prompt) for r in batch],
+                sampling=sampling,
+                seeds=[r.seed for r in batch],
+                is_decided=is_decided,
+                remember=False,
+                **self.request,
+            )
+        for rollout, (answer, _) in zip(batch, done, strict=True):
+            self.cost.rolled(len(answer.ids) - rollout.position - 1, answer.statistics.forwards)
+        return [Ended(answer.ids, answer.finish) for answer, _ in done]
 
 
-def memories_of(decoder: Decoder, texts: Sequence[tuple[int, ...]]) -> list[Memory]:
-    """What both models remember of each text; equal texts are read once."""
-    different = list(dict.fromkeys(texts))
-    read = decoder.remember(different)
-    by_text = dict(zip(different, read, strict=True))
-    return [by_text[text] for text in texts]
-
-
-def rejoins(rollouts: Sequence[Rollout], num: int) -> Callable[[Row], str | None]:
-    """A test whether a rollout has come back to its reference's words."""
+def decides(rollouts: Sequence[Rollout], rejoin: int | None, answered: Answered | None) -> Callable[[Row], str | None]:
+    """A test whether a rollout's outcome is known: it came back to its reference's words, or its answer is given."""
 
     def is_decided(row: Row) -> str | None:
         rollout, answer = rollouts[row.index], row.answer
         # Only the tail is new; what came before was tested in earlier rounds.
-        since = max(len(answer) - num - MOST_AT_ONCE, 0)
-        return None if rejoined_at(rollout, answer, num, since) is None else REJOINED
+        if rejoin is not None:
+            since = max(len(answer) - rejoin - MOST_AT_ONCE, 0)
+            if rejoined_at(rollout, answer, rejoin, since) is not None:
+                return REJOINED
+        return ANSWERED if answered is not None and answered(rollout, answer) else None
 
     return is_decided
 
@@ -87,13 +123,3 @@ def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int, since: int = 
     grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
     starts = range(max(rollout.position + 1, since), len(answer) - num + 1)
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
-
-
-def is_trustworthy(rollouts: Sequence[Rollout], answers: Sequence[list[int]], kept: Sequence[bool], num: int) -> bool:
-    """Whether at least 99 % of the whole rollouts that ever rejoin their reference keep the meaning."""
-    rejoining = [
-        fine
-        for rollout, answer, fine in zip(rollouts, answers, kept, strict=True)
-        if rejoined_at(rollout, answer, num) is not None
-    ]
-    return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)

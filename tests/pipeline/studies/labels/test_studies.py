@@ -129,6 +129,7 @@ def test_calibration_error_goes_on_behind_finished_parts(tmp_path, monkeypatch):
         "make_decoder": lambda *_settings: strict,
         "request_of": lambda _prompts, _pair: {},
         "collected": lambda _params, _pair, part: ({"problem": torch.arange(len(part))}, {}),
+        "tools_of": lambda *_settings: None,
         "Labeller": Fake,
     }.items():
         monkeypatch.setattr(calibration_error, name, value)
