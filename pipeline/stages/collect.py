@@ -25,7 +25,7 @@ from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
 from pipeline.labels.cost import Cost, Costs
-from pipeline.labels.pace import settled
+from pipeline.labels.pace import Way, settled
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
 from pipeline.labels.tables import Table
 from pipeline.labels.texts import AnswerText, pack, read_references
@@ -70,7 +70,7 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
         cost = Cost()
         with cost.counting(pair.target, pair.draft):
             if name == "strict":
-                going = "speculative" if way is None else way["way"]
+                going: Way = "speculative" if way is None else way["way"]
                 tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost)
                 collect = strict_collector(params, tools, prompts)
             else:

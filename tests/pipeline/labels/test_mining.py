@@ -111,10 +111,10 @@ def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
         assert answer[int(table["position"][n])] == int(table[token][n])
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 64])
+@pytest.mark.parametrize("batch_size", [8, 64])
 @pytest.mark.parametrize("way", ["plain", "speculative"])
 def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, way):
-    """With one row at a time a walk takes one mismatch after the other; 64 rows hold 21 of each of three walks."""
+    """Three rows let each of three walks take one mismatch after the other; 64 have room for more of each."""
     table, texts = collected(pair, tools_for(pair, batch_size=batch_size, way=way))
     assert {name: column.tolist() for name, column in table.items()} == {
         name: column.tolist() for name, column in mined[0].items()
@@ -122,14 +122,11 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, way)
     assert texts == mined[1]
 
 
-def test_a_walk_reads_no_token_twice(pair):
-    """Both models read each prompt once; what follows is read where it is written."""
-    tools = tools_for(pair, batch_size=1, way="plain")
+def test_a_walk_reads_no_text_again(pair):
+    """Rollouts and scouts go on from what a scout has read and written."""
+    tools = tools_for(pair, batch_size=8, way="plain")
     collected(pair, tools)
-    assert tools.memories.read == 0
-    longest_round = 5
-    rounds = tools.cost.target_forwards
-    assert tools.cost.target_tokens <= 2 * sum(map(len, PROMPTS)) + longest_round * rounds
+    assert tools.memories.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
 
 
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
