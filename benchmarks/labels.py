@@ -25,6 +25,9 @@ from pipeline.common.code import write_result
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.labels.collecting import strict_collector
+from pipeline.labels.cost import Cost
+from pipeline.labels.texts import read_references
+from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import machine
@@ -39,7 +42,8 @@ def main(rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] =
         raise UserError("An interval over rounds needs at least two. Pass a larger number, or none for three rounds.")
     params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    collect = strict_collector(params, pair, task, prompts)
+    tools = tools_of(params, pair, task, prompts, read_references(), "speculative", Cost())
+    collect = strict_collector(params, tools, prompts)
     rows = []
     for turn in range(rounds):
         problems = [(turn * OURS + offset) % len(prompts) for offset in range(OURS)]

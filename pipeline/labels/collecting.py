@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from gistgate.block import Block
 from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, request_of
-from pipeline.labels.mining import mine
+from pipeline.labels.mining import Miner, strict_records
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.schema import Policy
-from pipeline.labels.tables import Table, concatenated
+from pipeline.labels.tables import Table, concatenated, num_rows
 from pipeline.labels.texts import AnswerText
+from pipeline.labels.tools import Tools
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 
@@ -23,27 +24,41 @@ Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]
 """Indices of problems -> records of their mismatches, and the texts that these lie on."""
 
 
-def strict_collector(params: Params, pair: Pair, task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on strict texts and on the walk that keeps harmless replacements."""
-    recorder = MismatchRecorder(params.decoding.block)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=recorder)
-
-    def same(problem: int, answer: list[int], reference: list[int]) -> bool | None:
-        text, expected = task.text(pair.tokenizer, answer), task.text(pair.tokenizer, reference)
-        return task.same_meaning(prompts[problem]["doc"], text, expected)
+def strict_collector(params: Params, tools: Tools, prompts: Sequence[dict[str, Any]]) -> Collect:
+    """Collects on the target's own texts and, if that is the recipe, on the walk that keeps harmless replacements."""
+    walks = params.collect.recipe == "walk"
 
     def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
-        ids = [prompts[problem]["ids"] for problem in problems]
-        num_strict = round(params.collect.strict_share * len(ids))
-        return mine(decoder, recorder, problems, ids, same, num_strict, **request_of(prompts, pair))
+        sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
+        ids, own = [prompts[n]["ids"] for n in sound], [tools.meaning.references[n] for n in sound]
+        num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
+        tables = strict_records(tools.decoder, sound[:num], ids[:num], tools.batch_size, **tools.request)
+        texts = [AnswerText(problem, Policy.STRICT, answer) for problem, answer in zip(sound, own, strict=True)]
+        if walks:
+            miner = Miner(tools.decoder, tools.judge(params.collect.rejoin), tools.batch_size, **tools.request)
+            walked, walked_texts = miner.walk(sound, ids, own)
+            tools.cost.labels += sum(num_rows(table) for table in walked)
+            tables, texts = tables + walked, texts + walked_texts
+        return (concatenated(tables) if tables else {}), texts
 
     return collect
 
 
-def gated_collector(params: Params, pair: Pair, _task: Task, prompts: Sequence[dict[str, Any]]) -> Collect:
-    """Collects on the pilot gate's own texts."""
+def gated_collector(params: Params, pair: Pair, prompts: Sequence[dict[str, Any]]) -> Collect:
+    """Collects on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
     gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
-    return lambda problems: gated_texts(params, pair, gate, prompts, problems, MismatchRecorder(params.decoding.block))
+
+    def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
+        recorder = MismatchRecorder(params.decoding.block, more=opinion)
+        return gated_texts(params, pair, gate, prompts, problems, recorder)
+
+    return collect
+
+
+def opinion(block: Block) -> Table:
+    """The gate's P(kept) at every place of a block [B, K]."""
+    assert block.gate_probs is not None
+    return {"probability": block.gate_probs}
 
 
 def gated_texts(

@@ -27,6 +27,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.forward.reader import left_padded
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import make_rule
+from pipeline.labels.memories import Memories
 from pipeline.labels.replay import FirstBlocks, batches, one_round
 from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import Texts
@@ -81,10 +82,10 @@ class FeatureReader:
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
-        parts = []
+        parts, memories = [], Memories(self.decoder, batch_size)
         for part in batches(table, batch_size):
             self.drafter.blocks = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
-            block, _ = one_round(self.decoder, self.observer, part, texts, self.prompts, **request)
+            block, _ = one_round(memories, self.observer, part, texts, self.prompts, **request)
             first = torch.zeros(len(block.draft_ids), dtype=torch.long, device=block.draft_ids.device)
             columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
             columns["kl"] = divergence(block, torch.arange(len(first), device=first.device), first)

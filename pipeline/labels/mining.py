@@ -1,13 +1,17 @@
 """Sequential mining: walk along the target's answer, force every draft token, keep those that do no harm.
 
-After arXiv 2504.20039, batched over problems: each step forces one token in every problem at once, and both models go
-on from remembered keys and values instead of reading the prefix again.
+The walk of arXiv 2504.20039 takes one mismatch after the other, because each outcome decides which text comes next.
+Here many problems walk at once, and where they are too few to fill a batch, a walk is speculated on: a scout assumes
+that its next tokens do no harm, and the rollouts behind all of them share a batch. Up to the first one that does harm
+the scout went the right way; what lies behind is thrown away, and the walk goes on from there. The labels are those of
+the plain walk. Nothing is read twice: rollouts and scouts go on from the scout's own keys and values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from math import log
 from typing import Any
 
 import torch
@@ -16,82 +20,133 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.forward.cache import RowCache
 from gistgate.request.rows import Memory
 from pipeline.labels.mismatches import MismatchRecorder, stamped
+from pipeline.labels.rollouts import Rollout
 from pipeline.labels.schema import Policy
-from pipeline.labels.tables import Table, concatenated, num_rows, picked
+from pipeline.labels.scouting import FAR_ENOUGH, Forced, Scout
+from pipeline.labels.tables import Table, num_rows, picked
 from pipeline.labels.texts import AnswerText
-
-Same = Callable[[int, list[int], list[int]], bool | None]
-"""(problem, answer, reference answer) -> whether both mean the same; None where the task cannot compare them."""
+from pipeline.labels.verdicts import Judge
 
 
 @dataclass
 class Walk:
-    """One problem on its way: the text as far as it was walked, and the mismatches ahead."""
+    """One problem on its way: the text as far as it was walked."""
 
     problem: int
     prompt: list[int]
     reference: list[int]
     """The target's own answer; every answer behind a forced token is compared with it."""
     memory: Memory
-    ahead: Table
-    """Records on the present text, by position; the walk takes them from the front."""
-    next: int = 0
-    """Place of the next record in `ahead`."""
+    """What both models know of the prompt and of what the last scout wrote."""
+    keep: int
+    """Tokens of the memory's text, prompt included, that the walk has made sure of."""
+    added: list[int] = field(default_factory=list)
+    """What it puts behind them: the target's own token where the draft's did harm."""
     walked: list[Table] = field(default_factory=list)
+    over: bool = False
 
     @property
-    def over(self) -> bool:
-        return self.next >= num_rows(self.ahead)
+    def answer(self) -> list[int]:
+        """The answer as far as it was walked; whole when the walk is over."""
+        return self.memory.text[len(self.prompt) :]
+
+    def rollouts(self, met: Table) -> list[Rollout]:
+        """One for each mismatch that the scout has met."""
+        forced = zip(met["position"].tolist(), met["draft_id"].tolist(), strict=True)
+        return [Rollout(self.problem, self.prompt, self.answer, *place, self.reference) for place in forced]
+
+    def go_on(self, met: Table, kept: Sequence[bool], may_go_on: bool) -> None:
+        """Take over what the scout met up to the first harm, and stand where the walk stands then."""
+        harmless = kept.index(False) if False in kept else len(kept)
+        sure = picked(met, torch.arange(min(harmless + 1, len(kept))))
+        if num_rows(sure):
+            walked = stamped(sure, self.problem, Policy.SEQUENTIAL)
+            known = torch.tensor(kept[: num_rows(sure)], dtype=torch.int8)
+            self.walked.append({**walked, "greedy_kept": known})
+        self.keep, self.added, self.over = len(self.memory.text), [], not may_go_on
+        if harmless < len(kept):
+            self.keep = len(self.prompt) + int(met["position"][harmless])
+            self.added, self.over = [int(met["target_id"][harmless])], False
+
+
+class Miner:
+    """Walks many problems at once."""
+
+    def __init__(self, decoder: Decoder, judge: Judge, batch_size: int, **request: Any) -> None:
+        """`decoder` decodes strictly with the pair; `judge` rolls out, `batch_size` rows at a time."""
+        self.decoder, self.judge, self.batch_size, self.request = decoder, judge, batch_size, request
+        self._walked, self._lost = 3, 1  # as if one of three had done harm, until outcomes are known
+
+    def walk(
+        self, problems: Sequence[int], prompts: Sequence[list[int]], references: Sequence[list[int]]
+    ) -> tuple[list[Table], list[AnswerText]]:
+        """Records of every mismatch on the walks, with their outcomes, and the texts that these lie on."""
+        walks = [
+            Walk(problem, list(prompt), list(reference), unread(prompt), len(prompt))
+            for problem, prompt, reference in zip(problems, prompts, references, strict=True)
+        ]
+        while live := [walk for walk in walks if not walk.over]:
+            self._wave(live)
+        texts = [AnswerText(walk.problem, Policy.SEQUENTIAL, walk.answer) for walk in walks]
+        return [table for walk in walks for table in walk.walked], texts
+
+    def _wave(self, live: Sequence[Walk]) -> None:
+        """Scout ahead on every walk, roll out behind all that was met, and go on along the right texts."""
+        met, may_go_on = self._scout(live, min(-(-self.batch_size // len(live)), self._worthwhile))
+        rollouts = [walk.rollouts(table) if table else [] for walk, table in zip(live, met, strict=True)]
+        for walk in live:
+            self.judge.roller.memories.put(walk.memory)
+        kept = self.judge.kept([rollout for some in rollouts for rollout in some])
+        self._walked, self._lost = self._walked + len(kept), self._lost + kept.count(False)
+        outcomes = iter(kept)
+        for walk, table, some, more in zip(live, met, rollouts, may_go_on, strict=True):
+            walk.go_on(table, [next(outcomes) for _ in some], more)
 
     @property
-    def continuation(self) -> tuple[int, list[int]]:
-        """The number of text tokens to keep, and the draft token to force behind them."""
-        position = int(self.ahead["position"][self.next])
-        return len(self.prompt) + position, [int(self.ahead["draft_id"][self.next])]
+    def _worthwhile(self) -> int:
+        """Mismatches to speculate on: as many as are more likely than not to lie on the walk, by the harm so far."""
+        harm = min(self._lost / self._walked, 0.99)
+        return 1 + int(log(0.5) / log(1 - harm))
+
+    def _scout(self, live: Sequence[Walk], depth: int) -> tuple[list[Table], list[bool]]:
+        """For each walk the next mismatches, at most `depth`, and whether its text goes on behind them."""
+        met: list[Table] = []
+        may_go_on = []
+        for start in range(0, len(live), self.batch_size):
+            some, scout = live[start : start + self.batch_size], Scout(self.decoder.block, depth)
+            done = self.decoder.having(rule=Forced(), observer=scout).resume(
+                [walk.memory for walk in some],
+                [(walk.keep, walk.added) for walk in some],
+                [len(walk.prompt) for walk in some],
+                is_decided=scout.is_far_enough,
+                **self.request,
+            )
+            met += scout.take([answer for answer, _ in done])
+            for walk, (answer, memory) in zip(some, done, strict=True):
+                assert memory is not None
+                walk.memory = memory
+                may_go_on.append(answer.finish == FAR_ENOUGH)
+        return met, may_go_on
 
 
-def mine(
+def strict_records(
     decoder: Decoder,
-    recorder: MismatchRecorder,
     problems: Sequence[int],
     prompts: Sequence[list[int]],
-    same: Same,
-    num_strict: int,
+    batch_size: int,
     **request: Any,
-) -> tuple[Table, list[AnswerText]]:
-    """Records of every mismatch on the walks and on the first `num_strict` strict texts, and the texts they lie on.
-
-    `greedy_kept` is known on the walks and -1 on strict texts, where no token has been forced.
-    """
-    starts = [Memory(list(prompt), RowCache([]), RowCache([])) for prompt in prompts]
-    whole: list[tuple[int, list[int]]] = [(len(prompt), []) for prompt in prompts]
-    lengths = [len(prompt) for prompt in prompts]
-    first = decoder.resume(starts, whole, lengths, **request)
-    records = recorder.take([answer for answer, _ in first])
-    walks = [
-        Walk(problem, list(prompt), answer.ids, memory, found)
-        for problem, prompt, (answer, memory), found in zip(problems, prompts, first, records, strict=True)
-        if memory is not None and same(problem, answer.ids, answer.ids)
-    ]
-    tables = [stamped(walk.ahead, walk.problem, Policy.STRICT) for walk in walks[:num_strict] if walk.ahead]
-    while live := [walk for walk in walks if not walk.over]:
-        step(decoder, recorder, live, same, **request)
-    texts = [AnswerText(walk.problem, Policy.STRICT, walk.reference) for walk in walks]
-    texts += [AnswerText(walk.problem, Policy.SEQUENTIAL, walk.memory.text[len(walk.prompt) :]) for walk in walks]
-    tables += [table for walk in walks for table in walk.walked]
-    return (concatenated(tables) if tables else {}), texts
+) -> list[Table]:
+    """Records of every mismatch on the target's own texts; no token is forced, so no outcome is known."""
+    tables = []
+    for start in range(0, len(problems), batch_size):
+        recorder = MismatchRecorder(decoder.block)
+        decoding = decoder.having(observer=recorder)
+        answers = decoding.generate(prompts[start : start + batch_size], **request)
+        found = zip(problems[start : start + batch_size], recorder.take(answers), strict=True)
+        tables += [stamped(table, problem, Policy.STRICT) for problem, table in found if table]
+    return tables
 
 
-def step(decoder: Decoder, recorder: MismatchRecorder, live: Sequence[Walk], same: Same, **request: Any) -> None:
-    """Force the next draft token of every walk, ask whether the meaning is kept, and go on along the right text."""
-    continuations = [walk.continuation for walk in live]
-    memories = [walk.memory for walk in live]
-    done = decoder.resume(memories, continuations, [len(walk.prompt) for walk in live], **request)
-    records = recorder.take([answer for answer, _ in done])
-    for walk, (answer, memory), found in zip(live, done, records, strict=True):
-        kept = bool(same(walk.problem, answer.ids, walk.reference))
-        here = picked(walk.ahead, torch.tensor([walk.next]))
-        walk.walked.append(stamped(here, walk.problem, Policy.SEQUENTIAL, int(kept)))
-        walk.next += 1
-        if kept and memory is not None:
-            walk.memory, walk.ahead, walk.next = memory, found, 0
+def unread(prompt: Sequence[int]) -> Memory:
+    """A text of which nothing has been read."""
+    return Memory(list(prompt), RowCache([]), RowCache([]))

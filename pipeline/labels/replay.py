@@ -15,7 +15,7 @@ from torch import Tensor
 from gistgate.block import Acceptance, Block
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Row
-from pipeline.labels.rollouts import memories_of
+from pipeline.labels.memories import Memories
 from pipeline.labels.tables import Table, num_rows, picked
 from pipeline.labels.texts import Texts
 
@@ -51,8 +51,9 @@ def rounds(
     Records whose token the drafter does not propose again are left out: near ties may fall differently in another
     batch.
     """
+    memories = Memories(decoder, batch_size)
     for part in batches(table, batch_size):
-        block, acceptance = one_round(decoder, observer, part, texts, prompts, **request)
+        block, acceptance = one_round(memories, observer, part, texts, prompts, **request)
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
         yield picked(part, again), rows_where(block, again), acceptance_where(acceptance, again)
 
@@ -64,20 +65,20 @@ def batches(table: Table, batch_size: int) -> Iterator[Table]:
 
 
 def one_round(
-    decoder: Decoder,
+    memories: Memories,
     observer: FirstBlocks,
     part: Table,
     texts: Texts,
     prompts: Sequence[dict[str, Any]],
     **request: Any,
 ) -> tuple[Block, Acceptance]:
-    """Decode one round behind the text in front of every record; a text that several records share is read once."""
+    """Decode one round behind the text in front of every record, with the decoder that reads the texts."""
     problems = part["problem"].tolist()
     lengths = [len(prompts[problem]["ids"]) for problem in problems]
     keys = zip(problems, part["policy"].tolist(), strict=True)
     whole = [(*prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
-    decoder.resume(
-        memories_of(decoder, whole),
+    memories.decoder.resume(
+        memories.of(whole),
         [(length + position, []) for length, position in zip(lengths, part["position"].tolist(), strict=True)],
         lengths,
         is_decided=lambda _row: "read",

@@ -11,17 +11,24 @@ from gistgate.decoding.batches import read_ahead
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Memory, Row
 from gistgate.request.slots import Slots
+from pipeline.labels.cost import Cost
+from pipeline.labels.memories import Memories
 
 MOST_AT_ONCE = 64
 """Most tokens that a round adds; the test for rejoining looks that far back."""
-REJOINED = "rejoined"
-"""Finish of a rollout that came back to the words of its reference."""
+REJOINED, ANSWERED = "rejoined", "answered"
+"""Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
+
+Answered = Callable[["Rollout", list[int]], bool]
+"""(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change any more."""
 
 
 @dataclass(frozen=True)
 class Rollout:
     """One continuation to make."""
 
+    problem: int
+    """Index of its prompt."""
     prompt: list[int]
     """Prompt as token ids."""
     text: list[int]
@@ -35,50 +42,76 @@ class Rollout:
     seed: int = 0
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A rollout that has come to its end, or as far as its outcome needs."""
+
+    ids: list[int]
+    """The whole answer, the kept prefix and the forced token included, as token ids."""
+    finish: str
+    """As of `gistgate.request.rows.Generation`, or REJOINED, or ANSWERED."""
+
+
 class Roller:
-    """Makes rollouts, `batch_size` at a time; a text that several of a batch share is read once."""
+    """Makes rollouts in batches that are as full as possible; every text is read once."""
 
-    def __init__(self, decoder: Decoder, batch_size: int, rejoin: int | None, **request: Any) -> None:
-        """`rejoin`: tokens in a row that have to equal the reference's before a rollout stops early; None: never."""
-        self.decoder, self.batch_size, self.rejoin, self.request = decoder, batch_size, rejoin, request
+    def __init__(self, decoder: Decoder, memories: Memories, batch_size: int, cost: Cost, **request: Any) -> None:
+        """`decoder` goes on from `memories`, `batch_size` rows at a time; `cost` counts what is spent."""
+        self.decoder, self.memories, self.batch_size = decoder, memories, batch_size
+        self.cost, self.request = cost, request
 
-    def answers(self, rollouts: Sequence[Rollout], sampling: Sampling | None = None) -> list[tuple[list[int], bool]]:
-        """For each rollout its answer, and whether it stopped early because it rejoined the reference."""
+    def run(
+        self,
+        rollouts: Sequence[Rollout],
+        sampling: Sampling | None = None,
+        rejoin: int | None = None,
+        answered: Answered | None = None,
+    ) -> list[Ended]:
+        """Every rollout's end, in the order of the rollouts.
 
-        # Rollouts come ordered by problem, so those read ahead share few texts, and each of these is read once.
+        Args:
+            rollouts: what to make.
+            sampling: how tokens are drawn; greedy by default.
+            rejoin: tokens in a row that have to equal the reference's before a rollout stops early; None: never.
+            answered: tells whether a rollout's answer is given, which ends it; None: never.
+        """
+        # Rollouts that have about as much of the answer ahead of them end together.
+        order = sorted(range(len(rollouts)), key=lambda n: rollouts[n].position - len(rollouts[n].reference))
+        row_by_row = [rollouts[place] for place in order]
+
         def read(places: range) -> list[Memory]:
-            return memories_of(self.decoder, [(*rollouts[at].prompt, *rollouts[at].text) for at in places])
+            return self.memories.of([(*row_by_row[at].prompt, *row_by_row[at].text) for at in places])
 
+        slots = Slots(self.batch_size)
         done = self.decoder.resume(
-            read_ahead(read, len(rollouts), self.batch_size),
-            [(len(r.prompt) + r.position, [r.token]) for r in rollouts],
-            [len(r.prompt) for r in rollouts],
+            read_ahead(read, len(row_by_row), self.batch_size),
+            [(len(r.prompt) + r.position, [r.token]) for r in row_by_row],
+            [len(r.prompt) for r in row_by_row],
             sampling=sampling,
-            seeds=[r.seed for r in rollouts],
-            is_decided=None if self.rejoin is None else rejoins(rollouts, self.rejoin),
+            seeds=[r.seed for r in row_by_row],
+            is_decided=decides(row_by_row, rejoin, answered),
             remember=False,
-            slots=Slots(self.batch_size),
+            slots=slots,
             **self.request,
         )
-        return [(answer.ids, answer.finish == REJOINED) for answer, _ in done]
+        for rollout, (answer, _) in zip(row_by_row, done, strict=True):
+            self.cost.rolled(len(answer.ids) - rollout.position - 1)
+        self.cost.use(slots.usage)
+        ended = dict(zip(order, (Ended(answer.ids, answer.finish) for answer, _ in done), strict=True))
+        return [ended[place] for place in range(len(rollouts))]
 
 
-def memories_of(decoder: Decoder, texts: Sequence[tuple[int, ...]]) -> list[Memory]:
-    """What both models remember of each text; equal texts are read once."""
-    different = list(dict.fromkeys(texts))
-    read = decoder.remember(different)
-    by_text = dict(zip(different, read, strict=True))
-    return [by_text[text] for text in texts]
-
-
-def rejoins(rollouts: Sequence[Rollout], num: int) -> Callable[[Row], str | None]:
-    """A test whether a rollout has come back to its reference's words."""
+def decides(rollouts: Sequence[Rollout], rejoin: int | None, answered: Answered | None) -> Callable[[Row], str | None]:
+    """A test whether a rollout's outcome is known: it came back to its reference's words, or its answer is given."""
 
     def is_decided(row: Row) -> str | None:
         rollout, answer = rollouts[row.index], row.answer
         # Only the tail is new; what came before was tested in earlier rounds.
-        since = max(len(answer) - num - MOST_AT_ONCE, 0)
-        return None if rejoined_at(rollout, answer, num, since) is None else REJOINED
+        if rejoin is not None:
+            since = max(len(answer) - rejoin - MOST_AT_ONCE, 0)
+            if rejoined_at(rollout, answer, rejoin, since) is not None:
+                return REJOINED
+        return ANSWERED if answered is not None and answered(rollout, answer) else None
 
     return is_decided
 
@@ -89,13 +122,3 @@ def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int, since: int = 
     grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
     starts = range(max(rollout.position + 1, since), len(answer) - num + 1)
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
-
-
-def is_trustworthy(rollouts: Sequence[Rollout], answers: Sequence[list[int]], kept: Sequence[bool], num: int) -> bool:
-    """Whether at least 99 % of the whole rollouts that ever rejoin their reference keep the meaning."""
-    rejoining = [
-        fine
-        for rollout, answer, fine in zip(rollouts, answers, kept, strict=True)
-        if rejoined_at(rollout, answer, num) is not None
-    ]
-    return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
+from gistgate.files import read_json_lines
 from pipeline.common.resume import num_shards, read_shards
-from pipeline.labels.schema import LABEL_FOLDER, LABELS, PASSES, Column, checked
+from pipeline.labels.schema import LABEL_FOLDER, LABELS, PASSES, REFERENCE, Column, checked
 from pipeline.labels.tables import Table, concatenated
 
 
@@ -60,6 +61,11 @@ def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Tabl
     for index, (records, _) in enumerate(shards):
         checked(records, columns, f"{folder}, shard {index}")
     return shards
+
+
+def read_references() -> dict[int, list[int]]:
+    """The target's own answers to the training prompts, by problem, as token ids."""
+    return {problem: row["ids"] for problem, row in enumerate(read_json_lines(REFERENCE))}
 
 
 def read_labels() -> tuple[Table, Texts]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.common.reading import Count, Natural, Number, Share, between, block
 
@@ -22,7 +22,8 @@ class DecodingParams:
     workers: Count = 2
     """Processes that share the methods or shards of a stage, each with one thread; more than one pays on a CPU."""
     prompt_memory_mb: Natural = 1000
-    """Keys and values of prompts that calibration keeps between settings, in megabytes; 0 reads prompts anew."""
+    """Keys and values of prompts that calibration keeps between settings, and of texts that rollouts start from, in
+    megabytes; 0 reads prompts anew."""
 
 
 @block
@@ -38,6 +39,11 @@ class CollectParams:
     """Share of the problems whose strict text is labelled whole as well, to report that policy apart."""
     pilot_risk: Share = 0.2
     """P(harm) up to which the pilot gate accepts while its texts are collected; looser than any served setting."""
+    recipe: Literal["walk", "text"] = "walk"
+    """Where strict mismatches come from: "walk", AutoJudge's recipe, takes them one after the other and keeps harmless
+    draft tokens (arXiv 2504.20039); "text" takes those of the target's own texts, all at once."""
+    rejoin: Count | None = None
+    """As `label.rejoin`, for the rollouts of the walk; None lets each of them run until its answer is given."""
 
 
 @block
@@ -56,3 +62,11 @@ class LabelParams:
     """Most continuations per uncertain mismatch, in rollouts; the first is greedy."""
     temperature: Annotated[Number, between(0)] = 0.7
     """Temperature of the rollouts behind the first."""
+    way: Literal["auto", "plain", "speculative"] = "auto"
+    """How rollouts are decoded: token by token or in speculative rounds; "auto" measures at the start of a stage what
+    is faster for the greedy ones, and samples in speculative rounds."""
+    budget: Count | None = None
+    """Most mismatches of a pass whose outcome is found by rollouts, in labels; None labels all."""
+    strategy: Literal["uncertain", "random"] = "random"
+    """Which mismatches a budget buys: those whose harm the pilot gate is least sure of, or any. The strict pass, from
+    which the pilot learns, always draws at random."""

@@ -4,7 +4,8 @@
     python -m pipeline.stages.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
 
 Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<pass>/rows-*.safetensors: places and
-tokens, no features. An interruption costs one shard: finished ones wait in .scratch.
+tokens, no features. What that cost is in reports/labels/collect-<pass>.json. An interruption costs one shard: finished
+ones wait in .scratch.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,9 +24,12 @@ from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
+from pipeline.labels.cost import Cost, Costs
+from pipeline.labels.pace import Way, settled
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
 from pipeline.labels.tables import Table
-from pipeline.labels.texts import AnswerText, pack
+from pipeline.labels.texts import AnswerText, pack, read_references
+from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
@@ -37,8 +42,12 @@ def main(name: str) -> None:
     if name not in PASSES:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
-    side_by_side(collecting, (params, name), range(count), params.decoding.workers, f"collect, {name}", "shard")
-    shards_of(params, name).publish(count, MISMATCH_FOLDER / name)
+    shards = shards_of(params, name)
+    rolls = name == "strict" and params.collect.recipe == "walk"
+    way = settled(params, read_prompts("train"), shards.folder / "way.json") if rolls else None
+    side_by_side(collecting, (params, name, way), range(count), params.decoding.workers, f"collect, {name}", "shard")
+    Costs(shards.folder).report(f"collect-{name}", count, way)
+    shards.publish(count, MISMATCH_FOLDER / name)
 
 
 def shards_of(params: Params, name: str) -> Shards:
@@ -46,20 +55,32 @@ def shards_of(params: Params, name: str) -> Shards:
     files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.collect")]
     if name == "gated":
         files.append(PILOT)
-    return Shards(f"collect-{name}", name, params.pair, params.seed, params.decoding, params.collect, *files)
+    rolling = [params.label.batch_size, params.label.audit, params.label.way]
+    return Shards(f"collect-{name}", name, params.pair, params.seed, params.decoding, params.collect, rolling, *files)
 
 
-def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
+def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[[int], None]:
     """Collects one shard after another."""
-    params, name = settings
+    params, name, way = settings
     torch.set_grad_enabled(False)
-    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    collect = (strict_collector if name == "strict" else gated_collector)(params, pair, task, prompts)
+    pair, prompts = load_pair(params), read_prompts("train")
     shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
 
+    def produce(index: int) -> Table:
+        cost = Cost()
+        with cost.counting(pair.target, pair.draft):
+            if name == "strict":
+                going: Way = "speculative" if way is None else way["way"]
+                tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost)
+                collect = strict_collector(params, tools, prompts)
+            else:
+                collect = gated_collector(params, pair, prompts)
+            shard = shard_of(*collect(problems[index * size : (index + 1) * size]), index=index)
+        Costs(shards.folder).save(index, cost)
+        return shard
+
     def work(index: int) -> None:
-        part = problems[index * size : (index + 1) * size]
-        shards.make(index, lambda: shard_of(*collect(part), index=index), {"pass": name})
+        shards.make(index, lambda: produce(index), {"pass": name})
 
     return work
 

@@ -4,7 +4,9 @@
 
 Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
 rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
-target's own tell how sure that is. An interruption costs one shard: finished ones wait in .scratch.
+target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
+which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
+in .scratch.
 """
 
 from __future__ import annotations
@@ -14,17 +16,21 @@ from typing import Any
 
 import torch
 
-from gistgate.files import read_json_lines, write_json
-from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from gistgate.files import write_json
+from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, sources
+from pipeline.labels.cost import Cost, Costs
 from pipeline.labels.labelling import Labeller
+from pipeline.labels.pace import settled
 from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, REFERENCE, Policy, checked
+from pipeline.labels.selecting import chosen_rows
 from pipeline.labels.tables import Table, concatenated, num_rows, picked
-from pipeline.labels.texts import Texts, pack, read_records
+from pipeline.labels.texts import pack, read_records, read_references
+from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import load_pair, pair_files
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
 
 
@@ -32,7 +38,9 @@ def main(name: str) -> None:
     params = read_params()
     output, shards = LABEL_FOLDER / name, shards_of(params, name)
     count = num_shards(MISMATCH_FOLDER / name)
-    side_by_side(labelling, (params, name), range(count), params.decoding.workers, f"label, {name}", "shard")
+    way = settled(params, read_prompts("train"), shards.folder / "way.json")
+    side_by_side(labelling, (params, name, way), range(count), params.decoding.workers, f"label, {name}", "shard")
+    Costs(shards.folder).report(f"label-{name}", count, way)
     shards.publish(count, output)
     write_json(output / "summary.json", rates(concatenated([records for records, _ in read_records(output, LABELS)])))
 
@@ -40,24 +48,30 @@ def main(name: str) -> None:
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
     files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
-    return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, *files)
+    parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
+    return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, parts, *files)
 
 
-def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
+def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], None]:
     """Labels one shard after another."""
-    params, name = settings
+    params, name, way = settings
     torch.set_grad_enabled(False)
-    pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    references = {problem: row["ids"] for problem, row in enumerate(read_json_lines(REFERENCE))}
-    labeller = Labeller(decoder, task, pair.tokenizer, prompts, params, request_of(prompts, pair), references)
+    pair, task, prompts, references = load_pair(params), load_task(params), read_prompts("train"), read_references()
     shards, found = shards_of(params, name), read_records(MISMATCH_FOLDER / name, MISMATCHES)
+    sizes = [num_rows(records) for records, _ in found]
+    chosen = chosen_rows(concatenated([records for records, _ in found]), params).split(sizes)
 
-    def labelled(records: Table, texts: Texts, index: int) -> Table:
-        return pack(checked(labeller.label(records, texts), LABELS, f"Shard {index}"), texts.values())
+    def produce(index: int) -> Table:
+        (records, texts), cost = found[index], Cost()
+        records = {column: values for column, values in records.items() if column in MISMATCHES}
+        with cost.counting(pair.target, pair.draft):
+            tools = tools_of(params, pair, task, prompts, references, way["way"], cost)
+            labels = Labeller(tools, prompts, params.label, params.seed).label(records, texts, chosen[index])
+        Costs(shards.folder).save(index, cost)
+        return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
 
     def work(index: int) -> None:
-        shards.make(index, lambda: labelled(*found[index], index), {"pass": name})
+        shards.make(index, lambda: produce(index), {"pass": name})
 
     return work
 

@@ -235,8 +235,8 @@ class Task:
         ignored here as well. A task with a scoring function of its own hides its answers in there; then equal
         verdicts other than zero count as the same, and two failures with different texts as unknown.
         """
-        answer, expected = self._answer(doc, text), self._answer(doc, reference)
-        if expected in (INVALID, [INVALID], self._answer(doc, "")):
+        answer, expected = self.answer(doc, text), self.answer(doc, reference)
+        if expected in (INVALID, [INVALID], self.answer(doc, "")):
             return None
         if answer == expected:
             return True
@@ -245,7 +245,7 @@ class Task:
         verdicts = self.score(doc, text), self.score(doc, reference)
         return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
 
-    def _answer(self, doc: Document, text: str) -> Any:
+    def answer(self, doc: Document, text: str) -> Any:
         """What the filter leaves of a text."""
         run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
         self._filter.apply([run])
@@ -253,7 +253,7 @@ class Task:
 
     def _verdict(self, doc: Document, text: str) -> Any:
         """The metric's value against the document's own solution."""
-        return self.harness.process_results(doc, [self._answer(doc, text)]).get(self._metric)
+        return self.harness.process_results(doc, [self.answer(doc, text)]).get(self._metric)
 
     def _against(self, reference: Any, answer: Any) -> Any:
         """The metric's value where `reference` is the solution."""

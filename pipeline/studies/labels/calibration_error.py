@@ -20,7 +20,6 @@ import typer
 from scipy.stats import bootstrap
 from torch import Tensor
 
-from gistgate.block import Block
 from gistgate.certificates.tango import Array
 from gistgate.files import load_tensors
 from gistgate.integrations.lm_eval.prompts import Prompt
@@ -30,11 +29,13 @@ from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.resume import Shards, sources
 from pipeline.heads.metrics import expected_calibration_error, probability_metrics, rank_metrics, reliability
-from pipeline.labels.collecting import gated_texts
+from pipeline.labels.collecting import gated_texts, opinion
+from pipeline.labels.cost import Cost
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.mismatches import MismatchRecorder
 from pipeline.labels.tables import Table, concatenated
 from pipeline.labels.texts import Texts
+from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.studies.certify.certify import calibration_prompts, new_prompts
@@ -83,8 +84,8 @@ def labelled(params: Params, problems: int | None = None) -> Table:
             own = strict.generate([prompt["ids"] for prompt in part], **request)
             table, texts = collected(params, pair, part)
             references = {number: answer.ids for number, answer in enumerate(own)}
-            labeller = Labeller(strict, task, pair.tokenizer, part, params, request, references)
-            done = labeller.label(table, texts)
+            tools = tools_of(params, pair, task, part, references, "speculative", Cost())
+            done = Labeller(tools, part, params.label, params.seed).label(table, texts)
             return {**done, "problem": done["problem"] + start}
 
         shards.make(index, produce, {})
@@ -95,12 +96,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
 def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> tuple[Table, Texts]:
     """Every mismatch on the gate's own texts, with the gate's P(kept) beside it, and these texts."""
     gate = load_gate(params.train.headline_head, pair)
-
-    def probability(block: Block) -> Table:
-        assert block.gate_probs is not None
-        return {"probability": block.gate_probs}
-
-    recorder = MismatchRecorder(params.decoding.block, more=probability)
+    recorder = MismatchRecorder(params.decoding.block, more=opinion)
     table, texts = gated_texts(params, pair, gate, prompts, range(len(prompts)), recorder)
     return table, {(text.problem, text.policy): text for text in texts}
 

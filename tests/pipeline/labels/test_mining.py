@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
-from gistgate.gates.features import extract
 from gistgate.rules import make_rule
+from pipeline.labels.collecting import strict_collector
+from pipeline.labels.cost import Cost
 from pipeline.labels.labelling import Labeller, is_intact
-from pipeline.labels.mining import mine
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.rollouts import Rollout, rejoined_at
 from pipeline.labels.schema import LABELS, MISMATCHES, Policy, checked
-from pipeline.labels.tables import concatenated, num_rows
+from pipeline.labels.tables import concatenated, num_rows, picked
 from pipeline.labels.texts import AnswerText, pack, unpack
-from pipeline.params import LabelParams
+from pipeline.labels.tools import Tools
+from pipeline.labels.verdicts import Meaning
+from pipeline.params import CollectParams, LabelParams, Params
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -52,14 +52,41 @@ def forced(target, prompt, prefix, token):
     return head if token == 2 else [*head, *greedy(target, [*prompt, *head], 24 - len(head))]
 
 
+class Sums:
+    """The stand-in as a task: an answer is its own text, and none is given before its end."""
+
+    def text(self, _tokenizer, ids):
+        return ids
+
+    def same_meaning(self, _doc, answer, reference):
+        return same(0, answer, reference)
+
+    def answer(self, _doc, text):
+        return ""
+
+
+def tools_for(pair, references=None, **settings):
+    target, draft = pair
+    references = references or {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
+    meaning = Meaning(Sums(), None, [{}] * len(PROMPTS), references)
+    params = Params(label=LabelParams(**settings))
+    way = settings.get("way", "speculative")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
+    return Tools(decoder, meaning, params, way, Cost(), **REQUEST)
+
+
+def collected(pair, tools, **settings):
+    """What `collect` finds on all problems: the records, and the texts that they lie on."""
+    params = Params(collect=CollectParams(strict_share=1.0, **settings))
+    with tools.cost.counting(*pair):
+        collect = strict_collector(params, tools, [{"ids": ids} for ids in PROMPTS])
+        records, texts = unpack(pack(*collect(range(len(PROMPTS)))))
+    return checked(records, MISMATCHES, "what was mined"), texts
+
+
 @pytest.fixture(scope="module")
 def mined(pair):
-    target, draft = pair
-    names = ["h_tok:post", "scalars"]
-    recorder = MismatchRecorder(4, lambda block: extract(block, names), layers=["post"])
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=recorder)
-    records, texts = unpack(pack(*mine(decoder, recorder, range(len(PROMPTS)), PROMPTS, same, len(PROMPTS), **REQUEST)))
-    return checked(records, MISMATCHES, "what was mined"), texts
+    return collected(pair, tools_for(pair, batch_size=3, audit=0))
 
 
 def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
@@ -84,31 +111,37 @@ def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
         assert answer[int(table["position"][n])] == int(table[token][n])
 
 
-def test_features_are_those_of_a_plain_forward(pair, mined):
-    target, _ = pair
-    table, texts = mined
-    for n in range(0, num_rows(table), 5):
-        problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = texts[problem, int(table["policy"][n])].ids[:position]
-        text = torch.tensor([[*PROMPTS[problem], *prefix, int(table["draft_id"][n])]])
-        with torch.inference_mode():
-            out = target(text, output_hidden_states=True)
-        torch.testing.assert_close(table["h_tok:post"][n], out.hidden_states[-1][0, -1], atol=1e-4, rtol=1e-4)
-        logp = out.logits[0, -2].log_softmax(-1)
-        assert float(table["scalars"][n, 0]) == pytest.approx(float(logp[text[0, -1]]), abs=1e-3)
-        assert int(table["target_id"][n]) == int(logp.argmax())
+@pytest.mark.parametrize("batch_size", [8, 64])
+@pytest.mark.parametrize("way", ["plain", "speculative"])
+def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, way):
+    """Three rows let each of three walks take one mismatch after the other; 64 have room for more of each."""
+    table, texts = collected(pair, tools_for(pair, batch_size=batch_size, way=way))
+    assert {name: column.tolist() for name, column in table.items()} == {
+        name: column.tolist() for name, column in mined[0].items()
+    }
+    assert texts == mined[1]
+
+
+def test_a_walk_reads_no_text_again(pair):
+    """Rollouts and scouts go on from what a scout has read and written."""
+    tools = tools_for(pair, batch_size=8, way="plain")
+    collected(pair, tools)
+    assert tools.memories.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
+
+
+def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
+    table, texts = collected(pair, tools_for(pair), recipe="text")
+    strict = picked(mined[0], mined[0]["policy"] == Policy.STRICT)
+    assert {name: column.tolist() for name, column in table.items()} == {
+        name: column.tolist() for name, column in strict.items()
+    }
+    assert {policy for _, policy in texts} == {Policy.STRICT}
 
 
 def labeller(pair, references, **settings):
-    target, draft = pair
-    tokenizer = SimpleNamespace()
-    task = SimpleNamespace(
-        text=lambda _tokenizer, ids: ids, same_meaning=lambda _doc, answer, reference: same(0, answer, reference)
+    return Labeller(
+        tools_for(pair, references, **settings), [{"ids": ids} for ids in PROMPTS], LabelParams(**settings), 1
     )
-    params = SimpleNamespace(seed=1, label=LabelParams(**settings))
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
-    prompts = [{"ids": ids, "doc": {}} for ids in PROMPTS]
-    return Labeller(decoder, task, tokenizer, prompts, params, REQUEST, references)
 
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
@@ -139,6 +172,7 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
     maker = labeller(pair, references, rejoin=None, rollouts=1)
     table = concatenated(tables)
+    table["chosen"] = torch.ones(num_rows(table), dtype=torch.bool)
     greedy_kept = maker._greedy_kept(table, texts)
     expected = []
     for n in range(num_rows(table)):
@@ -159,5 +193,5 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     ],
 )
 def test_rejoining_needs_a_whole_row_behind_the_forced_token(answer, at):
-    rollout = Rollout(prompt=[], text=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
+    rollout = Rollout(problem=0, prompt=[], text=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
     assert rejoined_at(rollout, answer, 3) == at

@@ -1,0 +1,64 @@
+"""What mining and labelling share: rollouts that go the faster way, verdicts on them, and what they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.integrations.lm_eval.task import Task
+from pipeline.common.decoders import make_decoder, request_of
+from pipeline.labels.cost import Cost
+from pipeline.labels.memories import Memories
+from pipeline.labels.pace import Way, plain_of
+from pipeline.labels.rollouts import Roller
+from pipeline.labels.verdicts import Judge, Meaning
+from pipeline.pairs.pair import Pair
+from pipeline.params import MethodParams, Params
+
+
+class Tools:
+    """The rollouts of one piece of a stage, and the verdicts on them."""
+
+    def __init__(
+        self, decoder: Decoder, meaning: Meaning, params: Params, way: Way, cost: Cost, **request: Any
+    ) -> None:
+        """Put the parts together; nothing is read yet.
+
+        Args:
+            decoder: decodes strictly with the pair, speculatively.
+            meaning: compares answers.
+            params: `label` says how many rollouts share a batch, and how many are audited.
+            way: how greedy rollouts are decoded; sampled ones speculate unless `label.way` says "plain", because their
+                draws depend on it.
+            cost: counts what is spent.
+            request: arguments of the decoder that all prompts share.
+        """
+        self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
+        self.batch_size, self._audit = params.label.batch_size, params.label.audit
+        self.memories = Memories(decoder, self.batch_size, params.decoding.prompt_memory_mb)
+        self.roller = self._rolling(way)
+        self.sampler = self._rolling("plain" if params.label.way == "plain" else "speculative")
+
+    def _rolling(self, way: Way) -> Roller:
+        decoder = plain_of(self.decoder) if way == "plain" else self.decoder
+        return Roller(decoder, self.memories, self.batch_size, self.cost, **self.request)
+
+    def judge(self, rejoin: int | None) -> Judge:
+        """A judge who has not audited anything yet; `rejoin` as in `label.rejoin`."""
+        return Judge(self.roller, self.meaning.same, self.meaning.is_given, audit=self._audit, rejoin=rejoin)
+
+
+def tools_of(
+    params: Params,
+    pair: Pair,
+    task: Task,
+    prompts: Sequence[dict[str, Any]],
+    references: dict[int, list[int]],
+    way: Way,
+    cost: Cost,
+) -> Tools:
+    """The tools of a pair and a task; `references` by problem, as token ids."""
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
+    return Tools(decoder, meaning, params, way, cost, **request_of(prompts, pair))

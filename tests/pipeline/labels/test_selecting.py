@@ -1,0 +1,67 @@
+"""Which mismatches a budget buys."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from pipeline.heads.split import split_by_problem
+from pipeline.labels.labelling import is_asked_of, is_intact
+from pipeline.labels.selecting import chosen_rows
+from pipeline.labels.tables import picked
+from pipeline.params import LabelParams, Params
+
+
+@pytest.fixture
+def table():
+    draw = torch.Generator().manual_seed(0)
+    return {
+        "problem": torch.arange(400) // 10,
+        "greedy_kept": torch.where(torch.arange(400) % 10 == 0, 1, -1).to(torch.int8),
+        "probability": torch.rand(400, generator=draw),
+    }
+
+
+def chosen(table, **label):
+    return chosen_rows(table, Params(label=LabelParams(**label)))
+
+
+@pytest.mark.parametrize("strategy", ["random", "uncertain"])
+def test_the_budget_is_spent_to_the_last_label(table, strategy):
+    known = table["greedy_kept"] >= 0
+    mask = chosen(table, budget=90, strategy=strategy)
+    assert int((mask & ~known).sum()) == 90 and bool(mask[known].all())
+    assert bool(chosen(table, budget=360, strategy=strategy).all())
+    assert bool(chosen(table, strategy=strategy).all())
+
+
+def test_doubt_chooses_among_the_problems_that_a_head_is_fitted_on(table):
+    fits = split_by_problem(table["problem"], Params().train, Params().seed).train & (table["greedy_kept"] < 0)
+    doubt, mask = (table["probability"] - 0.5).abs(), chosen(table, budget=90, strategy="uncertain")
+    assert doubt[mask & fits].max() < doubt[~mask & fits].min()
+
+
+def test_problems_that_only_measure_are_not_chosen_by_doubt(table):
+    """What is labelled there is the same whatever the pilot thinks."""
+    measures = ~split_by_problem(table["problem"], Params().train, Params().seed).train
+    other = {**table, "probability": 1 - table["probability"].flip(0)}
+    masks = [chosen(one, budget=90, strategy="uncertain") for one in (table, other)]
+    assert torch.equal(masks[0][measures], masks[1][measures]) and bool(masks[0][measures].any())
+    assert not torch.equal(masks[0], masks[1])
+
+
+def test_without_a_pilot_the_choice_is_random(table):
+    strict = {name: column for name, column in table.items() if name != "probability"}
+    assert torch.equal(chosen(strict, budget=90, strategy="uncertain"), chosen(table, budget=90, strategy="random"))
+
+
+def test_the_rollouts_that_are_asked_for_settle_whether_a_text_is_intact():
+    draw = torch.Generator().manual_seed(1)
+    columns = {name: torch.randint(0, 2, (300,), generator=draw) for name in ("accepted", "greedy_kept", "chosen")}
+    table = {"problem": torch.arange(300) // 12, "policy": torch.zeros(300, dtype=torch.int8), **columns}
+    table["chosen"] = table["chosen"].bool() & (torch.arange(300) % 3 == 0)
+    made = table["chosen"] | is_asked_of(table)
+    assert int(made.sum()) < 300
+    whole = is_intact(table, table["greedy_kept"])
+    part = is_intact(picked(table, made), table["greedy_kept"][made])
+    assert torch.equal(whole[table["chosen"]], part[table["chosen"][made]])

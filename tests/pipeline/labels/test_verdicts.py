@@ -1,0 +1,128 @@
+"""A rollout that stops early has the outcome of the whole one."""
+
+from __future__ import annotations
+
+import pytest
+
+from gistgate.integrations.lm_eval.task import Task, TaskSpec
+from gistgate.integrations.lm_eval.task_files import find_task
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decides
+from pipeline.labels.verdicts import Judge, Meaning
+from tests.tiny import byte_tokenizer, write_task
+
+TOKENIZER = byte_tokenizer()
+REFERENCE = "One and two is three.\n#### 42"
+OTHER = "Ten less two.\n#### 8"
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+@pytest.fixture(scope="module")
+def meaning_of(tmp_path_factory):
+    """Meaning by one of the task's two filters: the first number behind ####, or the last number of the text."""
+
+    def made(metric: str) -> Meaning:
+        folder = tmp_path_factory.mktemp("task")
+        tasks = write_task(folder, **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
+        task = Task(find_task("sums", None, tasks), TaskSpec("sums", metric=metric))
+        docs = [{"question": "41 + 1?", "answer": "#### 42"}, {"question": "7 + 1?", "answer": "#### 8"}]
+        return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE), 1: ids(OTHER)})
+
+    return made
+
+
+def rollout(text: str = REFERENCE, problem: int = 0) -> Rollout:
+    return Rollout(problem, [1], ids(text), 4, ids("b")[0], ids(REFERENCE))
+
+
+@pytest.mark.parametrize(
+    "text, given",
+    [
+        ("One and two is", False),
+        ("#### 4", False),  # a further digit would change it
+        ("#### 42", False),
+        ("#### 42.", False),  # decimals would
+        ("#### 42\n", True),
+        ("#### 42 and so", True),
+        ("#### 42\n#### 8", True),  # the filter takes the first
+    ],
+)
+def test_an_answer_is_given_once_nothing_can_change_it(meaning_of, text, given):
+    assert meaning_of("exact_match,answer").is_given(rollout(), ids(text)) is given
+
+
+@pytest.mark.parametrize("text", ["42", "#### 42\n", "#### 42\nThat is all.\n\n"])
+def test_an_answer_that_is_the_last_number_is_never_given(meaning_of, text):
+    assert not meaning_of("exact_match,loose").is_given(rollout(), ids(text))
+
+
+@pytest.mark.parametrize("metric", ["exact_match,answer", "exact_match,loose"])
+@pytest.mark.parametrize(
+    "text",
+    [f"{REFERENCE}\nOr was it\n#### 7", "So it is.\n#### 43\nNo, it is #### 42.", "Nothing.", "#### 42,0 #### 1"],
+)
+def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning_of, metric, text):
+    meaning, whole = meaning_of(metric), ids(text)
+    verdict = meaning.same(0, whole)
+    stops = [n for n in range(len(whole)) if meaning.is_given(rollout(), whole[:n])]
+    assert all(meaning.same(0, whole[:n]) == verdict for n in stops)
+    assert bool(stops) == (metric.endswith("answer") and "####" in text)
+
+
+class Played:
+    """A roller that plays texts, and stops them where the real one would."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.texts, self.written = texts, 0
+
+    def run(self, rollouts, sampling=None, rejoin=None, answered=None):
+        return [self.one(rollout, rejoin, answered) for rollout in rollouts]
+
+    def one(self, rollout, rejoin, answered):
+        whole = ids(self.texts[TOKENIZER.decode(rollout.text)])
+        is_decided = decides([rollout], rejoin, answered)
+        for length in range(rollout.position + 2, len(whole) + 1):
+            row = type("Row", (), {"index": 0, "answer": whole[:length]})
+            if finish := is_decided(row):
+                self.written += length
+                return Ended(whole[:length], finish)
+        self.written += len(whole)
+        return Ended(whole, "eos")
+
+
+TEXTS = {
+    f"{start}{tail}": f"{start} by another way.\n#### {number}\n{tail * 9}"
+    for start in ("So", "And", "Then")
+    for number, tail in (("42", "x"), ("8", "y"), ("7", "z"))
+}
+
+
+def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
+    meaning, found, written = meaning_of("exact_match,answer"), [], []
+    for audit in (len(TEXTS), 2):
+        roller = Played(TEXTS)
+        judge = Judge(roller, meaning.same, meaning.is_given, audit=audit, rejoin=None)
+        rollouts = [rollout(text) for text in TEXTS]
+        found.append(judge.kept(rollouts[:1]) + judge.kept(rollouts[1:]))
+        written.append(roller.written)
+    assert found[0] == found[1] == [number == "42" for _ in range(3) for number in ("42", "8", "7")]
+    assert written[1] < written[0]
+
+
+def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
+    """A test that calls every answer given, and words that rejoin the reference without its answer."""
+    meaning = meaning_of("exact_match,answer")
+    numbers = {"a": 42, "b": 7, "c": 42, "d": 7}
+    texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
+    judge = Judge(Played(texts), meaning.same, lambda _rollout, _answer: True, audit=2, rejoin=6)
+    assert judge.kept([rollout(text) for text in texts]) == [True, False, True, False]
+    assert judge.given is None and judge.rejoin is None
+
+
+def test_a_rollout_that_rejoins_its_reference_is_kept(meaning_of):
+    row = type("Row", (), {"index": 0, "answer": ids("One b, and two is three.")})
+    assert decides([rollout()], 8, None)(row) == REJOINED
+    assert decides([rollout()], None, lambda _rollout, _answer: True)(row) == ANSWERED
+    assert decides([rollout()], None, None)(row) is None
