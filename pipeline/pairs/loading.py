@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
+from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
 T = TypeVar("T")
@@ -23,7 +24,7 @@ def load_config(source: ModelSource) -> Any:
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """A model in its dtype on its device, without gradients."""
+    """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
     extra = {"device_map": source.device_map} if source.device_map else {}
     dtype = getattr(torch, source.dtype)
     model = attempt(
@@ -31,7 +32,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     )
     if not source.device_map:
         model = model.to(source.device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    return model.eval().requires_grad_(False)
+    return quantise(model.eval().requires_grad_(False), source.quantise)
 
 
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
