@@ -87,9 +87,9 @@ def test_what_cannot_be_quantised_is_refused():
         quantise(pair("llama")[1], "int3")
     with pytest.raises(UserError, match="quantised already"):
         quantise(lighter("int8"), "int4")
+    bare = copy.deepcopy(pair("gpt2")[1])
+    bare.lm_head = nn.Identity()
     with pytest.raises(UserError, match="no linear layers"):
-        bare = copy.deepcopy(pair("gpt2")[1])
-        bare.lm_head = nn.Identity()
         quantise(bare, "int8")
     with pytest.raises(UserError, match="are for processors, and it is on meta"):
         quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistgate.errors import UserError
+from gistgate.identity import identify_model
 from pipeline.common.paths import PAIRS
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
@@ -149,3 +150,14 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch
     assert [path.name for path in Path("models/embedded").iterdir()] == ["README.md"]
     assert '"pair": "mine"' in Path("models/pair.json").read_text()
     assert len(Path("data/world/test.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_pair_quantises_its_draft_and_never_its_target(tmp_path, target):
+    folder = save(tmp_path / "draft", 272, make_tokenizer())
+    quantised = {"model": str(folder), "dtype": "bfloat16", "device": "cpu", "quantise": "int8"}
+    pair = load_pair(name_pair(tmp_path, target, folder, draft=quantised), tmp_path)
+    assert identify_model(pair.draft).quantisation == "int8" and identify_model(pair.target).quantisation is None
+    with pytest.raises(UserError, match="Only `draft` has `quantise`"):
+        load_pair(name_pair(tmp_path, target, folder, target={**quantised, "model": str(target)}), tmp_path)
+    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
+        load_pair(name_pair(tmp_path, target, folder, draft={**quantised, "quantise": "int2"}), tmp_path)
