@@ -178,7 +178,7 @@ def test_doctor_needs_a_drafter_and_prompts(run, pair, tmp_path):
 
 def test_ends_of_drafts_are_measured_and_used(run, pair, tmp_path):
     prompts, out = tmp_path / "prompts.txt", tmp_path / "stop.json"
-    prompts.write_text("Tom has\nAnna has five\n")
+    prompts.write_text("Tom has\nAnna has five\nWe buy\n")
     drafting = ("--draft", pair / "draft")
     arguments = ("--block", 4, "--max-new-tokens", 90, "--out", out)
     status, said, _ = run("fit-draft", pair / "target", prompts, *drafting, *arguments)

@@ -153,11 +153,17 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch
 
 
 def test_a_pair_quantises_its_draft_and_never_its_target(tmp_path, target):
-    folder = save(tmp_path / "draft", 272, make_tokenizer())
-    quantised = {"model": str(folder), "dtype": "bfloat16", "device": "cpu", "quantise": "int8"}
-    pair = load_pair(name_pair(tmp_path, target, folder, draft=quantised), tmp_path)
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
+    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+
+    def load(role, kind):
+        changed = {**content, role: {**content[role], "quantise": kind}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changed))
+        return load_pair(params, tmp_path)
+
+    pair = load("draft", "int8")
     assert identify_model(pair.draft).quantisation == "int8" and identify_model(pair.target).quantisation is None
     with pytest.raises(UserError, match="Only `draft` has `quantise`"):
-        load_pair(name_pair(tmp_path, target, folder, target={**quantised, "model": str(target)}), tmp_path)
+        load("target", "int8")
     with pytest.raises(UserError, match="Use one of: none, int8, int4"):
-        load_pair(name_pair(tmp_path, target, folder, draft={**quantised, "quantise": "int2"}), tmp_path)
+        load("draft", "int2")
