@@ -21,8 +21,18 @@ from gistgate.files import fingerprint
 SAMPLES = 16
 """Values read from each parameter for the fingerprint."""
 
-BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", "fingerprint")
+BINDING = (
+    "architecture",
+    "hidden_size",
+    "num_layers",
+    "vocabulary_size",
+    "quantisation",
+    "draft_vocabulary",
+    "fingerprint",
+)
 """Properties of a model that have to agree. Name and revision are for people: folders move."""
+LIGHTER = ("quantisation", "draft_vocabulary")
+"""Those of them that only drafts have that were made lighter."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,10 @@ class ModelIdentity:
     """Dtype the states were computed in; another one moves them a little."""
     fingerprint: str | None
     """Hash of sampled weights; None where some weights were not in memory."""
+    quantisation: str | None = None
+    """How a draft's weights were rounded when it was loaded: "int8" or "int4"; None: not at all."""
+    draft_vocabulary: str | None = None
+    """Hash of the token ids that a draft may propose; None: all."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +85,8 @@ def identify_model(model: PreTrainedModel, name: str | None = None, revision: st
         vocabulary_size=config.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
         fingerprint=weights_fingerprint(model),
+        quantisation=getattr(model, "quantised", None),
+        draft_vocabulary=getattr(model, "subset", None),
     )
 
 
@@ -83,7 +99,8 @@ def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIden
 
 def model_scope(identity: ModelIdentity) -> dict[str, Any]:
     """The entries of a model in the scope of a certificate; name and revision are left out, because folders move."""
-    return {key: getattr(identity, key) for key in (*BINDING, "dtype")}
+    entries = {key: getattr(identity, key) for key in (*BINDING, "dtype")}
+    return {key: value for key, value in entries.items() if value is not None or key not in LIGHTER}
 
 
 def gate_hash(gate: Any) -> str:

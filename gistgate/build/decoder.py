@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.build.choose import GATED, STRICT, Choice, Policy, choose, take_settings
+from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
 from gistgate.build.drafters import Sources, make_drafter
 from gistgate.build.models import load_draft
 from gistgate.build.wishes import Wishes, take_wishes
@@ -39,7 +40,7 @@ def build_decoder(
 
         shared["guards"] = make_guards(wishes.guards, wishes.gate)
     proof = named_proof(wishes)
-    draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, wishes.draft_revision)
+    draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
     gate = load_gate(wishes.gate, target, draft, tokenizer)
     if wishes.segments and proof is None:
         from gistgate.build.segments import build_segments
@@ -47,14 +48,16 @@ def build_decoder(
         return build_segments(target, draft, tokenizer, gate, wishes, policy, **shared)
     known = proof or (gate.proof if gate else None)
     choice = choose(wishes, known, has_gate=gate is not None, has_draft=draft is not None)
-    sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus)
+    sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
     drafter = make_drafter(choice.drafter, sources)
     if proof is not None:
         from gistgate.certificates.holds import check_parts
 
-        used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards}
+        used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards, "drafting": binding_of(drafter)}
         check_parts(proof, gate, target, draft, tokenizer, data=sources.behind(choice.drafter), **used)
-    elif gate is not None and gate.reservation is not None:
+    elif known is not None and (doubt := other_drafting(choice, known, binding_of(drafter))) is not None:
+        choice = replace(choice, doubts=(*choice.doubts, doubt))
+    if proof is None and gate is not None and gate.reservation is not None:
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
     return assemble(target, tokenizer, choice, drafter, gate, **shared)
@@ -80,6 +83,20 @@ def assemble(
     return Decoder(
         target, drafter, rule, choice.block, gate=gate, tokenizer=tokenizer, **{"vocabulary": counted, **parts}
     )
+
+
+def binding_of(drafter: Drafter | None) -> dict[str, Any]:
+    """What decides the proposals of a drafter besides texts and models."""
+    return {} if drafter is None else drafter.binding
+
+
+def other_drafting(choice: Choice, proof: Proof, drafting: dict[str, Any]) -> str | None:
+    """Why a proof about other ends of drafts does not cover this choice; None where it does, or nothing can be lost."""
+    if choice.drafter == NONE or not choice.block or RULES[choice.rule].knob is None:
+        return None
+    if choice.drafter != proof.drafter or (proof.scope.get("drafting") or {}) == drafting:
+        return None
+    return "drafts end by another policy than the certified ones"
 
 
 def named_proof(wishes: Wishes) -> Proof | None:

@@ -11,7 +11,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.build.choose import NONE
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping, stopping_from
 from gistgate.errors import UserError
 from gistgate.registry import nearest
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from gistgate.optional.retrieval.suffix_array import SuffixArray
 
 CORPUS = "corpus"
+HYBRID = "hybrid"
+STOPPING = ("model", HYBRID)
+"""Drafters whose drafts may end before K tokens."""
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 """Drafters that read a datastore; the lexical ones ask for no states."""
 KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)
@@ -37,6 +42,8 @@ class Sources:
     """Folder of a datastore of this target."""
     corpus: str | Path | None = None
     """Text file, one training text per line."""
+    stopping: Any = None
+    """When drafts end: a `Stopping`, its file, or a confidence; None: at K tokens."""
 
     def behind(self, drafter: str) -> Path | None:
         """The folder or file that a drafter knows texts from; None for a drafter that knows nothing but the request."""
@@ -60,17 +67,70 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         from gistgate.optional.retrieval.corpus import CorpusDrafter
 
         return CorpusDrafter(read_corpus(sources))
+    stopping = stopping_of(drafter, sources)
+    if drafter == HYBRID:
+        return hybrid(draft_of(drafter, sources), stopping)
     kind: Any = DRAFTERS[drafter]
     if not issubclass(kind, ModelDrafter):
         made: Drafter = kind()
-    elif sources.draft is not None:
-        made = kind(sources.draft)
+    elif stopping is None:
+        made = kind(draft_of(drafter, sources))
     else:
+        made = kind(draft_of(drafter, sources), stopping=stopping)
+    return made
+
+
+def asks_draft(drafter: str) -> bool:
+    """Whether a drafter drafts with the draft model, alone or among others: certificates then bind that model."""
+    return drafter == HYBRID or (drafter in DRAFTERS and issubclass(DRAFTERS[drafter], ModelDrafter))
+
+
+def draft_of(drafter: str, sources: Sources) -> PreTrainedModel:
+    """The draft model.
+
+    Raises:
+        UserError: there is none.
+    """
+    if sources.draft is None:
         raise UserError(
             f"The drafter '{drafter}' needs a draft model, and there is none. Name one (--draft, draft= or "
             "draft_model=), or take the drafter 'lookup'."
         )
-    return made
+    return sources.draft
+
+
+def stopping_of(drafter: str, sources: Sources) -> Stopping | None:
+    """When drafts end; None: at K tokens.
+
+    Raises:
+        UserError: this drafter's drafts cannot end earlier, or the policy cannot be read.
+    """
+    said = sources.stopping
+    if said is None:
+        return None
+    if drafter not in STOPPING:
+        raise UserError(
+            f"The drafter '{drafter}' does not ask when its drafts stop paying. Leave stop_drafting away, or take one "
+            f"of: {', '.join(STOPPING)}."
+        )
+    return said if isinstance(said, Stopping) else stopping_from(said)
+
+
+def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> HybridDrafter:
+    """Repetitions in the text and the draft model, weighed by the costs that the policy was made with.
+
+    Raises:
+        UserError: there is no policy with measured costs.
+    """
+    costs = {} if stopping is None else stopping.measured
+    try:
+        cost, verify, block = float(costs["cost"]), float(costs["verify"]), int(costs["block"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(
+            "The drafter 'hybrid' weighs texts against the draft model by measured costs. Measure them with `gistgate "
+            "fit-draft`, and name the file as stop_drafting."
+        ) from error
+    return HybridDrafter(ModelDrafter(draft, stopping), cost, verify, block)
 
 
 def stored(drafter: str, sources: Sources) -> Drafter:

@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes
 from gistgate.errors import UserError
+from gistgate.forward.output import Subset
+from gistgate.forward.quantised import check_kind, quantise
 from gistgate.identity import check_same_tokenizer
 from gistgate.request.stopping import eos_ids
 
@@ -73,21 +75,40 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
 
 
 def load_draft(
-    draft: PreTrainedModel | str | Path, target: PreTrainedModel, tokenizer: Any = None, revision: str = "main"
+    draft: PreTrainedModel | str | Path,
+    target: PreTrainedModel,
+    tokenizer: Any = None,
+    revision: str = "main",
+    quantised: str | None = None,
+    vocabulary: str | Path | None = None,
 ) -> PreTrainedModel:
-    """The draft model in the target's dtype and on its device; a model that is loaded already stays as it is.
+    """The draft model in the target's dtype and on its device, made lighter where that is asked for.
+
+    A model that is loaded already keeps its dtype and device, and is made lighter in place.
 
     Args:
         draft: hub id, folder, GGUF file or loaded model.
         target: the target that it drafts for.
         tokenizer: the target's tokenizer; the draft's own one is compared with it where both are at hand.
         revision: revision on the hub.
+        quantised: one of `gistgate.forward.quantised.KINDS`.
+        vocabulary: file of a `gistgate.forward.output.Subset`.
 
     Raises:
-        UserError: the model cannot be loaded, or its tokenizer is another one.
+        UserError: the model cannot be loaded, its tokenizer is another one, or it cannot be made lighter as asked.
     """
-    if not isinstance(draft, str | Path):
-        return draft
+    check_kind(quantised or "none")
+    subset = None if vocabulary is None else Subset.load(vocabulary)
+    if isinstance(draft, str | Path):
+        draft = named_draft(draft, target, tokenizer, revision)
+    if subset is not None:
+        always = eos_ids(target, tokenizer) if tokenizer is not None else ()
+        draft = subset.apply(draft, tokenizer, always)
+    return quantise(draft, quantised)
+
+
+def named_draft(draft: str | Path, target: PreTrainedModel, tokenizer: Any, revision: str) -> PreTrainedModel:
+    """The draft model of this name as it is, compared with the target's tokenizer."""
     name, place = placed(str(draft))
     model = load_model("draft", name, target.device, dtype=target.dtype, revision=revision, **place)
     own = load_draft_tokenizer(name, revision, **place) if tokenizer is not None else None

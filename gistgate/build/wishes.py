@@ -20,6 +20,12 @@ class Wishes:
     """The draft model: hub id, folder or loaded model."""
     draft_revision: str = "main"
     """Revision of the draft model on the hub."""
+    quantise_draft: str | None = None
+    """Bits of the draft model's weights: "int8", "int4" or "none"."""
+    stop_drafting: str | None = None
+    """File of a policy that ends drafts, or the draft's probability of a token below which they end."""
+    draft_vocabulary: str | None = None
+    """File of the token ids that the draft model may propose."""
     drafter: str | None = None
     """Drafter id; "none" is plain decoding."""
     datastore: str | None = None
@@ -48,6 +54,15 @@ class Wishes:
     """Engine id."""
     speculate_up_to: int | str | None = None
     """Rows above which a batch is decoded plainly; "auto" leaves it to the caller to measure them."""
+
+    @property
+    def lighter(self) -> dict[str, Any]:
+        """Which draft model is loaded, and how it is made lighter: arguments of `gistgate.build.models.load_draft`."""
+        return {
+            "revision": self.draft_revision,
+            "quantised": self.quantise_draft,
+            "vocabulary": self.draft_vocabulary,
+        }
 
     @property
     def most_rows(self) -> int | None:

@@ -1,8 +1,8 @@
 """Decode as a certificate says: whatever is asked for that it does not cover is refused in one sentence.
 
-Checked: models, tokenizer, gate, rule, settings, drafter and its data, K, guards, temperature, chat template and system
-text; the engine unless the target computes in float32, where both engines give the same ids. Task, prompts, number of
-solved examples and batching cannot be seen here.
+Checked: models, tokenizer, gate, rule, settings, drafter, its data and how its drafts end, K, guards, temperature, chat
+template and system text; the engine unless the target computes in float32, where both engines give the same ids. Task,
+prompts, number of solved examples and batching cannot be seen here.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ def check_parts(
     engine: str,
     guards: Sequence[str],
     data: Path | None,
+    drafting: dict[str, Any] | None = None,
 ) -> None:
-    """Refuse parts that the certificate was not made with; `data` is the folder or file behind its drafter.
+    """Refuse parts that the certificate was not made with.
+
+    `data` is the folder or file behind its drafter, `drafting` the drafter's `binding`.
 
     Raises:
         UserError: what differs.
     """
-    used: dict[str, Any] = {"guards": list(guards)}
+    used: dict[str, Any] = {"guards": list(guards), "drafting": drafting or None}
     if target.dtype != torch.float32:
         used["engine"] = engine
     if data is not None:

@@ -22,6 +22,7 @@ def decoding_scope(
     gate: Any,
     rows: int,
     data: Sequence[Path] = (),
+    drafting: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """What decodes: models, tokenizer, gate, method, and how.
 
@@ -31,11 +32,13 @@ def decoding_scope(
         draft: the draft model; None where the drafter does not ask it.
         rows: prompts that are decoded together.
         data: files and folders that the drafter reads.
+        drafting: the drafter's `binding`; nothing is written where it is empty.
     """
     return {
         "target": model_scope(identify_model(target)),
         "draft": None if draft is None else model_scope(identify_model(draft)),
         **({"drafter_data": fingerprint(*data)} if data else {}),
+        **({"drafting": drafting} if drafting else {}),
         "tokenizer": identify_tokenizer(tokenizer).vocabulary,
         "gate": None if gate is None else gate_hash(gate),
         "rule": method.rule,

@@ -9,7 +9,18 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.options import BlockLength, Draft, Drafter, GateFolder, RuleName, Seed, Settings
+from gistgate.cli.options import (
+    BlockLength,
+    Draft,
+    Drafter,
+    DraftVocabulary,
+    GateFolder,
+    QuantiseDraft,
+    RuleName,
+    Seed,
+    Settings,
+    StopDrafting,
+)
 from gistgate.errors import UserError
 
 
@@ -21,6 +32,9 @@ def calibrate(
     rule: RuleName = None,
     target: Annotated[str | None, typer.Option(help="Target model; default: the gate's.")] = None,
     draft: Draft = None,
+    quantise_draft: QuantiseDraft = None,
+    stop_drafting: StopDrafting = None,
+    draft_vocabulary: DraftVocabulary = None,
     drafter: Drafter = None,
     settings: Settings = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     block: BlockLength = None,

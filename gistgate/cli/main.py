@@ -1,4 +1,5 @@
-"""The command line: gistgate generate | inspect | calibrate | trace | bench | demo | eval.
+"""The command line: gistgate generate | inspect | calibrate | trace | bench | fit-draft |
+draft-vocabulary | demo | eval.
 
 Errors are one sentence and exit status 1.
 """
@@ -10,7 +11,7 @@ import warnings
 
 import typer
 
-from gistgate.cli import calibrate, decode, demo, doctor, evaluate, inspect
+from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, inspect
 from gistgate.errors import UserError
 
 app = typer.Typer(
@@ -34,6 +35,12 @@ app.command(epilog=example("calibrate --task gsm8k --gate models/export --budget
 app.command(epilog=example('trace models/target "Tom has" --draft models/draft --gate models/export'))(decode.trace)
 app.command(epilog=example("bench models/target prompts.txt --draft models/draft --rule fly"))(decode.bench)
 app.command(epilog=example("doctor models/target prompts.txt --draft models/draft"))(doctor.doctor)
+app.command(epilog=example("fit-draft models/target prompts.txt --draft models/draft --block 12 --out stop.json"))(
+    drafts.fit_draft
+)
+app.command(
+    epilog=example("draft-vocabulary models/target answers.txt --draft models/draft --size 16384 --out words.json")
+)(drafts.draft_vocabulary)
 app.command(epilog=example("demo models/target --draft models/draft --gate models/export"))(demo.demo)
 app.command(
     "eval",

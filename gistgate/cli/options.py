@@ -31,11 +31,14 @@ def option(help: str, *names: str, **limits: Any) -> Any:
 
 
 Draft = Annotated[str | None, option("Draft model: hub id, folder or GGUF file.")]
+QuantiseDraft = Annotated[str | None, option("Weights of the draft: int8, int4 or none (on processors).")]
+StopDrafting = Annotated[str | None, option("File of fit-draft, or a confidence such as 0.4, below which drafts end.")]
+DraftVocabulary = Annotated[str | None, option("File of draft-vocabulary: tokens that the draft may propose.")]
 Drafter = Annotated[
     str | None,
     option(
-        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, sen, sen-lexical, sen-tree, sen-tree-lexical, "
-        "corpus or none; default: the certified one, else model with a draft."
+        "model, tree, lookup, lookup-tree, suffix, recycle, cascade, hybrid, sen, sen-lexical, sen-tree, "
+        "sen-tree-lexical, corpus or none; default: the certified one, else model with a draft."
     ),
 ]
 GateFolder = Annotated[str | None, option("Folder of a trained gate.", "--gate")]
@@ -46,6 +49,9 @@ BlockLength = Annotated[int | None, option("K, drafted tokens per target forward
 WISHES: dict[str, Any] = {
     "draft": Draft,
     "draft_revision": Annotated[str, option("Revision of the draft model on the hub.")],
+    "quantise_draft": QuantiseDraft,
+    "stop_drafting": StopDrafting,
+    "draft_vocabulary": DraftVocabulary,
     "drafter": Drafter,
     "datastore": Annotated[str | None, option("Folder of a datastore, for the drafters that begin with sen.")],
     "corpus": Annotated[str | None, option("File with one training text per line, for the drafter corpus.")],

@@ -16,6 +16,7 @@ DRAFTERS: Registry[Any] = Registry(
         "suffix": "gistgate.drafters.suffix:SuffixDrafter",
         "recycle": "gistgate.drafters.recycle:TokenRecycling",
         "cascade": "gistgate.drafters.cascade:CascadeDrafter",
+        "hybrid": "gistgate.drafters.hybrid:HybridDrafter",
     },
 )
 """Id -> class of the drafter, for those that are made of nothing or of the draft model alone. `CorpusDrafter` and

@@ -6,6 +6,7 @@ Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -35,6 +36,11 @@ class Drafter:
     """True when its draft model's steps end at a token that is not known beforehand."""
     model: PreTrainedModel | None = None
     """The draft model, if there is one."""
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        """What decides the proposals besides texts, models and data files, as plain JSON: certificates bind it."""
+        return {}
 
     def start(self, batch: int) -> None:
         """Begin a new batch of that many rows."""

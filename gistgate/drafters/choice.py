@@ -9,7 +9,7 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,8 @@ class Option:
     """c: a drafted token in plain forwards of the target."""
     min_match: int = 0
     """Only where the latest so many tokens of the text occurred in it before; 0: always."""
+    prior: float | None = None
+    """Acceptance that it begins every request with; None: that of all."""
 
 
 @dataclass(frozen=True)
@@ -39,16 +41,23 @@ class Recent:
     accepted: float
     tested: float
     """Accepted ones and the first refused one of every round."""
+    proposed: float = 0.0
+    rounds: float = 0.0
 
     @property
     def rate(self) -> float:
         """a, in [0, 1]."""
         return self.accepted / self.tested
 
+    def drafted(self, otherwise: int) -> int:
+        """Tokens of a proposal; `otherwise` while there was none."""
+        return round(self.proposed / self.rounds) if self.rounds else otherwise
+
     def after(self, proposed: int, accepted: int, memory: float) -> Recent:
         """With another round; what was before counts `memory` times as much."""
         tested = accepted + (accepted < proposed)
-        return Recent(self.accepted * memory + accepted, self.tested * memory + tested)
+        before = (self.accepted, self.tested, self.proposed, self.rounds)
+        return Recent(*(a * memory + b for a, b in zip(before, (accepted, tested, proposed, 1), strict=True)))
 
 
 def speed(rate: float, num: int, cost: float, verify: float) -> float:
@@ -110,13 +119,14 @@ class ChoiceDrafter(Drafter):
         self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
         self.gives_q = all(one.gives_q for one in drafters)
         self.layers = frozenset().union(*(one.layers for one in drafters))
-        self._fresh = Recent(prior * weight, weight)
+        priors = [prior if option.prior is None else option.prior for option in options]
+        self._fresh = [Recent(one * weight, weight) for one in priors]
         self._keeper = with_model[0] if with_model else 0
         self.model = drafters[self._keeper].model
         self._begin(1)
 
     def _begin(self, batch: int) -> None:
-        self.rows = [[self._fresh] * len(self.options) for _ in range(batch)]
+        self.rows = [list(self._fresh) for _ in range(batch)]
         self._taken: list[tuple[int, int]] = [(-1, 0)] * batch
         """Of each row the option that was taken and the tokens it proposed."""
         self._asked: list[int] = []
@@ -140,24 +150,29 @@ class ChoiceDrafter(Drafter):
         if len(self.rows) != len(texts):
             self.start(len(texts))
         notes = [""] * len(texts)
+
+        def ask(place: int) -> Draft:
+            if place not in drafts:
+                drafts[place] = self.options[place].drafter.propose(
+                    texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
+                )
+            return drafts[place]
+
         for row, text in enumerate(texts):
-            self._taken[row] = (-1, 0)
-            wishes = self.wishes(row, text)
-            for place in wishes or ():
-                if place not in drafts:
-                    drafts[place] = self.options[place].drafter.propose(
-                        texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
-                    )
-                if found := int(drafts[place].valid[row].sum()):
-                    self._taken[row] = (place, found)
-                    break
-            taken = self._taken[row][0]
-            notes[row] = "choice_gave_up" if wishes is None else f"choice_{'none' if taken < 0 else taken}"
+            self._taken[row], notes[row] = self._pick(row, text, ask)
         self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
         joined = replace(join(drafts, self._taken, vocabulary), notes=notes)
         if not joined.ids.shape[1]:  # an empty draft is never settled
             self._tell([0] * len(texts))
         return joined
+
+    def _pick(self, row: int, text: Sequence[int], ask: Callable[[int], Draft]) -> tuple[tuple[int, int], str]:
+        """The option that a row takes with the tokens it found, (-1, 0) for none, and how this is counted."""
+        wishes = self.wishes(row, text)
+        for place in wishes or ():
+            if found := int(ask(place).valid[row].sum()):
+                return (place, found), f"choice_{place}"
+        return (-1, 0), "choice_gave_up" if wishes is None else "choice_none"
 
     def wishes(self, row: int, text: Sequence[int]) -> list[int] | None:
         """Options worth asking, the most promising first; None when none ever will be in this request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import Reader, left_padded, remembered
 from gistgate.rules.base import draw
 
+if TYPE_CHECKING:
+    from gistgate.drafters.stopping import Drafts, Stopping
+
 
 class ModelDrafter(Drafter):
     """Proposes what a draft model with the target's vocabulary would write."""
@@ -22,9 +26,16 @@ class ModelDrafter(Drafter):
 
     model: PreTrainedModel
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
+    def __init__(self, model: PreTrainedModel, stopping: Stopping | None = None) -> None:
+        """Draft with `model`, up to K tokens or as far as `stopping` finds that it pays."""
+        self.model, self.stopping = model, stopping
+        self.stops_early = self.stops_early or stopping is not None
+        self._drafts: Drafts | None = None
         self.start(1)
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        return {} if self.stopping is None else {"stopping": self.stopping.binding}
 
     def start(self, batch: int) -> None:
         self.reader = Reader(self.model, batch)
@@ -43,6 +54,7 @@ class ModelDrafter(Drafter):
         device = self.model.device
         ids, valid = left_padded(self.reader.unread(texts), device)
         tokens, rows = [], []
+        self._drafts = None if self.stopping is None else self.stopping.begin(len(texts))
         for step in range(num_draft):
             z_BV = sampling.logits(self.reader.read(ids, valid, keep=1)[:, -1, :vocabulary])
             x_B = z_BV.argmax(-1)
@@ -54,16 +66,19 @@ class ModelDrafter(Drafter):
                     x_B = draw(q_BV, uniforms[:, step].to(device))
             tokens.append(x_B)
             ids, valid = x_B[:, None], None
-            if self._enough(x_B):
+            if self._enough(x_B, z_BV):
                 break
         self._drafted = len(tokens)
         draft_ids = torch.stack(tokens, dim=1)
         q_BKV = torch.stack(rows, dim=1) if rows else None
-        return Draft(draft_ids, torch.ones_like(draft_ids, dtype=torch.bool), q_BKV, forwards=len(tokens))
+        valid_BK = (
+            torch.ones_like(draft_ids, dtype=torch.bool) if self._drafts is None else self._drafts.valid(draft_ids)
+        )
+        return Draft(draft_ids, valid_BK, q_BKV, forwards=len(tokens))
 
-    def _enough(self, drawn: Tensor) -> bool:
-        """Whether drafting ends with these tokens [B], before `num_draft`; here never."""
-        return False
+    def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
+        """Whether drafting ends with these tokens [B], drawn from processed logits, before `num_draft`."""
+        return self._drafts is not None and self._drafts.add(z_BV, drawn)
 
     def keep(self, accepted: Sequence[int]) -> None:
         # The last drafted token was never read, so at most drafted - 1 of them are in the cache.

@@ -9,7 +9,6 @@ from pathlib import Path
 from gistgate.build import drafters as library
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
-from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from pipeline.common.reading import nearest
 from pipeline.pairs.pair import Pair
@@ -49,7 +48,7 @@ def asks_draft(drafter_id: str) -> bool:
     """Whether a drafter drafts with the pair's draft model, alone or among others."""
     if drafter_id in OF_STUDIES:
         return OF_STUDIES[drafter_id].asks_draft
-    return drafter_id in DRAFTERS and issubclass(DRAFTERS[drafter_id], ModelDrafter)
+    return library.asks_draft(drafter_id)
 
 
 def files_behind(drafter_id: str) -> list[Path]:

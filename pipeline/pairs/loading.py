@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from gistgate.build.weights import check_gguf, check_memory, weight_bytes
 from gistgate.errors import UserError
+from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
 T = TypeVar("T")
@@ -24,7 +25,7 @@ def load_config(source: ModelSource) -> Any:
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
-    """A model in its dtype on its device, without gradients."""
+    """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
     extra = {"device_map": source.device_map} if source.device_map else {}
     dtype = getattr(torch, source.dtype)
     model = attempt(
@@ -32,7 +33,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     )
     if not source.device_map:
         model = model.to(source.place_of_weights)
-    return model.eval().requires_grad_(False)
+    return quantise(model.eval().requires_grad_(False), source.quantise)
 
 
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from gistgate.errors import UserError
+from gistgate.forward.quantised import check_kind
 from pipeline.common.paths import PAIRS
 from pipeline.common.reading import block, build, nearest, read_yaml
 
@@ -28,8 +29,11 @@ class ModelSource:
     """Passed to from_pretrained, such as `auto` (needs accelerate); None puts the whole model on `device`."""
     device: str | None = None
     """Device without a device_map; None takes the GPU where there is one."""
+    quantise: str = "none"
+    """Bits that a draft's weights are rounded to when it is loaded: int8, int4 or none."""
 
     def __post_init__(self) -> None:
+        check_kind(self.quantise)
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise UserError(
                 f"The pair names the dtype '{self.dtype}' for {self.model}, which torch does not know. "
@@ -65,6 +69,13 @@ class PairSource:
     """Hub id or folder of the tokenizer; None takes the target's."""
     training: dict[str, Any] | None = None
     """For pairs that are trained here: keys that replace those of `pair_training`; None for ready-made models."""
+
+    def __post_init__(self) -> None:
+        if self.target.quantise != "none":
+            raise UserError(
+                f"The pair quantises its target {self.target.model} to {self.target.quantise}, which would change the "
+                "answers that count. Only `draft` has `quantise`."
+            )
 
 
 def read_pair(name: str, folder: Path = PAIRS) -> PairSource:

@@ -174,3 +174,28 @@ def test_doctor_needs_a_drafter_and_prompts(run, pair, tmp_path):
     for arguments in (("--draft", pair / "draft"), ()):
         status, _, said = run("doctor", pair / "target", tmp_path / "empty.txt", *arguments)
         assert status == 1 and "Pass at least one prompt and a draft" in said
+
+
+def test_ends_of_drafts_are_measured_and_used(run, pair, tmp_path):
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "stop.json"
+    prompts.write_text("Tom has\nAnna has five\nWe buy\n")
+    drafting = ("--draft", pair / "draft")
+    arguments = ("--block", 4, "--max-new-tokens", 90, "--out", out)
+    status, said, _ = run("fit-draft", pair / "target", prompts, *drafting, *arguments)
+    assert status == 0 and "stop.json is written" in said
+    assert json.loads(out.read_text())["measured"]["block"] == 4
+    plain = run("generate", pair / "target", "Tom has", "--max-new-tokens", 24)[1]
+    for drafter in ("model", "hybrid"):
+        chosen = ("--drafter", drafter, "--stop-drafting", out, "--quantise-draft", "int8")
+        assert run("generate", pair / "target", "Tom has", *drafting, *chosen, "--max-new-tokens", 24)[1] == plain
+
+
+def test_a_draft_vocabulary_is_counted_and_used(run, pair, tmp_path):
+    texts, out = tmp_path / "texts.txt", tmp_path / "words.json"
+    texts.write_text("Tom has five apples.\n")
+    drafting = ("--draft", pair / "draft")
+    status, said, _ = run("draft-vocabulary", pair / "target", texts, *drafting, "--size", 60, "--out", out)
+    assert status == 0 and "60 tokens, which make up 100.00% of these texts" in said
+    plain = run("generate", pair / "target", "Tom has", "--max-new-tokens", 24)[1]
+    lighter = ("--draft-vocabulary", out, "--quantise-draft", "int4", "--max-new-tokens", 24)
+    assert run("generate", pair / "target", "Tom has", *drafting, *lighter)[1] == plain

@@ -100,7 +100,7 @@ def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
 
 def test_break_even_is_that_of_the_costs():
     assert speed(1.0, 4, 0.1, 1.1) == pytest.approx(5 / 1.5) and speed(0.0, 4, 0.0, 1.0) == 1
-    assert Recent(3.2, 4).after(5, 2, 0.5) == Recent(3.6, 5) and Recent(3.2, 4).after(2, 2, 1).tested == 6
+    assert Recent(3.2, 4).after(5, 2, 0.5) == Recent(3.6, 5, 5, 1) and Recent(3.2, 4).after(2, 2, 1).tested == 6
     above = ChoiceDrafter([Option(Fixed(1), 0.5)], block=1, prior=0.6)
     below = ChoiceDrafter([Option(Fixed(1), 0.7)], block=1, prior=0.6)
     assert proposed(above, [[3]], 1) == [[1]] and proposed(below, [[3]], 1) == [[]]

@@ -64,7 +64,7 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any]):
 
 
 def test_drafters_go_by_name():
-    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade"]
+    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade", "hybrid"]
 
 
 @pytest.mark.parametrize("drafter_id", ["lookup", "lookup-tree", "suffix", "recycle"])

@@ -106,7 +106,7 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
 def reason_against_drafter(drafter: Drafter) -> str | None:
     """Why a drafter needs the eager engine, as the end of a sentence about it."""
     if drafter.stops_early:
-        return "writes segments, whose length is not known beforehand"
+        return "ends its drafts at a length that is not known beforehand"
     if drafter.nodes:
         return "returns trees"
     if drafter.learns or (drafter.gives_q and drafter.model is None):

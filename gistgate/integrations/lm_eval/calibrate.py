@@ -15,7 +15,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
 from gistgate.build.choose import BLOCK, GATED, STRICT
-from gistgate.build.drafters import Sources, make_drafter
+from gistgate.build.drafters import Sources, asks_draft, make_drafter
 from gistgate.build.models import load_draft, load_target, parse_settings
 from gistgate.certificates.calibration import Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
@@ -27,8 +27,7 @@ from gistgate.certificates.scope import decoding_scope, task_scope
 from gistgate.certificates.scores import Capped, LogProbability, PairwiseJudge, Scorer, TaskScore
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.drafters import DRAFTERS
-from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import dataclass_from, fingerprint
 from gistgate.gates.gate import Gate
@@ -57,6 +56,9 @@ class Options:
     rule: str | None = None
     target: str | None = None
     draft: str | None = None
+    quantise_draft: str | None = None
+    stop_drafting: str | None = None
+    draft_vocabulary: str | None = None
     drafter: str | None = None
     settings: Sequence[str] = ()
     block: int | None = None
@@ -118,9 +120,9 @@ def certify(options: Options) -> tuple[Proof, Path]:
     request = Request((options.budget,), confidence, n, options.stop)
     outcomes = outcomes_of(options, models, method, prompts, scorer)
     calibration = [prompt["ids"] for prompt in prompts["calibration"]]
-    draft = models.draft if issubclass(DRAFTERS.get(method.drafter, object), ModelDrafter) else None
+    draft = models.draft if asks_draft(method.drafter) else None
     scope = {
-        **decoding_scope(method, models.target, draft, models.tokenizer, models.gate, options.batch_size),
+        **scope_with(draft, options, models, method),
         **task_scope(task, calibration),
     }
     looks = Looks(
@@ -144,7 +146,8 @@ def load_models(options: Options) -> Models:
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
     target = load_target(options.target or name, dtype)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
-    draft = load_draft(draft_name, target.model, target.tokenizer) if draft_name else None
+    lighter: dict[str, Any] = {"quantised": options.quantise_draft, "vocabulary": options.draft_vocabulary}
+    draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
     for model in (target.model, draft):
         if model is not None:
             model.requires_grad_(False)
@@ -233,18 +236,31 @@ def method_of(options: Options, models: Models) -> Method:
     )
 
 
+def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
+    """A fresh drafter of the method."""
+    sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
+    return make_drafter(method.drafter, sources)
+
+
+def scope_with(draft: PreTrainedModel | None, options: Options, models: Models, method: Method) -> dict[str, Any]:
+    """What decodes; `draft` is the draft model or None where the drafter does not ask it."""
+    drafter = drafter_of(options, models, method)
+    drafting = None if drafter is None else drafter.binding
+    parts = (models.target, draft, models.tokenizer, models.gate)
+    return decoding_scope(method, *parts, options.batch_size, drafting=drafting)
+
+
 def outcomes_of(
     options: Options, models: Models, method: Method, prompts: dict[str, list[Prompt]], scorer: Scorer
 ) -> Outcomes:
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
     memory = Prefilled(MEMORY_MB)
-    shared = decoding_scope(method, models.target, models.draft, models.tokenizer, models.gate, options.batch_size)
+    shared = scope_with(models.draft, options, models, method)
     depends = (shared, Path(gistgate.__file__).parent)
 
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:
-            sources = Sources(models.target, models.tokenizer, models.draft)
-            drafter, made = make_drafter(method.drafter, sources), make_rule(rule, **settings)
+            drafter, made = drafter_of(options, models, method), make_rule(rule, **settings)
             parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": len(models.tokenizer)}
             decoder = Decoder(models.target, drafter, made, method.block, **parts)
             return decode_prompts(decoder, asked, range(start, start + len(asked)), options.batch_size, memory)

@@ -31,9 +31,9 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
     """
     draft = wishes.draft
     if isinstance(draft, str | Path):
-        key: tuple[Any, ...] = ("draft", str(draft), changed(draft), wishes.draft_revision, target.dtype, target.device)
-        name, revision = draft, wishes.draft_revision
-        draft = once(target, key, lambda: load_draft(name, target, tokenizer, revision))
+        lighter, name = wishes.lighter, draft
+        key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
+        draft = once(target, key, lambda: load_draft(name, target, tokenizer, **lighter))
     partners = (id(draft), id(tokenizer))
     gate = wishes.gate
     if gate is not None:

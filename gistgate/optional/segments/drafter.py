@@ -46,7 +46,7 @@ class SegmentDrafter(ModelDrafter):
         written = torch.tensor([len(chain) for chain in self._chains], device=draft.ids.device)
         return replace(draft, valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None])
 
-    def _enough(self, drawn: Tensor) -> bool:
+    def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
         """Append to the rows that still write; True once all have ended their segment."""
         self._states.append(self._seen["post"][:, -1])
         for row, token in enumerate(drawn.tolist()):

@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistgate.build import weights
 from gistgate.errors import UserError
+from gistgate.identity import identify_model
 from pipeline.common.paths import PAIRS
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
@@ -165,3 +166,20 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch
     assert [path.name for path in Path("models/embedded").iterdir()] == ["README.md"]
     assert '"pair": "mine"' in Path("models/pair.json").read_text()
     assert len(Path("data/world/test.jsonl").read_text().splitlines()) == 5
+
+
+def test_a_pair_quantises_its_draft_and_never_its_target(tmp_path, target):
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
+    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+
+    def load(role, kind):
+        changed = {**content, role: {**content[role], "quantise": kind}}
+        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changed))
+        return load_pair(params, tmp_path)
+
+    pair = load("draft", "int8")
+    assert identify_model(pair.draft).quantisation == "int8" and identify_model(pair.target).quantisation is None
+    with pytest.raises(UserError, match="Only `draft` has `quantise`"):
+        load("target", "int8")
+    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
+        load("draft", "int2")

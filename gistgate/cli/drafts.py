@@ -1,0 +1,67 @@
+"""The commands that make drafts cheaper: when they end, and from which tokens they are written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gistgate.build.wishes import Wishes
+from gistgate.cli.options import Chat, Dtype, Length, System, TargetName, with_wishes
+
+
+@with_wishes
+def fit_draft(
+    target: TargetName,
+    prompts: Annotated[Path, typer.Argument(help="Text file, one development prompt per line.")],
+    *,
+    wishes: Wishes,
+    out: Annotated[Path, typer.Option(help="JSON file to write, for --stop-drafting.")],
+    dtype: Dtype = "auto",
+    max_new_tokens: Length = 128,
+    chat: Chat = False,
+    system: System = None,
+) -> None:
+    """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
+    from gistgate.cli.decode import load
+    from gistgate.files import read_text
+    from gistgate.observing.drafting import fit_stopping
+
+    loaded = load(target, dtype, wishes, chat=chat, system=system)
+    lines = [line for line in read_text(prompts).splitlines() if line.strip()]
+    ids = [loaded.target.encode(line, chat, system) for line in lines]
+    stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
+    stopping.save(out)
+    expected = stopping.measured["expected"]
+    whole, ended = expected["whole drafts"], expected["policy"]
+    typer.echo(
+        f"{out} is written. By the measured costs, drafts of {whole['drafted']:.1f} tokens would give "
+        f"{whole['speed']:.2f} times the speed of plain decoding on these prompts, and drafts that end by the policy "
+        f"({ended['drafted']:.1f} tokens) {ended['speed']:.2f} times."
+    )
+    if ended["speed"] <= 1:
+        typer.echo("Drafting does not pay for this pair: quantise the draft, or take a drafter without a model.")
+
+
+def draft_vocabulary(
+    target: TargetName,
+    texts: Annotated[Path, typer.Argument(help="Text file, one training text per line: prompts or, better, answers.")],
+    *,
+    draft: Annotated[str, typer.Option(help="Draft model: hub id or folder.")],
+    size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
+    out: Annotated[Path, typer.Option(help="JSON file to write, for --draft-vocabulary.")],
+    dtype: Dtype = "auto",
+) -> None:
+    """Count the most frequent tokens of some texts; end and special tokens are always among them."""
+    from gistgate.build.models import load_draft, load_target
+    from gistgate.files import read_text
+    from gistgate.forward.output import Subset
+
+    loaded = load_target(target, dtype)
+    model = load_draft(draft, loaded.model, loaded.tokenizer)
+    lines = [line for line in read_text(texts).splitlines() if line.strip()]
+    counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids if lines else []
+    subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
+    subset.save(out)
+    typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")

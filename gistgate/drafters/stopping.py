@@ -1,0 +1,148 @@
+"""When a draft ends: where the next token is too unlikely to survive for what it costs.
+
+A drafted token costs c target steps and saves, if it survives, what a token costs otherwise. The draft ends behind the
+first token whose estimated survival lies below a floor. Estimates come from the draft's own probability of its tokens,
+mapped to how often such tokens were accepted on development prompts, and multiplied along the draft. Special cases are
+the confidence threshold of transformers and llama.cpp (the last token's probability alone) and the threshold of
+SpecDec++ (arXiv 2405.19715: the product).
+
+Sampled requests stay lossless. Whether x_(i+1) is drawn depends on x_1 .. x_i alone, and a token that was drawn is
+always proposed, also the one that ends the draft: given that a token is proposed, it is distributed as q says, which is
+all that a lossless test asks. Dropping the improbable token itself, as llama.cpp does, would not be lossless.
+
+Axis letters: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.errors import UserError
+from gistgate.files import dataclass_from, read_json, write_json
+
+IDENTITY = ((0.0, 0.0), (1.0, 1.0))
+"""The draft's probability taken for the probability that a token is accepted."""
+
+
+@dataclass(frozen=True)
+class Stopping:
+    """A policy. It depends on texts and models alone, never on a clock."""
+
+    floor: float
+    """Estimated survival below which a draft ends, in [0, 1]."""
+    points: tuple[tuple[float, float], ...] = IDENTITY
+    """(draft's probability, share accepted) with straight lines between, both from 0 to 1 and never falling."""
+    joint: bool = True
+    """True: that all tokens so far survive; False: the last one, given those before it."""
+    measured: dict[str, Any] = field(default_factory=dict)
+    """What it was made for: rule, settings, K, costs and counts."""
+
+    def __post_init__(self) -> None:
+        flat = [value for point in self.points for value in point]
+        rises = all(a[0] < b[0] and a[1] <= b[1] for a, b in zip(self.points, self.points[1:], strict=False))
+        if not all(0 <= value <= 1 for value in (self.floor, *flat)) or not rises or not self.points:
+            raise UserError(
+                f"stopping: the floor {self.floor:g} and the points lie in [0, 1], and the points rise. Measure the "
+                "policy again with `gistgate fit-draft`."
+            )
+
+    def acceptance(self, confidence: float) -> float:
+        """How often a token of this draft probability is accepted."""
+        place = bisect_right([x for x, _ in self.points], confidence)
+        if place in (0, len(self.points)):
+            return self.points[0 if place == 0 else -1][1]
+        (x0, y0), (x1, y1) = self.points[place - 1 : place + 1]
+        return y0 + (y1 - y0) * (confidence - x0) / (x1 - x0)
+
+    def length(self, confidences: Sequence[float]) -> int:
+        """Tokens of a draft with these probabilities, at least one where there is one."""
+        estimate = 1.0
+        for place, confidence in enumerate(confidences):
+            estimate = self.after(estimate, confidence)
+            if estimate < self.floor:
+                return place + 1
+        return len(confidences)
+
+    def after(self, estimate: float, confidence: float) -> float:
+        """The estimate with one more token."""
+        return self.acceptance(confidence) * (estimate if self.joint else 1.0)
+
+    def begin(self, batch: int) -> Drafts:
+        """A round of that many drafts."""
+        return Drafts(self, batch)
+
+    @property
+    def binding(self) -> dict[str, Any]:
+        """What decides proposals, as plain JSON."""
+        return {"floor": self.floor, "joint": self.joint, "points": [list(point) for point in self.points]}
+
+    def save(self, path: str | Path) -> None:
+        """Write the policy as JSON."""
+        write_json(path, asdict(self))
+
+
+class Drafts:
+    """The drafts of one round: which rows still draft, and how long each draft is."""
+
+    def __init__(self, stopping: Stopping, batch: int) -> None:
+        self.stopping = stopping
+        self.estimates, self.lengths = [1.0] * batch, [0] * batch
+        self.running = [True] * batch
+
+    def add(self, z_BV: Tensor, x_B: Tensor) -> bool:
+        """Take in processed draft logits and the tokens drawn from them; True once every row has ended its draft."""
+        confidences = (z_BV.gather(-1, x_B[:, None]).squeeze(-1) - z_BV.logsumexp(-1)).double().exp().tolist()
+        for row, confidence in enumerate(confidences):
+            if self.running[row]:
+                self.lengths[row] += 1
+                self.estimates[row] = self.stopping.after(self.estimates[row], confidence)
+                self.running[row] = self.estimates[row] >= self.stopping.floor
+        return not any(self.running)
+
+    def valid(self, like: Tensor) -> Tensor:
+        """Which tokens are proposed, in the shape [B, K] of `like`."""
+        lengths = torch.tensor(self.lengths, device=like.device)
+        return torch.arange(like.shape[1], device=like.device) < lengths[:, None]
+
+
+def stopping_from(said: Any) -> Stopping:
+    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file.
+
+    Raises:
+        UserError: the number is no probability, or the file is missing or damaged.
+    """
+    try:
+        threshold = float(said)
+    except (TypeError, ValueError):
+        return load_stopping(said)
+    if not (math.isfinite(threshold) and 0 <= threshold <= 1):
+        raise UserError(
+            f"A draft cannot end where its confidence is below {said}. Give a probability, such as 0.4, or the file "
+            "that `gistgate fit-draft` wrote."
+        )
+    return Stopping(threshold, joint=False)
+
+
+def load_stopping(path: str | Path) -> Stopping:
+    """A saved policy.
+
+    Raises:
+        UserError: the file is missing or damaged.
+    """
+    value = read_json(path)
+    try:
+        points = tuple((float(x), float(y)) for x, y in value["points"])
+        stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"{path} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
+        ) from (error)
+    return stopping

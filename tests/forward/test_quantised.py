@@ -1,0 +1,97 @@
+"""Weights are rounded and nothing else: layers stay linear, near the original, and drafts stay lossless."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.forward.quantised import GROUP, MOST_ROWS, Int4Linear, Int8Linear, quantise
+from gistgate.identity import check_model, identify_model, model_scope
+from tests.architectures import pair, prompts
+from tests.drafters.proposing import decoded, num_accepted, wanted
+
+LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
+
+
+def layer(bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(2 * GROUP, 48, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weights_move_by_half_a_step_at_most(kind, bias, dtype):
+    whole = layer(bias, dtype)
+    packed = LAYERS[kind](whole)
+    eye = torch.eye(2 * GROUP, dtype=dtype)
+    offset = 0 if whole.bias is None else whole.bias
+    found_IO = (packed(eye) - offset).float()
+    groups = whole.weight.float().view(48, -1, GROUP)
+    most = groups.abs().amax() / 127 if kind == "int8" else (groups.amax(-1) - groups.amin(-1)).amax() / 15
+    slack = 1e-5 if dtype == torch.float32 else 0.004
+    assert (found_IO.T - whole.weight.float()).abs().max() <= most / 2 + slack
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_activations_are_not_rounded(kind):
+    """Rounded activations would break linearity: a small input beside a large one would vanish."""
+    packed = LAYERS[kind](layer(bias=False))
+    large, small = torch.zeros(1, 2 * GROUP), torch.zeros(1, 2 * GROUP)
+    large[0, 0], small[0, 1] = 1000.0, 0.01
+    torch.testing.assert_close(packed(large + small) - packed(large), packed(small), atol=2e-4, rtol=0)
+    assert packed(small).abs().max() > 5e-4
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_few_and_many_rows_give_the_same(kind):
+    packed, x = LAYERS[kind](layer(bias=True)), torch.randn(2, MOST_ROWS, 2 * GROUP)
+    one_by_one = torch.stack([torch.stack([packed(row[None])[0] for row in rows]) for rows in x])
+    torch.testing.assert_close(packed(x), one_by_one, atol=1e-5, rtol=1e-4)
+
+
+def lighter(kind: str):
+    return quantise(copy.deepcopy(pair("llama", 272)[1]), kind)
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_strict_answers_are_the_greedy_ones(kind):
+    draft, batch = lighter(kind), prompts(5, 17, 2)
+    assert not any(type(one) is nn.Linear for one in draft.modules())
+    answers = decoded(ModelDrafter(draft), "llama", batch)
+    assert [one.ids for one in answers] == wanted("llama", batch) and num_accepted(answers)
+
+
+def test_layers_that_four_bits_do_not_fit_get_eight():
+    kinds = [type(one) for one in quantise(copy.deepcopy(pair("llama")[1]), "int4").modules()]
+    assert Int4Linear in kinds and Int8Linear in kinds, "259 outputs are no multiple of 16"
+
+
+def test_quantisation_is_part_of_the_identity():
+    found = {kind: identify_model(lighter(kind)) for kind in ("none", "int8", "int4")}
+    assert len({one.fingerprint for one in found.values()}) == 3
+    assert [one.quantisation for one in found.values()] == [None, "int8", "int4"]
+    assert "quantisation" not in model_scope(found["none"]) and model_scope(found["int4"])["quantisation"] == "int4"
+    with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
+        check_model("draft", found["none"], lighter("int8"))
+    check_model("draft", found["int8"], lighter("int8"))
+
+
+def test_what_cannot_be_quantised_is_refused():
+    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
+        quantise(pair("llama")[1], "int3")
+    with pytest.raises(UserError, match="quantised already"):
+        quantise(lighter("int8"), "int4")
+    bare = copy.deepcopy(pair("gpt2")[1])
+    bare.lm_head = nn.Identity()
+    with pytest.raises(UserError, match="no linear layers"):
+        quantise(bare, "int8")
+    with pytest.raises(UserError, match="are for processors, and it is on meta"):
+        quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")
+    same = pair("llama")[1]
+    assert quantise(same, "none") is same and quantise(same, None) is same
