@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.intervals import ratio_of_sums
 from gistgate.files import write_json
+from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.speed.clock import Contender, Prompts, machine
 from pipeline.speed.race import race
