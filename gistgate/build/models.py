@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.checks import check_smaller, hub_remedy
 from gistgate.errors import UserError
 from gistgate.identity import check_same_tokenizer
 from gistgate.request.stopping import eos_ids
@@ -79,6 +80,7 @@ def load_draft(
     if not isinstance(draft, str | Path):
         return draft
     model = load_model("draft", str(draft), target.device, dtype=target.dtype, revision=revision)
+    check_smaller(target, model)
     own = load_draft_tokenizer(str(draft), revision) if tokenizer is not None else None
     if own is not None:
         check_same_tokenizer(tokenizer, own)
@@ -111,7 +113,7 @@ def load_draft_tokenizer(name: str, revision: str = "main") -> PreTrainedTokeniz
 def unloadable(role: str, name: str, error: Exception) -> str:
     """The sentence for a model or tokenizer that cannot be loaded."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"The {role} '{name}' could not be loaded ({first}). Check the name or the folder."
+    return f"The {role} '{name}' could not be loaded ({first}). {hub_remedy(name, error)}"
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import pytest
 from gistgate.cli.main import COMMANDS
 from tests.tiny import write_task
 
-DRAFT = ("--draft", "{pair}/draft", "--max-new-tokens", "12")
+DRAFT = ("--draft", "{pair}/draft", "--max-new-tokens", "24")
 GATE = (*DRAFT, "--gate", "{pair}/gate")
 CALLS = {
     "init": (["{here}/new", "--target", "{pair}/target", "--draft", "{pair}/draft"], "The project is written."),
