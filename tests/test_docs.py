@@ -36,10 +36,10 @@ SCOPE = {"guards": [], "temperature": 0.0, "prompting": {"num_fewshot": 0, "chat
 
 
 def commands(page):
-    """The command lines in the blocks of a page, without those that set up Python."""
-    blocks = re.findall(r"^```\n(.*?)^```", (ROOT / f"docs/{page}.md").read_text(), flags=re.S | re.M)
-    lines = [line for block in blocks for line in block.splitlines() if line.strip()]
-    return [shlex.split(line.replace("$'", "'"), comments=True) for line in lines]
+    """The command lines in the blocks of a page, without those in a language."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", (ROOT / f"docs/{page}.md").read_text(), flags=re.S | re.M)
+    lines = [line for language, block in blocks if not language for line in block.splitlines()]
+    return [shlex.split(line.replace("$'", "'"), comments=True) for line in lines if line.strip()]
 
 
 @pytest.fixture
