@@ -54,7 +54,8 @@ def place(tmp_path, monkeypatch):
     kept = proof_for(gate, point(0.03, settings={"risk": 1.0}))
     vars(kept)["scope"].update(SCOPE)
     kept.save("models/export")
-    rows = [{"context": text} for text in ("Tom has", "Anna gave", "It is", "One and")]
+    texts = ("Tom has", "Anna gave", "It is", "One and")
+    rows = [{"context": text, "doc": {"question": text, "answer": "#### 1"}} for text in texts]
     Path("prompts.txt").write_text("".join(row["context"] + "\n" for row in rows))
     Path("data/prompts").mkdir(parents=True)
     for split in ("test", "development"):
