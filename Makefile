@@ -70,6 +70,7 @@ format: $(STAMP)  ## bring the code into the form that `quality` wants
 
 deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports of its stages
 	python -m pipeline.common.closure --write
+	python -m pipeline.project.shared --write
 
 docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict

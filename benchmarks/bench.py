@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.intervals import ratio_of_sums
+from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.code import running, write_result
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.speed.clock import Contender, Prompts, machine

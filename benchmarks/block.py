@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, save, side_by_side
-from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_text
+from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.entry import run
 from pipeline.common.paths import PARAMS
 from pipeline.speed.clock import Contender, ours

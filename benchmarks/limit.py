@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import RESULTS, save
-from benchmarks.intervals import Columns, over_prompts
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.observing.intervals import Columns, over_prompts
 from pipeline.common.entry import run
 from pipeline.speed.clock import check_engine, synchronise
 

@@ -17,13 +17,13 @@ from zlib import crc32
 import torch
 
 from benchmarks.bench import RESULTS, save, side_by_side
-from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
+from gistgate.observing.intervals import ratio_of_sums
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.rules import make_rule
 from pipeline.common.decoders import read_prompts

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS, save
-from benchmarks.intervals import over_prompts
 from benchmarks.load import Level, Round, drive
 from benchmarks.servers import MODEL, Configuration, serving
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
+from gistgate.observing.intervals import over_prompts
 from pipeline.common.entry import run
 from pipeline.common.paths import SCRATCH
 from pipeline.pairs.source import read_pair

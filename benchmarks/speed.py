@@ -21,10 +21,10 @@ import torch
 
 from benchmarks.baselines import assisted, fastest, prompt_lookup
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
-from benchmarks.intervals import ratio_of_sums
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
 from gistgate.build.drafters import Sources, make_drafter
 from gistgate.build.models import load_draft
+from gistgate.build.preference import preferred
 from gistgate.build.wishes import Wishes, take_wishes
 from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
@@ -33,7 +34,7 @@ def build_decoder(
     Raises:
         UserError: names that do not exist, parts that do not fit together, or wishes that contradict a certificate.
     """
-    wishes = wishes or Wishes()
+    wishes = preferred(wishes or Wishes())
     shared: dict[str, Any] = {"engine": wishes.engine, "speculate_up_to": wishes.most_rows}
     if wishes.guards:
         from gistgate.build.guards import make_guards

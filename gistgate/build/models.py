@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.checks import check_smaller, hub_remedy
 from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes
 from gistgate.errors import UserError
 from gistgate.forward.output import Subset
@@ -111,6 +112,7 @@ def named_draft(draft: str | Path, target: PreTrainedModel, tokenizer: Any, revi
     """The draft model of this name as it is, compared with the target's tokenizer."""
     name, place = placed(str(draft))
     model = load_model("draft", name, target.device, dtype=target.dtype, revision=revision, **place)
+    check_smaller(target, model)
     own = load_draft_tokenizer(name, revision, **place) if tokenizer is not None else None
     if own is not None:
         check_same_tokenizer(tokenizer, own)
@@ -145,7 +147,7 @@ def load_draft_tokenizer(name: str, revision: str = "main", **place: str) -> Pre
 def unloadable(role: str, name: str, error: Exception) -> str:
     """The sentence for a model or tokenizer that cannot be loaded."""
     first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"The {role} '{name}' could not be loaded ({first}). Check the name or the folder."
+    return f"The {role} '{name}' could not be loaded ({first}). {hub_remedy(name, error)}"
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
+import json
+import sys
+from contextlib import redirect_stdout
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gistgate.cli import show
+from gistgate.cli.extras import module_of
 from gistgate.cli.options import (
+    AsJson,
     BlockLength,
     Draft,
     Drafter,
@@ -21,7 +26,6 @@ from gistgate.cli.options import (
     Settings,
     StopDrafting,
 )
-from gistgate.errors import UserError
 
 
 def calibrate(
@@ -49,24 +53,14 @@ def calibrate(
     looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     seed: Seed = 0,
+    as_json: AsJson = False,
 ) -> None:
     """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
-    options = {name: value for name, value in locals().items() if name != "settings"}
-    command = calibration()
-    proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
-    typer.echo(f"{show.proved(proof)}\nwritten to {path}")
-
-
-def calibration() -> Any:
-    """The module behind `calibrate`.
-
-    Raises:
-        UserError: a library that it needs is not installed.
-    """
-    try:
-        return importlib.import_module("gistgate.integrations.lm_eval.calibrate")
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"This command needs '{error.name}', which is not installed. Install it with "
-            "`pip install 'gistgate[calibrate]'`."
-        ) from error
+    options = {name: value for name, value in locals().items() if name not in ("settings", "as_json")}
+    command = module_of("gistgate.integrations.lm_eval.calibrate", "calibrate")
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan and the progress are no JSON
+        proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "certificate": asdict(proof)}, default=str))
+    else:
+        typer.echo(f"{show.proved(proof)}\nwritten to {path}")

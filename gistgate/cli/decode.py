@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +10,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.build.wishes import AUTO, Wishes
-from gistgate.cli.options import Chat, Dtype, Gguf, Length, Prompt, Seed, Stops, System, TargetName, with_wishes
+from gistgate.cli.options import (
+    AsJson,
+    Chat,
+    Dtype,
+    Gguf,
+    Length,
+    Prompt,
+    Prompts,
+    Seed,
+    Stops,
+    System,
+    TargetName,
+    with_wishes,
+)
+from gistgate.cli.reading import read_prompt, read_prompts
 
 if TYPE_CHECKING:
     from gistgate.build.models import Target
@@ -34,22 +48,29 @@ def generate(
     in_shadow: Annotated[
         bool, typer.Option("--shadow", help="Decode strictly; say what the rule would have accepted.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Continue one prompt; counters go to standard error."""
+    """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
     from gistgate.block import Sampling
     from gistgate.cli import show
+    from gistgate.cli.streaming import write_streaming
     from gistgate.observing.race import settle_batches
     from gistgate.observing.shadow import shadow, summary
 
     loaded = load(target, dtype, wishes, temperature, chat, system, gguf)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
-    ids = loaded.target.encode(read(prompt), chat, system)
+    ids = loaded.target.encode(read_prompt(prompt), chat, system)
     request = {"sampling": Sampling(temperature), **loaded.request(max_new_tokens, stop)}
     if wishes.speculate_up_to == AUTO:
         settle_batches(loaded.decoder, [ids], **request)
-    answer = loaded.decoder.generate([ids], seeds=[seed], **request)[0]
-    typer.echo(loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True))
+    request["seeds"] = [seed]
+    if as_json:
+        answer = loaded.decoder.generate([ids], **request)[0]
+        text = loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True)
+        typer.echo(json.dumps(show.answered(text, answer), ensure_ascii=False))
+    else:
+        answer = write_streaming(loaded.decoder, ids, loaded.target.tokenizer, request)
     typer.echo(show.counted(answer), err=True)
     if wishes.guards:
         typer.echo(show.guarded(answer.statistics, wishes.guards), err=True)
@@ -69,7 +90,7 @@ def trace(
     stop: Stops = [],  # noqa: B006
     chat: Chat = False,
     system: System = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object per token instead of colours.")] = False,
+    as_json: AsJson = False,
     html: Annotated[
         Path | None, typer.Option(help="File for one HTML page with strict decoding beside it, instead of colours.")
     ] = None,
@@ -78,7 +99,7 @@ def trace(
     from gistgate.cli import show
     from gistgate.observing.trace import trace as traced
 
-    loaded, text = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf), read(prompt)
+    loaded, text = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf), read_prompt(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:
         from gistgate.pages.trace import write_trace
@@ -97,21 +118,26 @@ def trace(
 @with_wishes
 def bench(
     target: TargetName,
-    prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line.")],
+    prompts: Prompts,
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 128,
+    as_json: AsJson = False,
 ) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate.cli import show
-    from gistgate.files import read_text
     from gistgate.observing.race import side_by_side
 
+    lines = read_prompts(prompts)
     loaded = load(target, dtype, wishes, gguf=gguf)
-    ids = [loaded.target.encode(line) for line in read_text(prompts).splitlines() if line.strip()]
-    show.say(show.timed(side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))))
+    ids = [loaded.target.encode(line) for line in lines]
+    clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
+    if as_json:
+        typer.echo(json.dumps([show.clocked(clock) for clock in clocks]))
+    else:
+        show.say(show.timed(clocks))
 
 
 @dataclass(frozen=True)
@@ -142,17 +168,14 @@ def load(
     """
     from gistgate.build.decoder import build_decoder, named_proof
     from gistgate.build.models import load_target
+    from gistgate.build.preference import preferred
     from gistgate.certificates.holds import check_request
     from gistgate.decoding.engines.choice import Engine
 
     Engine(wishes.engine)
+    wishes = preferred(wishes)
     proof = named_proof(wishes)
     if proof is not None:
         check_request(proof, temperature=temperature, chat=chat, system=system)
     loaded = load_target(target, dtype, gguf=gguf)
     return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))
-
-
-def read(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash."""
-    return sys.stdin.read() if prompt == "-" else prompt

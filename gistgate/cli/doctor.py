@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Gguf, Length, System, TargetName, with_wishes
+from gistgate.cli.options import AsJson, Chat, Dtype, Gguf, Length, Prompts, System, TargetName, with_wishes
+from gistgate.cli.reading import read_prompts
 
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
@@ -21,7 +20,7 @@ MOST = 20
 @with_wishes
 def doctor(
     target: TargetName,
-    prompts: Annotated[Path, typer.Argument(help="Text file, one prompt per line; the first 20 are used.")],
+    prompts: Prompts,
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
@@ -29,16 +28,15 @@ def doctor(
     max_new_tokens: Length = 64,
     chat: Chat = False,
     system: System = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of a table.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Measure what drafting and verifying cost for a pair, and say which K and whether a gate can pay."""
+    """Measure on the first 20 prompts what drafting and verifying cost; say which K and whether a gate can pay."""
     from gistgate.cli import show
     from gistgate.cli.decode import load
-    from gistgate.files import read_text
     from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run
 
+    lines = read_prompts(prompts)[:MOST]
     loaded = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf)
-    lines = [line for line in read_text(prompts).splitlines() if line.strip()][:MOST]
     ids = [loaded.target.encode(line, chat, system) for line in lines]
     request = loaded.request(max_new_tokens, [])
     costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)

@@ -1,52 +1,82 @@
-"""The command line: gistgate generate | inspect | calibrate | trace | bench | fit-draft |
-draft-vocabulary | demo | eval.
+"""The command line `gistgate`; COMMANDS lists its commands.
 
-Errors are one sentence and exit status 1.
+Exit status: 0 success; 1 an error, said in one sentence; 2 wrong options; 130 interrupted with Ctrl-C.
 """
 
 from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import typer
 
-from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, inspect
-from gistgate.errors import UserError
+from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, export, init, inspect, tune
+from gistgate.errors import Interrupted, UserError, is_out_of_memory
+
+WITH_GATE = "--draft models/draft --gate models/export"
+OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""A command that leaves its arguments, --help included, to another program."""
+COMMANDS: dict[str, tuple[Callable[..., None], str, dict[str, Any]]] = {
+    "init": (
+        init.init,
+        "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k",
+        {},
+    ),
+    "doctor": (doctor.doctor, "models/target prompts.txt --draft models/draft", {}),
+    "calibrate": (calibrate.calibrate, "--task gsm8k --gate models/export --budget 0.02", {}),
+    "tune": (tune.tune, f"models/target prompts.txt {WITH_GATE}", {}),
+    "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}', {}),
+    "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}', {}),
+    "inspect": (inspect.inspect, "models/export", {}),
+    "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly", {}),
+    "eval": (
+        evaluate.evaluate,
+        "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k",
+        OWN_ARGUMENTS,
+    ),
+    "export": (export.export, "models/heads/logistic my-export", {}),
+    "fit-draft": (
+        drafts.fit_draft,
+        "models/target prompts.txt --draft models/draft --block 12 --out stop.json",
+        {},
+    ),
+    "draft-vocabulary": (
+        drafts.draft_vocabulary,
+        "models/target answers.txt --draft models/draft --size 16384 --out words.json",
+        {},
+    ),
+    "demo": (demo.demo, f"models/target {WITH_GATE}", {}),
+}
+"""Name -> function, arguments of its example, Typer's settings."""
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
+    epilog="Exit status: 0 success, 1 an error in one sentence, 2 wrong options, 130 interrupted with Ctrl-C.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
 
-def example(arguments: str) -> str:
-    """The last line of a command's help."""
-    return f"Example: gistgate {arguments}"
+def interruptible(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, whose interruption passes through Typer, which has a sentence and a status of its own for it."""
+
+    @wraps(command)
+    def run(*arguments: Any, **options: Any) -> None:
+        try:
+            command(*arguments, **options)
+        except KeyboardInterrupt as error:
+            raise Interrupted from error
+
+    return run
 
 
-app.command(epilog=example('generate models/target "Tom has five apples" --draft models/draft --gate models/export'))(
-    decode.generate
-)
-app.command(epilog=example("inspect models/export"))(inspect.inspect)
-app.command(epilog=example("calibrate --task gsm8k --gate models/export --budget 0.02"))(calibrate.calibrate)
-app.command(epilog=example('trace models/target "Tom has" --draft models/draft --gate models/export'))(decode.trace)
-app.command(epilog=example("bench models/target prompts.txt --draft models/draft --rule fly"))(decode.bench)
-app.command(epilog=example("doctor models/target prompts.txt --draft models/draft"))(doctor.doctor)
-app.command(epilog=example("fit-draft models/target prompts.txt --draft models/draft --block 12 --out stop.json"))(
-    drafts.fit_draft
-)
-app.command(
-    epilog=example("draft-vocabulary models/target answers.txt --draft models/draft --size 16384 --out words.json")
-)(drafts.draft_vocabulary)
-app.command(epilog=example("demo models/target --draft models/draft --gate models/export"))(demo.demo)
-app.command(
-    "eval",
-    epilog=example("eval run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k"),
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
-)(evaluate.evaluate)
+for name, (function, arguments, settings) in COMMANDS.items():
+    example = f"Example: gistgate {name} {arguments}"
+    app.command(name, epilog=example, context_settings=settings)(interruptible(function))
 
 
 def main() -> None:
@@ -55,8 +85,23 @@ def main() -> None:
     try:
         app()
     except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
-        raise SystemExit(1) from None
+        leave(str(error), 1)
+    except (Interrupted, KeyboardInterrupt):
+        leave("Interrupted.", 130)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        leave(
+            "Memory ran out. Ask for shorter answers (--max-new-tokens), load smaller weights (--dtype bfloat16), or "
+            "decode fewer rows together (--batch-size, where the command has it).",
+            1,
+        )
+
+
+def leave(sentence: str, status: int) -> None:
+    """End the process with one line."""
+    print(" ".join(sentence.split()), file=sys.stderr)
+    raise SystemExit(status) from None
 
 
 if __name__ == "__main__":

@@ -19,6 +19,11 @@ Length = Annotated[int, typer.Option("--max-new-tokens", help="Longest answer, i
 Stops = Annotated[list[str], typer.Option("--stop", help="Text that ends the answer; repeatable.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat template.")]
 System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
+Prompts = Annotated[
+    str,
+    typer.Argument(help="Text file, one prompt per line, or .jsonl with `context`; - reads it from standard input."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text.")]
 Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]
 
 PANEL = "Decoder"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -14,6 +15,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.observing.outlook import Costs, Effort, Outlook
 from gistgate.observing.race import Clock
 from gistgate.observing.trace import TracedToken
+from gistgate.observing.tuning import Finding
 from gistgate.request.rows import Generation
 from gistgate.request.statistics import Statistics
 
@@ -32,6 +34,16 @@ def counted(answer: Generation) -> str:
         f"{done.tokens} tokens in {done.forwards} target forwards (tau {done.mean_accepted_length:.2f}), "
         f"{done.loose} loose, ended by {answer.finish}"
     )
+
+
+def answered(text: str, answer: Generation) -> dict[str, Any]:
+    """An answer for machines: text, ids, why it ended, counters."""
+    return {"text": text, "ids": answer.ids, "finish": answer.finish, "statistics": answer.statistics.as_dict()}
+
+
+def clocked(clock: Clock) -> dict[str, Any]:
+    """One way of decoding for machines: seconds over all prompts, and counters."""
+    return {"name": clock.name, "seconds": clock.seconds, "statistics": clock.statistics.as_dict()}
 
 
 def guarded(counted: Statistics, guards: Sequence[str]) -> str:
@@ -132,3 +144,15 @@ def promised(costs: Costs, outlooks: Sequence[Outlook], effort: Effort) -> Group
         "each when labelled alone; batches divide that.\n"
     )
     return Group(table, "", note)
+
+
+def raced(found: Finding) -> Table:
+    """Speeds against plain decoding: all candidates on the prompts that chose, the finalists on those that decided."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("candidate", "speed when choosing", "speed when deciding"):
+        table.add_column(column, justify="left" if column == "candidate" else "right")
+    for name, speed in found.screened.items():
+        ratio = found.to_plain.get(name)
+        decided = "" if ratio is None else f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+        table.add_row(name, f"{speed:.2f}", decided)
+    return table

@@ -13,6 +13,7 @@ from gistgate.block import Draft
 from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, speed
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.forward.cache import RowCache
 
 UNPROVEN = 0.5
 """Acceptance that a text begins every request with: too low to replace a draft model that pays."""
@@ -69,6 +70,12 @@ class HybridDrafter(ChoiceDrafter):
         agreed = next((n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b), len(written))
         recent: Recent = self.rows[row][0]
         self.rows[row][0] = recent.after(len(written), agreed, self.memory)
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        super().admit(present, texts, caches, lengths)
+        self._guesses += [(0, []) for _ in texts]
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)

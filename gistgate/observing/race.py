@@ -21,6 +21,8 @@ BATCHES = (1, 4, 16, 32)
 """Batch sizes that are tried, in rows."""
 MEASURED = 64
 """Longest answer of a measurement, in tokens."""
+Lap = dict[str, tuple[float, Generation]]
+"""Seconds and answer of one prompt, by the name of the clock."""
 
 
 @dataclass
@@ -62,19 +64,29 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
         raise UserError("There is no prompt to time. Put at least one line of text into the file.")
     clocks = [Clock("plain", strict_of(decoder, None)), Clock("strict", strict_of(decoder, decoder.drafter))]
     clocks.append(Clock(decoder.rule.id, decoder))
-    for clock in clocks:
-        clock.decoder.generate([prompts[0]], **request)
-    rounds = []
-    for place, ids in enumerate(prompts):
-        turn = place % len(clocks)
-        ran = {clock.name: clock.run(ids, **request) for clock in [*clocks[turn:], *clocks[:turn]]}
-        rounds.append(ran)
-    sound = [ran for ran in rounds if not any(LoopGuard().is_loop(answer.ids) for _, answer in ran.values())]
+    rounds = interleaved(clocks, prompts, **request)
+    sound = without_loops(rounds)
     for clock in clocks:
         clock.loops = len(rounds) - len(sound)
         for ran in sound or rounds:
             clock.add(*ran[clock.name])
     return clocks
+
+
+def interleaved(clocks: Sequence[Clock], prompts: Sequence[Sequence[int]], **request: Any) -> list[Lap]:
+    """Every prompt decoded by every clock, in an order that rotates; the first prompt warms up."""
+    for clock in clocks:
+        clock.decoder.generate([prompts[0]], **request)
+    rounds = []
+    for place, ids in enumerate(prompts):
+        turn = place % len(clocks)
+        rounds.append({clock.name: clock.run(ids, **request) for clock in [*clocks[turn:], *clocks[:turn]]})
+    return rounds
+
+
+def without_loops(rounds: Sequence[Lap]) -> list[Lap]:
+    """The prompts that no clock answered with a loop."""
+    return [ran for ran in rounds if not any(LoopGuard().is_loop(answer.ids) for _, answer in ran.values())]
 
 
 def strict_of(decoder: Decoder, drafter: Drafter | None) -> Decoder:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from gistgate.certificates.calibration import Method
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, cached, untimed
@@ -26,6 +25,7 @@ from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
+from pipeline.common.progress import bar
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
@@ -100,9 +100,9 @@ class Setup:
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
             seeds = [self.params.seed * 1_000_003 + start + index for index in range(len(prompts))]
             values = ", ".join(f"{key} {value}" for key, value in settings.items())
-            with tqdm(total=len(prompts), desc=f"{name} {values}", unit="prompt", mininterval=5) as bar:
+            with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as progress:
                 size = self.params.decoding.batch_size
-                return decode_prompts(make(settings), prompts, seeds, size, self.memory, bar.update)
+                return decode_prompts(make(settings), prompts, seeds, size, self.memory, progress.update)
 
         return cached(decode, SCRATCH / "calibrate", name, *depends)
 

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
 from gistgate.build.choose import Choice
 from gistgate.build.decoder import assemble
 from gistgate.decoding.batches import decode_all
@@ -19,6 +17,7 @@ from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from pipeline.common.drafters import make_drafter
 from pipeline.common.paths import prompts_of
+from pipeline.common.progress import bar
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 
@@ -81,17 +80,17 @@ def run_split(
     `prefilled` remembers the prompts for the next setting that decodes them.
     """
     decode, usage = decode_all if prefilled is None else prefilled.decode_all, Usage()
-    with tqdm(total=len(prompts), desc=title, unit="prompt", mininterval=5) as bar:
+    with bar(title=title, unit="prompt", total=len(prompts)) as shown:
         answers = decode(
             decoder,
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,
             seeds=[params.seed * 1_000_003 + index for index in range(len(prompts))],
-            progress=bar.update,
+            progress=shown.update,
             usage=usage,
             **request_of(prompts, pair),
         )
-        bar.set_postfix_str(f"{usage.idle:.1%} of the slots idle")
+        shown.set_postfix_str(f"{usage.idle:.1%} of the slots idle")
     outcomes = []
     for prompt, answer in zip(prompts, answers, strict=True):
         text = task.text(pair.tokenizer, answer.ids)

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-from gistgate.errors import UserError
+from gistgate.errors import UserError, is_out_of_memory
 
 
 def run(main: Callable[..., object]) -> None:
@@ -29,6 +29,13 @@ def run(main: Callable[..., object]) -> None:
         if error.errno != errno.ENOSPC:
             raise
         leave("The disk is full. Free some space and start again; finished shards are kept.")
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        leave(
+            "Memory ran out. Lower decoding.batch_size or label.batch_size, or set decoding.workers to 1 in "
+            "params.yaml, and start again; finished shards are kept."
+        )
     except KeyboardInterrupt:
         leave("Interrupted. Start again to go on; finished shards are kept.", status=130)
 

@@ -12,9 +12,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from gistgate.errors import UserError
+from pipeline.common.progress import bar
 
 Item = TypeVar("Item")
 
@@ -34,7 +33,7 @@ def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], worker
     workers = min(workers, len(pieces))
     if workers <= 1:
         work = prepare(settings) if pieces else None
-        for piece in tqdm(pieces, desc=title, unit=unit):
+        for piece in bar(pieces, title=title, unit=unit):
             assert work is not None
             work(piece)
         return
@@ -42,7 +41,7 @@ def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], worker
     with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(prepare, settings)) as pool:
         try:
             futures = [pool.submit(_one, piece) for piece in pieces]
-            for future in tqdm(as_completed(futures), desc=title, unit=unit, total=len(futures)):
+            for future in bar(as_completed(futures), title=title, unit=unit, total=len(futures)):
                 future.result()
         except BrokenProcessPool as error:
             raise UserError(

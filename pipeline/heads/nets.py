@@ -17,12 +17,13 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.gates.heads import HEADS, build_head, fold_standardisation
+from pipeline.common.progress import lightning_bar
 from pipeline.heads.rows import Rows
 from pipeline.params import TrainParams
 
@@ -123,7 +124,7 @@ def fit_net(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         default_root_dir=scratch,
-        callbacks=[best, stop, TQDMProgressBar(refresh_rate=20)],
+        callbacks=[best, stop, lightning_bar(20)],
     )
     seen = loader(standardise(train.x), train.kept, EpochBatches(len(train), params.batch_size, seed))
     in_order = torch.arange(len(validation)).split(params.batch_size)

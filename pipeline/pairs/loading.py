@@ -11,6 +11,7 @@ from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.checks import hub_remedy
 from gistgate.build.weights import check_gguf, check_memory, weight_bytes
 from gistgate.errors import UserError
 from gistgate.forward.quantised import quantise
@@ -90,10 +91,7 @@ def remedy(source: ModelSource, error: Exception) -> str:
         return "Its files are damaged or incomplete; restore the folder or write it again."
     if isinstance(error, ImportError):
         return "Install what the message names, or leave `device_map` out of the pair's file."
-    return (
-        "Check the name and the connection, set HF_HUB_OFFLINE=0 to let it be fetched, log in with `hf auth login` if "
-        "its licence asks for it, or name a local folder in models/pairs/."
-    )
+    return hub_remedy(source.model, error)
 
 
 def first_line(error: Exception) -> str:

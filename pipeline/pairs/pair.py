@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.checks import check_smaller
 from pipeline.common.paths import PAIRS
 from pipeline.pairs.loading import (
     check_room,
@@ -50,6 +51,7 @@ def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
     tokenizer = load_tokenizer(source)
     check_room([source.target, source.draft])
     target, draft = load_model(source.target), load_model(source.draft)
+    check_smaller(target, draft)
     sizes = {"target": num_embeddings(target), "draft": num_embeddings(draft)}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
     return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder))

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from pipeline.common.progress import lightning_bar
 from pipeline.pairs.muon import Muon
 from pipeline.pairs.world.batches import IGNORED, collate, encode, plan
 from pipeline.pairs.world.params import ModelTraining, PairTrainingParams
@@ -142,7 +143,7 @@ def train_model(
         logger=False,
         enable_model_summary=False,
         callbacks=[
-            TQDMProgressBar(refresh_rate=10),
+            lightning_bar(10),
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
         ],
     )

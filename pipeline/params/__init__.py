@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import field, replace
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from gistgate.errors import UserError
 from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
@@ -109,10 +112,16 @@ def parse_params(content: Any) -> Params:
     if not isinstance(content, dict):
         raise UserError("params.yaml has to be a block of keys. Start from the file that comes with the project.")
     rest = {key: value for key, value in content.items() if key != "methods"}
-    groups = build(MethodGroups, mark_learned(content.get("methods", {})), "methods")
+    asked = content["methods"] if "methods" in content else default_methods()
+    groups = build(MethodGroups, mark_learned(asked), "methods")
     params = replace(build(Params, rest), methods=one_dictionary(groups))
     check_heads(params)
     return params
+
+
+def default_methods() -> Any:
+    """The methods that are compared where the file names none, as the file would name them."""
+    return yaml.safe_load((files("gistgate.project") / "shared/methods.yaml").read_text(encoding="utf-8"))
 
 
 def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:

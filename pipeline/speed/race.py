@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from tqdm import tqdm
-
+from pipeline.common.progress import bar
 from pipeline.speed.clock import Contender, Prompts, Timed
 
 Times = dict[str, dict[str, Any]]
@@ -24,7 +23,7 @@ def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 
         contender.decode(batches[0])
     times: Times = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
     loops = []
-    for place, batch in enumerate(tqdm(batches, desc=title, unit="prompt", disable=title is None)):
+    for place, batch in enumerate(bar(batches, title=title, unit="prompt")):
         runs = lap(field, batch, [place + repeat for repeat in range(repeats)])
         loops.append(any(run.loops for timed in runs.values() for run in timed))
         for name, timed in runs.items():

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks.intervals import ratio_of_sums
 from gistgate.errors import UserError
+from gistgate.observing.intervals import ratio_of_sums
 from pipeline.report import paired_statistics
 
 GPU_NEEDS = "import sys; [sys.modules.__setitem__(n, None) for n in ('scipy', 'datasets', 'matplotlib', 'lm_eval')]"

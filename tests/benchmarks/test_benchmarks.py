@@ -15,12 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks import block, figures, sampled, scripted, shapes, speed
 from benchmarks.bench import ratios, save, side_by_side
-from benchmarks.intervals import over_prompts
 from benchmarks.limit import figures_of, limit
 from benchmarks.parts import DraftStep, Forward, read_per_step, seconds_of
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.observing.intervals import over_prompts
 from gistgate.rules import make_rule
 from pipeline.speed.clock import Contender
 from tests.architectures import tiny_model

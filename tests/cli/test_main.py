@@ -1,49 +1,11 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from gistgate.cli import main as cli
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.observing import race as timing
-from tests.certificates.proofs import point, proof, proof_for
-from tests.tiny import byte_tokenizer, save_pair, tiny_pair
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """Folders of a target, its draft and a gate that finds everything harmless."""
-    folder = tmp_path_factory.mktemp("pair")
-    tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
-    save_pair(folder, target, draft, tokenizer)
-    config = GateConfig(
-        {"type": "linear"}, {"h_tok:post": 32}, identify_model(target), identify_model(draft),
-        identify_tokenizer(tokenizer),
-    )  # fmt: skip
-    gate = Gate(config)
-    gate.save(folder / "gate")
-    proof_for(gate, point(0.01, certified=False), point(0.03, settings={"risk": 1.0})).save(folder / "gate")
-    return folder
-
-
-@pytest.fixture
-def run(monkeypatch, capsys):
-    """Call the command line; returns (status, stdout, stderr)."""
-
-    def call(*arguments):
-        monkeypatch.setattr("sys.argv", ["gistgate", *map(str, arguments)])
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            cli.main()
-        said = capsys.readouterr()
-        return left.value.code or 0, said.out, said.err
-
-    return call
+from tests.certificates.proofs import point, proof
 
 
 def test_strict_decoding_says_what_plain_decoding_says(run, pair):
@@ -69,14 +31,6 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
 def test_the_coloured_trace_lists_loose_tokens(run, pair):
     arguments = ("--draft", pair / "draft", "--rule", "random", "--set", "rate=1.0", "--max-new-tokens", 40)
     assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
-
-
-def test_python_runs_the_package_and_every_help_has_an_example():
-    """`python -m gistgate` is the command; `eval` hands --help to lm-eval, which has its own."""
-    done = subprocess.run([sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True)
-    assert done.returncode == 0 and "generate" in done.stdout
-    for command in cli.app.registered_commands:
-        assert command.epilog.startswith("Example: gistgate ")
 
 
 def test_inspect_names_partners_and_settings(run, pair):

@@ -12,6 +12,7 @@ from gistgate.certificates.bernstein import PLUG_IN
 from gistgate.certificates.betting import BETTING
 from gistgate.certificates.certificate import read_proof
 from gistgate.cli import calibrate as command
+from gistgate.cli import extras
 from gistgate.cli.inspect import inspect
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
@@ -92,6 +93,6 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
-    monkeypatch.setattr(command.importlib, "import_module", missing)
+    monkeypatch.setattr(extras.importlib, "import_module", missing)
     with pytest.raises(UserError, match=r"needs 'scipy'.*gistgate\[calibrate\]"):
-        command.calibration()
+        command.calibrate("sums")

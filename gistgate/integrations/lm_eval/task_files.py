@@ -28,13 +28,28 @@ def find_task(name: str, data: str | None = None, folder: Path = TASKS) -> Confi
         UserError: no task of that name, a group of tasks, documents that cannot be loaded, or a task that does not
             generate text.
     """
-    manager = TaskManager(include_path=str(folder), include_defaults=False)
-    if name not in manager.all_tasks:
+    manager, entry = entry_of(name, folder)
+    overrides = local_data(data, entry.cfg or {}) if data else None
+    task = build(manager, name, overrides)
+    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
+        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
+    return task
+
+
+def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
+    """The index of tasks, and what it knows of the task `name` before any document is loaded.
+
+    Raises:
+        UserError: no task of that name, a group of tasks, or a task that does not generate text.
+    """
+    manager = TaskManager(include_path=folder and str(folder), include_defaults=folder is None)
+    if folder is not None and name not in manager.all_tasks:
         log.info("The task '%s' is not in %s; scanning lm-eval's own tasks.", name, folder)
         manager = TaskManager(include_path=str(folder))
     entry = manager.task_index.get(name)
     if entry is None:
-        raise UserError(f"There is no task '{name}' in {folder} or in lm-eval. {hint(name, manager.all_subtasks)}")
+        place = f"{folder} or in lm-eval" if folder else "lm-eval"
+        raise UserError(f"There is no task '{name}' in {place}. {hint(name, manager.all_subtasks)}")
     if name not in manager.all_subtasks:
         raise UserError(f"'{name}' is a group of tasks. Name one task of it in params.yaml.")
     output_type = (entry.cfg or {}).get("output_type", "generate_until")
@@ -43,17 +58,22 @@ def find_task(name: str, data: str | None = None, folder: Path = TASKS) -> Confi
             f"The task '{name}' has the output type '{output_type}', which decodes nothing. "
             "Choose a task with `output_type: generate_until`."
         )
-    overrides = local_data(data, entry.cfg or {}) if data else None
-    task = build(manager, name, overrides)
-    if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
-        raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
-    return task
+    return manager, entry
+
+
+def check_name(name: str) -> None:
+    """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents.
+
+    Raises:
+        UserError: as `entry_of`.
+    """
+    entry_of(name, None)
 
 
 def hint(name: str, known: list[str]) -> str:
     """A sentence that helps after a mistyped name."""
     near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"Put {name}.yaml there or choose another task."
+    return f"Did you mean '{near[0]}'?" if near else f"Write {name}.yaml or choose another task."
 
 
 def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:

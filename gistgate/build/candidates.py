@@ -1,0 +1,91 @@
+"""Everything that `gistgate tune` may choose from: plain decoding, strict decoding, and what certificates permit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gistgate.build.choose import MODEL, NONE, STRICT, Choice, certified_point
+from gistgate.build.decoder import assemble, load_gate
+from gistgate.build.drafters import Sources, make_drafter
+from gistgate.build.models import Target, load_draft
+from gistgate.build.wishes import Wishes
+from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.certificates.holds import check_parts, check_request, load_proof
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.observing.tuning import PLAIN, Candidate
+
+BLOCKS = (2, 4, 8)
+"""K of the strict candidates."""
+
+
+class Workshop:
+    """The parts that all candidates are made of, loaded once."""
+
+    def __init__(self, target: Target, wishes: Wishes, chat: bool = False, system: str | None = None) -> None:
+        self.target, self.wishes, self.chat, self.system = target, wishes, chat, system
+        model, tokenizer = target.model, target.tokenizer
+        self.draft: PreTrainedModel | None = None
+        if wishes.draft is not None:
+            self.draft = load_draft(wishes.draft, model, tokenizer, wishes.draft_revision)
+        self.gate = load_gate(wishes.gate, model, self.draft, tokenizer)
+        self.sources = Sources(model, tokenizer, self.draft, wishes.datastore, wishes.corpus)
+        self.refused: list[str] = []
+        """Why certificates could not take part, a sentence for each."""
+
+    def candidates(self, certificates: Sequence[str]) -> list[Candidate]:
+        """Plain decoding, strict decoding with every K and drafter, and the certified settings."""
+        strict = [
+            Candidate(f"strict {drafter} K={block}", self.decoder(Choice(STRICT, {}, block, drafter)))
+            for drafter in ([MODEL] if self.draft is not None else []) + ["lookup"]
+            for block in BLOCKS
+        ]
+        plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
+        return [plain, *strict, *(one for place in certificates for one in self.certified(place))]
+
+    def decoder(self, choice: Choice) -> Decoder:
+        """The decoder of a choice; a strict one asks no gate."""
+        gate: Any = None if choice.rule == STRICT else self.gate
+        drafter = make_drafter(choice.drafter, self.sources)
+        return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.wishes.engine)
+
+    def certified(self, place: str) -> Iterator[Candidate]:
+        """The settings of one certificate that keep the budget and hold for these parts."""
+        proof = load_proof(place)
+        try:
+            self.check(proof)
+        except UserError as error:
+            self.refused.append(f"{place}: {error}")
+            return
+        for point in self.permitted(proof, place):
+            settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
+            name = f"{proof.rule} {settings}, {proof.drafter} K={proof.block}"
+            choice = Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
+            yield Candidate(name, self.decoder(choice), proof, point)
+
+    def check(self, proof: Proof) -> None:
+        """Refuse a certificate of other parts or other requests.
+
+        Raises:
+            UserError: what differs.
+        """
+        check_request(proof, chat=self.chat, system=self.system)
+        gate = self.gate if proof.scope.get("gate") is not None else None
+        used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards}
+        data: Path | None = self.sources.behind(proof.drafter)
+        check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
+
+    def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
+        """The certified settings within the budget, each once; a certificate that is named may have any score."""
+        asked = replace(self.wishes, certificate=place)
+        most = certified_point(asked, proof)
+        if most is None:
+            self.refused.append(f"{place}: nothing in it is certified for the budget.")
+            return []
+        within = [point for point in proof.certified if point.budget <= most.budget + 1e-9]
+        return list({repr(point.settings): point for point in within}.values())

@@ -1,0 +1,61 @@
+"""The command that begins a project of one's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gistgate.cli.extras import module_of
+from gistgate.cli.options import Chat
+from gistgate.errors import UserError
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(help="New folder for the project.")],
+    target: Annotated[str | None, typer.Option(help="Target model: hub id or folder.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: hub id or folder.")] = None,
+    task: Annotated[
+        str | None, typer.Option(help="gsm8k, a YAML file, or any lm-eval task; default: a file to fill in.")
+    ] = None,
+    target_revision: Annotated[str | None, typer.Option(help="Revision of the target on the hub.")] = None,
+    draft_revision: Annotated[str | None, typer.Option(help="Revision of the draft on the hub.")] = None,
+    dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "bfloat16",
+    device_map: Annotated[str | None, typer.Option(help="Passed to from_pretrained, such as auto.")] = None,
+    chat: Chat = False,
+    embedded: Annotated[
+        bool, typer.Option("--embedded", help="Let the pipeline train its own small pair instead of naming models.")
+    ] = False,
+) -> None:
+    """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
+    from gistgate.build.models import DTYPES
+    from gistgate.project.create import EMBEDDED_TASK, OWN_TASK, Wanted, create, shipped_tasks
+
+    check_models(target, draft, embedded)
+    if dtype not in DTYPES[1:]:
+        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
+    task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
+    if not task.endswith((".yaml", ".yml")) and task not in (OWN_TASK, *shipped_tasks()):
+        module_of("gistgate.integrations.lm_eval.task_files", "pipeline").check_name(task)
+    wanted = Wanted(folder, target or "", draft or "", task, target_revision, draft_revision, dtype, device_map, chat)
+    for name in create(wanted):
+        typer.echo(folder / name)
+    fill = " Fill in data/tasks first." if task == OWN_TASK else ""
+    typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
+
+
+def check_models(target: str | None, draft: str | None, embedded: bool) -> None:
+    """A project has a target and a draft, or it trains its own pair.
+
+    Raises:
+        UserError: one of them is missing, or there is one too many.
+    """
+    if embedded and (target or draft):
+        raise UserError("--embedded trains a pair of its own. Leave --target and --draft away, or leave it away.")
+    if not embedded and not (target and draft):
+        raise UserError(
+            "A project needs --target and --draft, or --embedded for the small pair that is trained on the spot. "
+            "For a target without a draft model, `gistgate calibrate --drafter lookup` certifies a rule that needs no "
+            "training."
+        )

@@ -1,0 +1,32 @@
+"""What the commands read: a prompt, or a file of prompts."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from gistgate.errors import UserError
+from gistgate.files import read_json_lines, read_text
+
+STANDARD_INPUT = "-"
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt, from standard input if it is a dash."""
+    return sys.stdin.read() if prompt == STANDARD_INPUT else prompt
+
+
+def read_prompts(place: str) -> list[str]:
+    """The prompts of a text file, one per line, of standard input, or of a .jsonl file such as the pipeline writes.
+
+    Raises:
+        UserError: the file is missing or damaged, or holds no prompt.
+    """
+    if place.endswith(".jsonl"):
+        found = [row.get("context") for row in read_json_lines(Path(place))]
+        if not all(isinstance(one, str) for one in found):
+            raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
+    else:
+        text = sys.stdin.read() if place == STANDARD_INPUT else read_text(place)
+        found = [line for line in text.splitlines() if line.strip()]
+    return [one for one in found if one]

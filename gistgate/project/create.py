@@ -1,0 +1,160 @@
+"""Write the files of a project in which `dvc repro` runs the whole pipeline for a pair and a task."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+import gistgate
+from gistgate.errors import UserError
+from gistgate.files import write_atomic, write_text
+
+PACKAGE = "gistgate.project"
+EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"
+"""The pair that the pipeline trains from scratch, and the task of its world."""
+OWN_TASK = "own"
+"""Name of the task whose file is to be filled in."""
+SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
+"""Documents that show the form of an own task's documents."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a user says about a new project."""
+
+    folder: Path
+    """Folder of the project; it has to be new or empty."""
+    target: str = ""
+    """Hub id or folder of the target; empty for the embedded pair."""
+    draft: str = ""
+    """Hub id or folder of the draft model; empty for the embedded pair."""
+    task: str = OWN_TASK
+    """A task that comes along, a YAML file, or the name of an lm-eval task."""
+    target_revision: str | None = None
+    draft_revision: str | None = None
+    dtype: str = "bfloat16"
+    """Type of the weights in memory."""
+    device_map: str | None = None
+    chat: bool = False
+    """Whether prompts are wrapped in the chat template."""
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the pipeline trains the pair."""
+        return not self.target
+
+    @property
+    def pair(self) -> str:
+        """Name of the pair: that of the folder, as far as a file may be called so."""
+        return EMBEDDED if self.embedded else re.sub(r"[^\w.-]+", "-", self.folder.resolve().name)
+
+
+def create(wanted: Wanted) -> list[str]:
+    """Write the project, whole or not at all; returns the names of its files.
+
+    Raises:
+        UserError: the folder is in use, a local model or a task file is missing, or the folder cannot be written.
+    """
+    if wanted.folder.exists() and (not wanted.folder.is_dir() or any(wanted.folder.iterdir())):
+        raise UserError(f"{wanted.folder} is not empty. Name a new folder for the project.")
+    contents = {**settings_files(wanted), **pair_files(wanted), **task_files(wanted)}
+
+    def write(part: Path) -> None:
+        for name, text in contents.items():
+            write_text(part / name, text)
+
+    write_atomic(wanted.folder, write)
+    return sorted(contents)
+
+
+def settings_files(wanted: Wanted) -> dict[str, str]:
+    """The files that do not depend on models or documents."""
+    parent = wanted.folder.resolve()
+    scm = "" if any((above / ".git").exists() for above in parent.parents) else "    no_scm = true\n"
+    small = wanted.embedded
+    return {
+        ".dvc/config": f"[core]\n    analytics = false\n{scm}",
+        ".gitignore": filled("gitignore"),
+        "README.md": filled("README.md", name=parent.name, pair=wanted.pair),
+        "dvc.yaml": shared("graph.yaml"),
+        "params.yaml": filled(
+            "params.yaml",
+            pair=wanted.pair,
+            task=task_name(wanted.task),
+            chat=str(wanted.chat).lower(),
+            rows="128" if small else "32",
+            workers="2" if small else "1",
+        ),
+        "requirements.txt": f"gistgate[pipeline]=={gistgate.__version__}\n",
+    }
+
+
+def pair_files(wanted: Wanted) -> dict[str, str]:
+    """The pair's file; a local folder is named by its absolute path, since stages run in the project."""
+    if wanted.embedded:
+        return {f"models/pairs/{EMBEDDED}.yaml": shared("embedded.yaml")}
+    values = {
+        "target": local(wanted.target),
+        "draft": local(wanted.draft),
+        "target_revision": wanted.target_revision,
+        "draft_revision": wanted.draft_revision,
+        "dtype": wanted.dtype,
+        "device_map": wanted.device_map,
+    }
+    # A JSON text is a YAML text too, whatever characters a path has.
+    text = filled("pair.yaml", **{name: json.dumps(value) for name, value in values.items()})
+    return {f"models/pairs/{wanted.pair}.yaml": text}
+
+
+def local(model: str) -> str:
+    """A folder as an absolute path; a hub id as it is.
+
+    Raises:
+        UserError: a path that leads nowhere.
+    """
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return str(path.resolve())
+    if model.startswith((".", "/", "~")) or model.count("/") > 1:
+        raise UserError(f"The model folder {model} is missing. Correct the path, or name a model on the hub.")
+    return model
+
+
+def task_files(wanted: Wanted) -> dict[str, str]:
+    """The task's file to edit; for a task of lm-eval only a note, because DVC wants the folder."""
+    name, place = task_name(wanted.task), "data/tasks"
+    if wanted.task.endswith((".yaml", ".yml")):
+        if not Path(wanted.task).is_file():
+            raise UserError(f"The task file {wanted.task} is missing. Correct the path.")
+        return {f"{place}/{name}.yaml": Path(wanted.task).read_text(encoding="utf-8")}
+    if name in shipped_tasks():
+        return {f"{place}/{name}.yaml": shared(f"tasks/{name}.yaml")}
+    if name == OWN_TASK:
+        lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
+        documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
+        return {f"{place}/{name}.yaml": filled("task.yaml", task=name), **documents}
+    return {f"{place}/README.md": f"The task {name} is lm-eval's own. A file {name}.yaml in this folder replaces it.\n"}
+
+
+def task_name(task: str) -> str:
+    """The name by which params.yaml knows a task: that of its file, or the one that was given."""
+    return Path(task).stem if task.endswith((".yaml", ".yml")) else task
+
+
+def shipped_tasks() -> list[str]:
+    """Names of the tasks whose files come with the package."""
+    return sorted(Path(item.name).stem for item in (files(PACKAGE) / "shared/tasks").iterdir())
+
+
+def shared(name: str) -> str:
+    """A file that is a copy of the repository's own; `make deps` writes the copies."""
+    return (files(PACKAGE) / "shared" / name).read_text(encoding="utf-8")
+
+
+def filled(template: str, /, **values: str) -> str:
+    """A template with its values put in."""
+    return Template((files(PACKAGE) / f"templates/{template}.template").read_text(encoding="utf-8")).substitute(values)

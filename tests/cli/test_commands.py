@@ -1,0 +1,158 @@
+"""Every command: its help, one real call, JSON where machines read, Ctrl-C; and prompts from standard input."""
+
+import importlib
+import io
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from gistgate.cli.main import COMMANDS
+from tests.tiny import write_task
+
+DRAFT = ("--draft", "{pair}/draft", "--max-new-tokens", "24")
+GATE = (*DRAFT, "--gate", "{pair}/gate")
+CALLS = {
+    "init": (["{here}/new", "--target", "{pair}/target", "--draft", "{pair}/draft"], "The project is written."),
+    "doctor": (["{pair}/target", "{here}/prompts.txt", *DRAFT], "strict tau"),
+    "tune": (["{pair}/target", "{here}/prompts.txt", *GATE], "speed when deciding"),
+    "generate": (["{pair}/target", "Tom has", *GATE], "\n"),
+    "trace": (["{pair}/target", "Tom has", *GATE], "loose"),
+    "inspect": (["{pair}/gate"], "h_tok:post (32)"),
+    "bench": (["{pair}/target", "{here}/prompts.txt", *GATE], "strict"),
+    "export": (["{pair}/gate", "{here}/out"], "out is written."),
+}
+"""Arguments of a call, and a part of what it prints; calibrate, eval and demo have tests of their own."""
+MACHINES = {"doctor": "advice", "tune": "winner", "generate": "text", "inspect": "certificate", "bench": None}
+"""Commands whose --json is one value, with a key of it; trace writes a line per token."""
+MODEL = "transformers:AutoModelForCausalLM.from_pretrained"
+INNERMOST = {
+    "init": "gistgate.project.create:create",
+    "inspect": "gistgate.gates.gate:Gate.load",
+    "export": "gistgate.gates.gate:Gate.load",
+    "calibrate": "gistgate.gates.gate:Gate.load",
+    "eval": "gistgate.integrations.lm_eval.__main__:main",
+}
+"""What runs when Ctrl-C is pressed; elsewhere it is the loading of the target."""
+
+
+@pytest.fixture
+def place(pair, tmp_path, monkeypatch):
+    """Fills folders into arguments; the working directory is empty but for prompts."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("Tom has\nAnna gave\nIt is\nOne and\n")
+    shutil.copytree(pair, tmp_path / "pair")
+    return lambda arguments: [one.format(pair=tmp_path / "pair", here=tmp_path) for one in arguments]
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS) - {"eval"}))
+def test_help_has_an_example(run, command):
+    """`eval` hands --help to lm-eval, which has its own."""
+    status, out, _ = run(command, "--help")
+    assert status == 0 and f"Example: gistgate {command} " in " ".join(out.split())
+
+
+def test_python_runs_the_package():
+    done = subprocess.run([sys.executable, "-m", "gistgate", "--help"], capture_output=True, text=True)
+    said = " ".join(done.stdout.split())
+    assert done.returncode == 0 and "generate" in said and "130 interrupted" in said
+
+
+@pytest.mark.parametrize("command", CALLS)
+def test_a_call(run, place, command):
+    arguments, part = CALLS[command]
+    status, out, _ = run(command, *place(arguments))
+    assert status == 0 and part in out
+
+
+@pytest.mark.parametrize("command", MACHINES)
+def test_json_is_one_value(run, place, command):
+    status, out, _ = run(command, *place(CALLS[command][0]), "--json")
+    found = json.loads(out)
+    assert status == 0 and (MACHINES[command] in found if MACHINES[command] else found[0]["name"] == "plain")
+
+
+def test_calibrate_writes_a_certificate_that_generate_keeps(run, place, tmp_path):
+    (tmp_path / "data").mkdir()
+    write_task(tmp_path, num_train=90).rename(tmp_path / "data/tasks")
+    pair = place(["--draft", "{pair}/draft"])
+    asked = ("--task", "sums", "--rule", "prob-ratio", "--target", *place(["{pair}/target"]), *pair)
+    sizes = ("--budget", 0.2, "--prompts", 60, "--development", 20, "--out", tmp_path / "proof", "--json")
+    status, out, err = run("calibrate", *asked, *sizes)
+    assert status == 0 and json.loads(out)["certificate"]["rule"] == "prob-ratio" and "A budget of 20.00%" in err
+    status, out, _ = run("generate", *place(["{pair}/target"]), "Tom has", *pair, "--certificate", tmp_path / "proof")
+    assert status == 0 and out.strip("\n")
+
+
+@pytest.mark.slow
+def test_eval_is_lm_evals_own_command(run, place, tmp_path):
+    tasks = write_task(tmp_path)
+    model = "pretrained={pair}/target,draft={pair}/draft"
+    asked = ("--tasks", "sums", "--include_path", tasks, "--limit", 2)
+    status, out, _ = run("eval", "run", "--model", "gistgate", "--model_args", *place([model]), *asked)
+    assert status == 0 and "exact_match" in out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_ctrl_c_is_one_line_and_status_130(run, place, monkeypatch, command):
+    def pressed(*_, **__):
+        raise KeyboardInterrupt
+
+    module, _, names = INNERMOST.get(command, MODEL).partition(":")
+    owner = importlib.import_module(module)
+    *around, last = names.split(".")
+    for name in around:
+        owner = getattr(owner, name)
+    monkeypatch.setattr(owner, last, pressed)
+    arguments = {
+        "calibrate": ["--task", "sums", "--gate", "{pair}/gate"],
+        "eval": ["run"],
+        "demo": ["{pair}/target", *GATE, "--no-browser", "--port", "0"],
+    }
+    status, _, err = run(command, *place(arguments.get(command) or CALLS[command][0]))
+    assert (status, err.strip().splitlines()[-1:]) == (130, ["Interrupted."]) and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "error, expected",
+    [(MemoryError(), True), (RuntimeError("[enforce fail] can't allocate memory"), True), (RuntimeError("odd"), False)],
+)
+def test_memory_that_runs_out_is_named_with_what_helps(run, place, monkeypatch, capsys, error, expected):
+    from transformers import AutoModelForCausalLM
+
+    def full(*_, **__):
+        raise error
+
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", full)
+    arguments = ["generate", *place(["{pair}/target"]), "Tom"]
+    if not expected:
+        monkeypatch.setattr("sys.argv", ["gistgate", *arguments])
+        with pytest.raises(RuntimeError, match="odd"):
+            importlib.import_module("gistgate.cli.main").main()
+        return
+    status, _, err = run(*arguments)
+    assert status == 1 and "Memory ran out" in err and "--dtype bfloat16" in err
+
+
+def test_wrong_options_are_status_2(run):
+    assert run("generate", "--nonsense")[0] == 2
+
+
+def test_a_dash_reads_standard_input(run, place, monkeypatch):
+    target, *rest = place(["{pair}/target", *DRAFT])
+    said = run("generate", target, "Tom has", *rest)[1]
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has"))
+    assert run("generate", target, "-", *rest)[1] == said
+    monkeypatch.setattr("sys.stdin", io.StringIO("Tom has\n\nAnna\n"))
+    assert run("doctor", target, "-", *rest, "--json")[1].count('"prompts": 2') == 1
+
+
+def test_prompts_of_the_pipeline_are_read(run, place, tmp_path):
+    rows = [{"context": "Tom has\nfive"}, {"context": "Anna"}]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    target, *rest = place(["{pair}/target", *DRAFT])
+    assert json.loads(run("doctor", target, "prompts.jsonl", *rest, "--json")[1])["prompts"] == 2
+    (tmp_path / "prompts.jsonl").write_text('{"text": "Tom"}\n')
+    assert "lines without a text `context`" in run("doctor", target, "prompts.jsonl", *rest)[2]

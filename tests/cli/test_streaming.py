@@ -1,0 +1,31 @@
+"""What appears while an answer is decoded, and that nothing is lost where pieces do not fit together."""
+
+from gistgate.cli.streaming import Writer
+
+
+class Words:
+    """A tokenizer whose texts are given."""
+
+    def __init__(self, texts):
+        self.texts = texts
+
+    def decode(self, ids, skip_special_tokens):
+        assert skip_special_tokens
+        return self.texts[len(ids)]
+
+
+def test_text_appears_piece_by_piece(capsys):
+    writer = Writer(Words(["", "a", "ab", "abc"]))
+    writer.show(writer.text([1]))
+    assert capsys.readouterr().out == "a"
+    writer.finish([1, 1, 1])
+    assert capsys.readouterr().out == "bc\n"
+
+
+def test_a_text_that_changes_is_printed_again(capsys):
+    writer = Writer(Words(["", "a", "b"]))
+    writer.show(writer.text([1]))
+    writer.show(writer.text([1, 1]))
+    assert capsys.readouterr().out == "a"
+    writer.finish([1, 1])
+    assert capsys.readouterr().out == "\nb\n"

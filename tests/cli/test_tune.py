@@ -1,0 +1,87 @@
+"""`gistgate tune` on a tiny pair: what takes part, what is saved, and how decoding follows it."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from gistgate.build.preference import preferred
+from gistgate.build.wishes import Wishes
+from gistgate.certificates.certificate import read_proof
+from gistgate.gates.gate import Gate
+from gistgate.observing import tuning
+from tests.certificates.proofs import point, proof_for
+
+SCOPE = {"guards": [], "temperature": 0.0, "prompting": {"num_fewshot": 0, "chat_template": False, "system": None}}
+TIMES = {"plain": 4.0, "strict": 2.0, "autojudge": 1.0}
+
+
+@pytest.fixture
+def gate(pair, tmp_path):
+    """A gate with a strict and a loose certified setting, in a folder of its own."""
+    made = Gate.load(pair / "gate")
+    made.save(tmp_path / "gate")
+    points = (point(0.01, settings={"risk": 0.0}), point(0.03, settings={"risk": 1.0}), point(0.05, certified=False))
+    kept = proof_for(made, *points)
+    replace(kept, scope={**kept.scope, **SCOPE}).save(tmp_path / "gate")
+    return tmp_path / "gate"
+
+
+@pytest.fixture
+def tune(run, pair, gate, tmp_path, monkeypatch):
+    """Call the command on four prompts with made-up seconds by the first word of a candidate's name."""
+    (tmp_path / "prompts.txt").write_text("Tom has\nAnna gave\nIt is\nOne and\n")
+
+    def call(*options, **times):
+        def times_of(candidates, prompts, request):
+            return {one.name: [{**TIMES, **times}[one.name.split()[0]]] * len(prompts) for one in candidates}
+
+        monkeypatch.setattr(tuning, "times_of", times_of)
+        parts = ("--draft", pair / "draft", "--gate", gate)
+        return run("tune", pair / "target", tmp_path / "prompts.txt", *parts, *options)
+
+    return call
+
+
+def test_the_winner_is_kept_and_decoding_follows_it(tune, run, pair, gate):
+    status, out, _ = tune("--budget", 0.01)
+    assert status == 0 and "2.00 [2.00, 2.00] times as fast" in out
+    kept = read_proof(gate / "tuned")
+    assert [one.settings for one in kept.points] == [{"risk": 0.0}] and kept.headline_budget == 0.01
+    assert json.loads((gate / "tuned/speed.json").read_text())["to_strict"]["mean"] == 2.0
+    asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--max-new-tokens", 40)
+    tuned = run("generate", *asked, "--gate", gate)
+    assert tuned[0] == 0 and ", 0 loose" in tuned[2]  # risk 0 accepts nothing, although 1.0 is the headline's
+    assert ", 0 loose" not in run("generate", *asked, "--gate", gate, "--budget", 0.03)[2]
+
+
+def test_nothing_is_saved_where_nothing_beats_strict(tune, gate):
+    status, out, _ = tune(strict=0.9)
+    assert status == 0 and "Nothing certified beats strict decoding here" in out
+    assert not (gate / "tuned").exists()
+
+
+def test_only_settings_within_the_budget_take_part(tune):
+    names = json.loads(tune("--budget", 0.01, "--json")[1])["screened"]
+    assert [name for name in names if name.startswith("autojudge")] == ["autojudge risk 0.0, model K=4"]
+    names = json.loads(tune("--json")[1])["screened"]
+    assert "autojudge risk 1.0, model K=4" in names and "strict lookup K=8" in names
+
+
+def test_a_certificate_of_another_pair_is_left_out(tune, gate, tmp_path):
+    kept = read_proof(gate)
+    replace(kept, scope={**kept.scope, "tokenizer": "another"}).save(tmp_path / "other")
+    status, _, err = tune("--also", tmp_path / "other")
+    assert status == 0 and "Left out" in err and "because of another tokenizer" in err
+
+
+def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
+    assert "Tuning chooses 'rule' itself" in tune("--rule", "fly")[2]
+    assert "Name the folder with --gate" in run("tune", pair / "target", "prompts.txt")[2]
+
+
+@pytest.mark.parametrize("said", [{"rule": "fly"}, {"budget": 0.05}, {"block": 2}, {"settings": {"risk": 0.1}}])
+def test_who_says_what_runs_is_not_overruled(tune, gate, said):
+    tune()
+    assert preferred(Wishes(gate=str(gate))).certificate == str(gate / "tuned")
+    assert preferred(Wishes(gate=str(gate), **said)).certificate is None

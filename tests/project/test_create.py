@@ -1,0 +1,91 @@
+"""The files of a new project, and the sentences where it cannot be written."""
+
+import json
+
+import pytest
+import yaml
+
+from gistgate.errors import UserError
+from gistgate.project.create import OWN_TASK, Wanted, create, shipped_tasks
+from pipeline.pairs.source import read_pair
+from pipeline.params import read_params
+
+
+def made(tmp_path, **said):
+    folder = tmp_path / "my gate"
+    create(Wanted(folder, **{"target": "owner/target", "draft": "owner/draft", **said}))
+    return folder
+
+
+def test_a_project_says_what_the_user_said(tmp_path):
+    options = {"target_revision": "v1", "dtype": "float16", "device_map": "auto", "chat": True, "task": "gsm8k"}
+    folder = made(tmp_path, **options)
+    params = read_params(folder / "params.yaml")
+    assert (params.pair, params.task, params.prompting.chat_template) == ("my-gate", "gsm8k", True)
+    source = read_pair("my-gate", folder / "models/pairs")
+    assert (source.target.model, source.target.revision, source.target.device_map) == ("owner/target", "v1", "auto")
+    assert (source.draft.model, source.draft.revision, source.draft.dtype) == ("owner/draft", None, "float16")
+    assert (folder / "requirements.txt").read_text().startswith("gistgate[pipeline]==")
+    assert yaml.safe_load((folder / "data/tasks/gsm8k.yaml").read_text())["task"] == "gsm8k"
+
+
+def test_what_the_file_leaves_out_has_the_defaults_of_the_embedded_run(tmp_path):
+    """One list of defaults: an embedded project differs from this repository's parameters in nothing."""
+    create(Wanted(tmp_path / "new", task="wordproblems"))
+    assert read_params(tmp_path / "new/params.yaml") == read_params()
+
+
+def test_a_local_folder_is_named_by_its_whole_path(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'a "target"').mkdir()
+    folder = made(tmp_path, target='./a "target"')
+    assert read_pair("my-gate", folder / "models/pairs").target.model == str(tmp_path / 'a "target"')
+
+
+def test_an_own_task_can_be_filled_in(tmp_path):
+    folder = made(tmp_path)
+    task = yaml.safe_load((folder / f"data/tasks/{OWN_TASK}.yaml").read_text())
+    assert task["task"] == OWN_TASK and task["doc_to_text"] == "Question: {{question}}\nAnswer:"
+    rows = (folder / task["dataset_kwargs"]["data_files"]["train"]).read_text().splitlines()
+    assert set(json.loads(rows[0])) == {"question", "answer"}
+
+
+def test_a_task_file_is_copied(tmp_path):
+    (tmp_path / "mine.yaml").write_text("task: mine\n")
+    folder = made(tmp_path, task=str(tmp_path / "mine.yaml"))
+    assert (folder / "data/tasks/mine.yaml").read_text() == "task: mine\n"
+    assert read_params(folder / "params.yaml").task == "mine"
+
+
+def test_a_task_of_lm_eval_is_named(tmp_path):
+    folder = made(tmp_path, task="triviaqa")
+    assert read_params(folder / "params.yaml").task == "triviaqa"
+    assert [path.name for path in (folder / "data/tasks").iterdir()] == ["README.md"]
+    assert "triviaqa" not in shipped_tasks()
+
+
+@pytest.mark.parametrize("inside, line", [(True, False), (False, True)])
+def test_dvc_is_told_whether_git_is_there(tmp_path, inside, line):
+    if inside:
+        (tmp_path / ".git").mkdir()
+    assert ("no_scm = true" in (made(tmp_path) / ".dvc/config").read_text()) == line
+
+
+@pytest.mark.parametrize(
+    "said, sentence",
+    [
+        ({"target": "./nowhere"}, "The model folder ./nowhere is missing"),
+        ({"task": "nowhere.yaml"}, "The task file nowhere.yaml is missing"),
+    ],
+)
+def test_nothing_is_written_where_something_is_missing(tmp_path, said, sentence):
+    with pytest.raises(UserError, match=sentence):
+        made(tmp_path, **said)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_in_use_is_left_alone(tmp_path):
+    (tmp_path / "kept.txt").write_text("kept")
+    with pytest.raises(UserError, match="is not empty"):
+        create(Wanted(tmp_path, "a/b", "a/c"))
+    assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
