@@ -57,8 +57,8 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None) -> Ta
     wanted = dtype if dtype == "auto" else getattr(torch, dtype)
     model = load_model("model", name, device or ("cuda" if torch.cuda.is_available() else "cpu"), dtype=wanted)
     try:
-        return Target(model, AutoTokenizer.from_pretrained(name))
-    except (OSError, ValueError) as error:
+        return Target(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False))
+    except Exception as error:  # damaged files and unknown architectures fail in many ways
         raise UserError(unloadable("tokenizer", name, error)) from error
 
 
@@ -92,10 +92,29 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
         UserError: the model cannot be loaded.
     """
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
+        model = whole_model(name, **options)
+    except Exception as error:  # damaged files and unknown architectures fail in many ways
         raise UserError(unloadable(role, name, error)) from error
     return model.to(device).eval()
+
+
+def whole_model(name: str, **options: Any) -> PreTrainedModel:
+    """A model from safetensors files that hold all of its weights, all finite; pickled weights are never read.
+
+    transformers fills weights that a file lacks with random numbers, and says so in a warning only.
+
+    Raises:
+        ValueError: weights are missing or not finite; transformers raises further errors.
+    """
+    safe = {"use_safetensors": True, "trust_remote_code": False, "output_loading_info": True}
+    model, report = AutoModelForCausalLM.from_pretrained(name, **options, **safe)
+    found: PreTrainedModel = model
+    if lacking := sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str):
+        raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
+    for weight, parameter in found.named_parameters():
+        if parameter.device.type != "meta" and not parameter.isfinite().all():
+            raise ValueError(f"the weight {weight} is not finite")
+    return found
 
 
 def load_draft_tokenizer(name: str, revision: str = "main") -> PreTrainedTokenizerBase | None:
@@ -103,7 +122,7 @@ def load_draft_tokenizer(name: str, revision: str = "main") -> PreTrainedTokeniz
     if Path(name).is_dir() and not any(Path(name).glob("tokenizer*")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision)
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except (OSError, ValueError):
         return None
 

@@ -12,6 +12,7 @@ def inspect(gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.
     """Say what a gate is: its partners, features and certified settings."""
     from gistgate.cli import show
     from gistgate.gates.gate import Gate
+    from gistgate.plain import printable
 
     loaded = Gate.load(gate)
-    typer.echo(show.described(loaded.config, loaded.proof))
+    typer.echo(printable(show.described(loaded.config, loaded.proof)))

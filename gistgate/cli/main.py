@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from io import TextIOWrapper
 
 import typer
 
 from gistgate.cli import calibrate, decode, demo, doctor, evaluate, inspect
 from gistgate.errors import UserError
+from gistgate.plain import printable
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
@@ -44,11 +46,14 @@ app.command(
 
 def main() -> None:
     """Run a command; errors that a person can mend and warnings become one sentence each."""
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # half characters in a file must not end a command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
-        print(" ".join(str(error).split()), file=sys.stderr)
+        print(printable(" ".join(str(error).split())), file=sys.stderr)
         raise SystemExit(1) from None
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from gistgate.build.models import whole_model
 from gistgate.errors import UserError
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -26,9 +25,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     """A model in its dtype on its device, without gradients."""
     extra = {"device_map": source.device_map} if source.device_map else {}
     dtype = getattr(torch, source.dtype)
-    model = attempt(
-        source, lambda: AutoModelForCausalLM.from_pretrained(source.model, dtype=dtype, **extra, **source.place)
-    )
+    model = attempt(source, lambda: whole_model(source.model, dtype=dtype, revision=source.place["revision"], **extra))
     if not source.device_map:
         model = model.to(source.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     return model.eval().requires_grad_(False)
@@ -64,7 +61,7 @@ def attempt(source: ModelSource, read: Callable[[], T]) -> T:
         )
     try:
         return read()
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError, HFValidationError) as error:
+    except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
         raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy(source, error)}") from error
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.errors import UserError
+from gistgate.rules import PRESETS, RULES
 from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
@@ -111,6 +112,7 @@ def parse_params(content: Any) -> Params:
     rest = {key: value for key, value in content.items() if key != "methods"}
     groups = build(MethodGroups, mark_learned(content.get("methods", {})), "methods")
     params = replace(build(Params, rest), methods=one_dictionary(groups))
+    check_rules(params)
     check_heads(params)
     return params
 
@@ -127,6 +129,16 @@ def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:
         if method.knob is not None:
             raise UserError(f"params.yaml: 'methods.lossless.{name}' has a knob. Move it to 'methods.free'.")
     return methods
+
+
+def check_rules(params: Params) -> None:
+    """Every method names a rule that exists."""
+    for name, method in params.methods.items():
+        if method.rule not in (*RULES, *PRESETS):
+            raise UserError(
+                f"params.yaml: the method '{name}' has the rule '{method.rule}', which does not exist. "
+                f"{nearest(method.rule, [*RULES, *PRESETS], 'rules')}"
+            )
 
 
 def check_heads(params: Params) -> None:
