@@ -105,14 +105,16 @@ def json_values() -> Iterator[Case]:
         yield case(file, "half a character", do.content(b'{"format_version": "\\ud800"}'))
         yield case(file, "an unknown key", do.put(HOSTILE[:-1], 1))
     for place, value in {
-        "head.type": [], "head.hidden_size": 1 << 60, "head.hidden_size ": -1, "features": {}, "features.0.size": 1 << 60,
+        "head.type": [], "head.hidden_size": 1 << 60, "head.hidden_size ": -1, "features": {},
+        "features.0.size": 1 << 60,
         "features.0.size ": -8, "features.0.size  ": "32", "features.0.id": HOSTILE[:-1], "map.num_knots": 1 << 60,
         "target.hidden_size": "32", "target.name": 7, "target": None, "tokenizer.num_tokens": 1.5, "labels": [],
         "format_version": True, "map.type": None, "draft": "draft",
     }.items():  # fmt: skip
         yield case("gate/config.json", f"{place} {str(value)[:20]!r}", do.put(place.strip(), value))
     for place, value in {
-        "points.1.bound": 0.5, "points.1.certified": "yes", "points.1.settings": {}, "points.1.settings ": {"risk": "high"},
+        "points.1.bound": 0.5, "points.1.certified": "yes", "points.1.settings": {},
+        "points.1.settings ": {"risk": "high"},
         "points.1.n": 0, "points.1.confidence": 2, "points": [], "points.0": None, "confidence": 0, "block": -3,
         "rule": 5, "scope": None, "headline_budget": "3 %", "points.1.budget": ..., "knob": "delta",
         "format_version": 1, "sequence": 3,
@@ -130,9 +132,11 @@ def json_values() -> Iterator[Case]:
         )
         yield case("store/config.json", f"{place} {str(value)[:20]!r}", change)
     for place, value in {
-        "style": 4, "style ": "re:(", "limit": 0, "limit ": "8", "target.hidden_size": 1 << 60, "target.pooling": "best",
+        "style": 4, "style ": "re:(", "limit": 0, "limit ": "8", "target.hidden_size": 1 << 60,
+        "target.pooling": "best",
         "draft.pooling": {}, "certificate": [], "certificate.settings": [], "certificate.rule": {},
-        "certificate.settings.threshold": "high", "certificate.settings.opinion": "mine", "draft.model": ..., "format": 2,
+        "certificate.settings.threshold": "high", "certificate.settings.opinion": "mine", "draft.model": ...,
+        "format": 2,
     }.items():  # fmt: skip
         yield case("probes/config.json", f"{place} {str(value)[:20]!r}", do.put(place.strip(), value))
     for place, value in {"far": "near", "rate": None, "layer": 1, "about": [], "stricter": "no", "layer ": ...}.items():
@@ -157,8 +161,9 @@ def tensor_values() -> Iterator[Case]:
         yield case(file, "a header of 2^60 bytes", do.header(lambda h: None, length=1 << 60))
         for what, shape in (("2^62 values", [1 << 62]), ("2^40 rows", [1 << 40, 0]), ("a negative size", [-1, 4])):
             yield case(file, what, do.header(lambda h, s=shape: h[next(iter(h))].update(shape=s)))
-        offsets = [0, 1 << 50]
-        yield case(file, "offsets behind the end", do.header(lambda h: h[next(iter(h))].update(data_offsets=offsets)))
+        yield case(
+            file, "offsets behind the end", do.header(lambda h: h[next(iter(h))].update(data_offsets=[0, 1 << 50]))
+        )
     for value in (-2, 259, 2**31 - 1):
         yield case("store/keys.safetensors", f"token {value}", do.tensors(lambda f, v=value: f["tokens"][:1].fill_(v)))
     yield case("gate/domain.safetensors", "no variance", do.tensors(lambda f: f["variances"].zero_()))
@@ -192,11 +197,14 @@ def yaml_files() -> Iterator[Case]:
     )
     for file in files:
         for what, text in {
-            "nested aliases": bomb, "an alias of itself": b"a: &a [*a]", "a Python object": b"!!python/object/apply:os.system [ls]",
-            "a list as key": b"? [a, b]\n: c", "no date": b"seed: 2001-99-99", "a list": b"[1, 2]", "a tab": b"\tseed: 1",
+            "nested aliases": bomb, "an alias of itself": b"a: &a [*a]",
+            "a Python object": b"!!python/object/apply:os.system [ls]",
+            "a list as key": b"? [a, b]\n: c", "no date": b"seed: 2001-99-99", "a list": b"[1, 2]",
+            "a tab": b"\tseed: 1",
             "an open bracket": b"seed: [", "zero bytes": b"\x00" * 64, "Latin": "seed: ü".encode("latin-1"),
             "deep nesting": b"[" * 5000, "a number of 10,000 digits": b"seed: " + b"9" * 10_000,
-            "an unknown key": b'"\\e[2J<script>": 1', "half a character": b'pair: "\\ud800"', "binary": b"seed: !!binary aGk=",
+            "an unknown key": b'"\\e[2J<script>": 1', "half a character": b'pair: "\\ud800"',
+            "binary": b"seed: !!binary aGk=",
         }.items():  # fmt: skip
             yield case(file, what, do.content(text))
         yield case(file, "a pipe", do.pipe)

@@ -25,10 +25,12 @@ from typing import Annotated, Any
 
 import psutil
 import typer
+import yaml
 from safetensors import safe_open
 
 from gistgate.files import read_json, write_json
 from pipeline import smoke
+from pipeline.common.entry import run
 from tests.faults import results
 
 WAYS = ("kill the stage", "kill DVC and the stage", "interrupt", "full disk", "little memory")
@@ -44,6 +46,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="Place of both copies and of the counts.")] = Path(".scratch/kills"),
     minutes: Annotated[float, typer.Option(help="No further disturbance is begun after so long.")] = 600.0,
     rounds: Annotated[int, typer.Option(help="Disturbances between two comparisons.")] = 25,
+    steps: Annotated[int, typer.Option(help="Training steps of the target; few suffice up to `reference`.")] = 120,
     seed: Annotated[int, typer.Option(help="Seed of moments and ways.")] = 0,
 ) -> None:
     """Disturb, finish, compare, until there were enough disturbances."""
@@ -55,13 +58,13 @@ def main(
     )
     counts = {**EMPTY, **(read_json(counts_file) if counts_file.exists() else {})}
     if not counts["seconds"]:
-        counts["seconds"] = undisturbed(calm, target)
+        counts["seconds"] = undisturbed(folder, target, steps)
     write_json(counts_file, counts)
     expected = hashes(calm)
     while True:
         chance = random.Random(seed + counts["kills"])
         if not rough.exists():
-            smoke.copy_project(rough)
+            shutil.copytree(folder / "fresh", rough)
         enough = counts["kills"] >= kills or monotonic() > end
         if enough or counts["pending"] >= rounds:
             finish(rough, target)
@@ -86,12 +89,16 @@ def main(
                 return
 
 
-def undisturbed(folder: Path, target: str) -> float:
-    """Make the copy that nobody disturbs; returns the seconds that it took."""
+def undisturbed(folder: Path, target: str, steps: int) -> float:
+    """Copy the project, and run a copy of it that nobody disturbs; returns the seconds that this took."""
     shutil.rmtree(folder, ignore_errors=True)
-    smoke.copy_project(folder)
+    smoke.copy_project(folder / "fresh")
+    sizes = {"pair_training": {"target": {"steps": steps}, "draft": {"steps": steps // 2}}}
+    params = folder / "fresh/params.yaml"
+    params.write_text(yaml.safe_dump(smoke.merged(yaml.safe_load(params.read_text()), sizes), sort_keys=False))
+    shutil.copytree(folder / "fresh", folder / "calm")
     started = monotonic()
-    smoke.dvc(folder, "repro", target)
+    smoke.dvc(folder / "calm", "repro", target)
     return monotonic() - started
 
 
@@ -171,4 +178,4 @@ def unreadable(folder: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run(main)

@@ -24,6 +24,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.optional.trees.lookup import LookupTree
+from gistgate.rules import RULES as RULE_KINDS
 from gistgate.rules import make_rule
 from tests.decoding.watching import HalfGate
 from tests.faults import results
@@ -56,7 +57,7 @@ def answer(number: int, made: list[tuple[str, Decoder]]) -> list[int]:
     chance = random.Random(number)
     rule, decoder = made[chance.randrange(len(made))]
     prompt = [chance.randrange(3, 259) for _ in range(chance.choice((1, 2, 5, 17, 60)))]
-    is_greedy = rule in ("fly",) or chance.random() < 0.5
+    is_greedy = RULE_KINDS[rule].temperatures == "greedy" or decoder.drafter.nodes or chance.random() < 0.5
     sampling = Sampling() if is_greedy else Sampling(chance.choice((0.5, 1.0)), top_k=chance.choice((0, 20)))
     stops = [chr(chance.randrange(97, 123))] if chance.random() < 0.3 else []
     request: dict[str, Any] = {"max_new_tokens": chance.choice((1, 3, 8, 24)), "seeds": [number], "stops": stops}
@@ -74,7 +75,6 @@ def main(
     only_last: Annotated[bool, typer.Option(help="Print the last answers of a fresh process as JSON.")] = False,
 ) -> None:
     """Send the requests, then compare."""
-    torch.set_num_threads(1)
     made, first = decoders(), requests - LAST
     if only_last:
         print(json.dumps([answer(number, made) for number in range(first, requests)]))
@@ -97,4 +97,5 @@ def main(
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     typer.run(main)
