@@ -108,7 +108,7 @@ def finish(folder: Path, target: str) -> None:
 
 
 def disturb(folder: Path, target: str, chance: random.Random, seconds: float) -> str:
-    """Begin `dvc repro` and disturb it once; returns how. A run that ends before its moment starts over, forced."""
+    """Begin `dvc repro` and disturb it once; returns how. A run that ends before its moment counts too."""
     way = chance.choice(WAYS)
     before: Callable[[], None] | None = None
     if way in LIMITS:
@@ -120,7 +120,8 @@ def disturb(folder: Path, target: str, chance: random.Random, seconds: float) ->
         start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:
-        done.wait(None if way in LIMITS else chance.uniform(1.0, max(5.0, 0.4 * seconds)))
+        # Native libraries may try for ever to get memory that they cannot have, so that a limit ends in a kill as well.
+        done.wait(seconds if way in LIMITS else chance.uniform(1.0, max(5.0, 0.4 * seconds)))
     except subprocess.TimeoutExpired:
         strike(done, way)
     done.wait()
