@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed real test test-all test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu
+	deps docs smoke ui publish bench stale seeds gpu reliability audit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -80,6 +80,15 @@ gpu: $(STAMP)  ## check and measure on a GPU, within ten minutes, what was never
 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
+
+reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills; counts go to benchmarks/results/reliability.json
+	python -m tests.faults.damaged
+	python -m tests.faults.soak --requests 10000
+	python -m tests.faults.kills --kills 100 --target heads
+
+audit: $(STAMP)  ## ask pip-audit about every pinned dependency; needs the network
+	$(VENV)/bin/python -m pip install --quiet pip-audit
+	$(VENV)/bin/python -m pip_audit -r constraints.txt --no-deps --disable-pip
 
 bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every method prompt by prompt
 	python -m benchmarks.labels

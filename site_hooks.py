@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).parent
 MOVED = {"README.md": "index.md", "docs/index.md": "contents.md"}
 """Pages whose name in the site differs from their name in the repository."""
-PROJECT = ("CONTRIBUTING.md", "CHANGELOG.md", "benchmarks/README.md")
+PROJECT = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
 LINK = re.compile(r"\[([^\[\]]*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import fields
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gistgate.errors import UserError
+from gistgate.plain import MOST_JSON, MOST_TEXT, check_regular, strict_json
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
@@ -70,15 +69,18 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
-    write_text(path, "".join(json.dumps(row, sort_keys=True, ensure_ascii=False) + "\n" for row in rows))
+    write_text(
+        path, "".join(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    )
 
 
-def read_text(path: str | Path) -> str:
-    """Read a UTF-8 file.
+def read_text(path: str | Path, most: int = MOST_TEXT) -> str:
+    """Read a UTF-8 file of at most `most` bytes.
 
     Raises:
-        UserError: the file is missing or is not text.
+        UserError: the file is missing, too large or not text.
     """
+    check_regular(path, most)
     try:
         return Path(path).read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -93,10 +95,10 @@ def read_json(path: str | Path) -> Any:
     Raises:
         UserError: the file is missing or damaged.
     """
-    text = read_text(path)
+    text = read_text(path, MOST_JSON)
     try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
+        return strict_json(text)
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Restore it or write it again.") from error
 
 
@@ -112,8 +114,8 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
         if not line:
             continue
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError as error:
+            rows.append(strict_json(line))
+        except ValueError as error:
             raise UserError(f"{path}, line {number}, is not valid JSON ({error}). Write the file again.") from error
     return rows
 
@@ -130,6 +132,7 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     Raises:
         UserError: the file is missing or damaged.
     """
+    check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
@@ -137,6 +140,26 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} is damaged ({error}). Delete it and write it again.") from error
+
+
+def checksum(value: Any, *parts: Any) -> str:
+    """A hash of a value as JSON gives it back, and of further parts."""
+    return fingerprint(json.loads(json.dumps(value)), *parts)
+
+
+def check_sealed(path: Path, found: Any, value: Any, *parts: Any) -> None:
+    """Refuse content that differs from what was written with the checksum `found`; None is from an older version.
+
+    This notices damage. It does not notice a forgery, whose author can compute the checksum as well.
+
+    Raises:
+        UserError: they differ.
+    """
+    if found is not None and found != checksum(value, *parts):
+        raise UserError(
+            f"{path} is not what was written: its checksum differs, so a value or a file beside it was changed. "
+            "Restore the folder or write it again."
+        )
 
 
 def fingerprint(*parts: Any) -> str:
@@ -160,18 +183,3 @@ def fingerprint(*parts: Any) -> str:
 def is_written(path: Path) -> bool:
     """Whether a path is a file that somebody wrote, and not one that Python compiled from it."""
     return path.is_file() and path.suffix != ".pyc"
-
-
-def dataclass_from(kind: type[Any], value: Mapping[str, Any]) -> Any:
-    """A dataclass from a mapping, such as a JSON object.
-
-    Raises:
-        ValueError: the mapping has an unknown key.
-        TypeError: a field without a default is missing.
-    """
-    known = [item.name for item in fields(kind)]
-    for key in value:
-        if key not in known:
-            near = difflib.get_close_matches(key, known, n=1)
-            raise ValueError(f"unknown key '{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
-    return kind(**value)

@@ -30,12 +30,19 @@ SIZES: dict[str, dict[str, Any]] = {
 }
 """Configurations by model type; the last two look back no further than a window, in every or every other layer."""
 
+MORE: dict[str, dict[str, Any]] = {
+    "qwen3": {**COMMON, "head_dim": 8},
+    "phi": {name: size for name, size in COMMON.items() if name != "num_key_value_heads"},
+    "olmo2": COMMON,
+}
+"""Architectures that only the large sweep decodes with."""
+
 
 def tiny_model(kind: str, vocabulary: int = 259, seed: int = 0) -> PreTrainedModel:
     """A random model whose greedy texts are varied and seldom undecided."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        kind, **SIZES[kind], vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
+        kind, **{**SIZES, **MORE}[kind], vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
     )
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

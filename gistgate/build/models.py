@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller, hub_remedy
-from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes
+from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes, whole_model
 from gistgate.errors import UserError
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import check_kind, quantise
@@ -70,8 +70,8 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model("model", name, device, dtype=wanted, **place)
     try:
-        return Target(model, AutoTokenizer.from_pretrained(name, **place))
-    except (OSError, ValueError) as error:
+        return Target(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **place))
+    except Exception as error:  # damaged files and unknown architectures fail in many ways
         raise UserError(unloadable("tokenizer", name, error)) from error
 
 
@@ -128,8 +128,8 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
     check_gguf(name, options)
     check_memory({name: weight_bytes(name, options["dtype"], options.get("gguf_file"))}, device)
     try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
+        model = whole_model(name, **options)
+    except Exception as error:  # damaged files and unknown architectures fail in many ways
         raise UserError(unloadable(role, name, error)) from error
     return model.to(device).eval()
 
@@ -139,7 +139,7 @@ def load_draft_tokenizer(name: str, revision: str = "main", **place: str) -> Pre
     if Path(name).is_dir() and not place and not any(Path(name).glob("tokenizer*")):
         return None
     try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, **place)
+        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False, **place)
     except (OSError, ValueError):
         return None
 

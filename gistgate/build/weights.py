@@ -1,4 +1,4 @@
-"""Where the weights of a model lie, and whether memory suffices for them: known before anything is loaded."""
+"""Where the weights of a model lie, whether memory suffices for them, and how they are read: whole and finite."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistgate.errors import UserError
 
@@ -119,3 +120,22 @@ def read(file: Path) -> str:
         return file.read_text()
     except OSError:
         return ""
+
+
+def whole_model(name: str, **options: Any) -> PreTrainedModel:
+    """A model from safetensors files that hold all of its weights, all finite; pickled weights are never read.
+
+    transformers fills weights that a file lacks with random numbers, and says so in a warning only.
+
+    Raises:
+        ValueError: weights are missing or not finite; transformers raises further errors.
+    """
+    safe = {"use_safetensors": None if options.get("gguf_file") else True, "trust_remote_code": False}
+    model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, **safe}, output_loading_info=True)
+    found: PreTrainedModel = model
+    if lacking := sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str):
+        raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
+    for weight, parameter in found.named_parameters():
+        if parameter.device.type != "meta" and not parameter.isfinite().all():
+            raise ValueError(f"the weight {weight} is not finite")
+    return found

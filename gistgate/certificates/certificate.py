@@ -14,8 +14,10 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from, read_json, write_json
+from gistgate.files import check_sealed, checksum, read_json, write_json
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.plain import inside
+from gistgate.typed import dataclass_from, fits
 
 CERTIFICATE_FILE = "certificate.json"
 FORMAT_VERSION = 2
@@ -114,7 +116,8 @@ class Proof:
     def save(self, folder: str | Path) -> Path:
         """Write `certificate.json` into a folder and return its path."""
         path = Path(folder) / CERTIFICATE_FILE
-        write_json(path, asdict(self))
+        value = asdict(self)
+        write_json(path, {**value, "checksum": checksum(value)})
         return path
 
     def mismatch(
@@ -148,10 +151,11 @@ def read_proof(place: str | Path) -> Proof | None:
     """
     path = Path(place)
     if path.is_dir():
-        path = path / CERTIFICATE_FILE
-        if not path.exists():
+        path = inside(path, CERTIFICATE_FILE)
+        if not path.exists() and not path.is_symlink():
             return None
     value = read_json(path)
+    sealed = value.pop("checksum", None) if isinstance(value, dict) else None
     version = value.get("format_version") if isinstance(value, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
@@ -159,16 +163,38 @@ def read_proof(place: str | Path) -> Proof | None:
             f"{FORMAT_VERSION}. Calibrate again."
         )
     try:
-        return proof_from(value)
+        proof = proof_from(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(f"{path} is no certificate: {error}. Restore it or calibrate again.") from error
+        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+        raise UserError(f"{path} is no certificate: {reason}. Restore it or calibrate again.") from error
+    check_sealed(path, sealed, value)
+    return proof
 
 
 def proof_from(value: Mapping[str, Any]) -> Proof:
     """A proof from its JSON object; KeyError, TypeError or ValueError says what does not fit."""
     points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
     proof: Proof = dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
+    if not points or proof.block < 0 or not 0 < proof.confidence < 1:
+        raise ValueError("it has no operating point, or its block or confidence is out of range")
+    for point in points:
+        check_point(point, proof.knob)
     return proof
+
+
+def check_point(point: OperatingPoint, knob: str | None) -> None:
+    """Refuse a point that contradicts itself.
+
+    Raises:
+        ValueError: what it says.
+    """
+    at = f"the point for the budget {point.budget:g}"
+    if knob is not None and not fits(point.settings.get(knob), float):
+        raise ValueError(f"{at} gives the knob '{knob}' no number")
+    if not 0 < point.confidence < 1 or point.n < 1 or min(point.losses, point.gains) < 0:
+        raise ValueError(f"{at} has counts or a confidence out of range")
+    if point.certified and point.bound > point.budget + 1e-9:
+        raise ValueError(f"{at} is called certified, but its bound is {point.bound:g}")
 
 
 def nothing_certified(budget: float, certified: tuple[OperatingPoint, ...]) -> str:

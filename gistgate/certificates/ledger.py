@@ -22,6 +22,7 @@ from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
+from gistgate.typed import dataclass_from
 
 DIGITS = 10
 """Hexadecimal digits that stand for one prompt; two of 10,000 prompts agree by chance once in 20,000 ledgers."""
@@ -89,10 +90,10 @@ class Ledger:
             return cls()
         content = read_json(path)
         try:
-            looks = [Look(**entry) for entry in content["looks"]]
+            looks = [dataclass_from(Look, entry) for entry in content["looks"]]
             draws = {key: packed.split() for key, packed in content["draws"].items()}
             head = content["head"]
-        except (AttributeError, KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is no ledger of looks ({error}). Restore it from Git.") from error
         ledger = cls(looks, draws)
         ledger._check(path, head)

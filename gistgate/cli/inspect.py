@@ -19,10 +19,11 @@ def inspect(
     """Say what a gate is: its partners, features and certified settings."""
     from gistgate.cli import show
     from gistgate.gates.gate import Gate
+    from gistgate.plain import printable
 
     loaded = Gate.load(gate)
     if as_json:
         proof = loaded.proof and asdict(loaded.proof)
         typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": proof}, default=str))
         return
-    typer.echo(show.described(loaded.config, loaded.proof))
+    typer.echo(printable(show.described(loaded.config, loaded.proof)))

@@ -9,12 +9,14 @@ import sys
 import warnings
 from collections.abc import Callable
 from functools import wraps
+from io import TextIOWrapper
 from typing import Any
 
 import typer
 
 from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, export, init, inspect, tune
 from gistgate.errors import Interrupted, UserError, is_out_of_memory
+from gistgate.plain import printable
 
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
@@ -81,7 +83,10 @@ for name, (function, arguments, settings) in COMMANDS.items():
 
 def main() -> None:
     """Run a command; errors that a person can mend and warnings become one sentence each."""
-    warnings.formatwarning = lambda message, *_, **__: f"Warning: {message}\n"
+    warnings.formatwarning = lambda message, *_, **__: f"Warning: {printable(str(message))}\n"
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # half characters in a file must not end a command
+            stream.reconfigure(errors="backslashreplace")
     try:
         app()
     except UserError as error:
@@ -100,7 +105,7 @@ def main() -> None:
 
 def leave(sentence: str, status: int) -> None:
     """End the process with one line."""
-    print(" ".join(sentence.split()), file=sys.stderr)
+    print(printable(" ".join(sentence.split())), file=sys.stderr)
     raise SystemExit(status) from None
 
 

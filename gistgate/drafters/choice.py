@@ -214,7 +214,7 @@ class ChoiceDrafter(Drafter):
     def admit(
         self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
     ) -> None:
-        self.rows += [[self._fresh] * len(self.options) for _ in texts]
+        self.rows += [list(self._fresh) for _ in texts]
         self._taken += [(-1, 0)] * len(texts)
         nothing = [RowCache([]) for _ in texts], [0] * len(texts)
         for place, option in enumerate(self.options):

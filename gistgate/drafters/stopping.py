@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from, read_json, write_json
+from gistgate.files import read_json, write_json
+from gistgate.typed import dataclass_from
 
 IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 """The draft's probability taken for the probability that a token is accepted."""

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from, read_json, write_json
+from gistgate.files import read_json, write_json
 from gistgate.identity import identify_tokenizer, weights_fingerprint
+from gistgate.typed import dataclass_from
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from gistgate.errors import UserError
 from gistgate.registry import Registry
 
 
@@ -52,8 +53,20 @@ MAPS: Registry[type[nn.Module]] = Registry("probability map", {"platt": Platt, "
 """Probability maps by id."""
 
 
+MOST_KNOTS = 1 << 16
+"""Knots of the largest map that is built: far more than calibration makes."""
+
+
 def build_map(kind: type[nn.Module], num_knots: int) -> nn.Module:
-    """An empty map of that type, to be filled from a state dictionary; `num_knots` is 0 for maps without knots."""
+    """An empty map of that type, to be filled from a state dictionary; `num_knots` is 0 for maps without knots.
+
+    Raises:
+        UserError: the number of knots is out of range.
+    """
+    if not 0 <= num_knots <= MOST_KNOTS:
+        raise UserError(
+            f"A probability map has {num_knots} knots, but 0 to {MOST_KNOTS} are possible. Restore its file."
+        )
     if kind is Isotonic:
         return Isotonic([0.0] * max(num_knots, 1), [0.5] * max(num_knots, 1))
     return kind()

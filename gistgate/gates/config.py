@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from
 from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.typed import dataclass_from
 
 FORMAT_VERSION = 2
 """Version of the folder's layout that this code reads and writes."""
@@ -65,7 +65,7 @@ class GateConfig:
                 cls,
                 {
                     **value,
-                    "features": {item["id"]: int(item["size"]) for item in value["features"]},
+                    "features": widths(value["features"]),
                     "head": with_type(value["head"]),
                     "map": with_type(value["map"]),
                     "target": dataclass_from(ModelIdentity, value["target"]),
@@ -74,13 +74,32 @@ class GateConfig:
                 },
             )
             return config
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
                 f"{where} is no gate configuration: {reason}. Restore it or train the gate again."
             ) from error
 
 
+def widths(listed: Any) -> dict[str, int]:
+    """The features of config.json as id -> width; ValueError where an id stands twice or a width is below 1."""
+    found: dict[str, int] = {}
+    for item in listed:
+        if item["id"] in found or type(item["size"]) is not int or item["size"] < 1:
+            raise ValueError(f"the feature '{item['id']}' stands twice or has the width {item['size']!r}")
+        found[item["id"]] = item["size"]
+    return found
+
+
 def with_type(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a head's or map's description; KeyError when it does not say its type."""
-    return {"type": value["type"], **value}
+    """A copy of a head's or map's description, whose sizes are small numbers; KeyError when it does not say its type.
+
+    Raises:
+        ValueError: a size is no number.
+    """
+    for name, size in dict(value).items():
+        if name != "type" and (isinstance(size, bool) or not isinstance(size, int | float)):
+            raise ValueError(f"the size '{name}' is {size!r}, but it has to be a number")
+    if not isinstance(value["type"], str):
+        raise ValueError(f"the type is {value['type']!r}, but it has to be a text")
+    return dict(value)

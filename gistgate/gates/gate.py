@@ -14,13 +14,14 @@ from transformers import PreTrainedModel
 from gistgate.block import Block
 from gistgate.certificates.certificate import TASK, OperatingPoint, Proof, read_proof
 from gistgate.errors import UserError
-from gistgate.files import load_tensors, read_json, save_tensors, write_json, write_text
+from gistgate.files import check_sealed, checksum, load_tensors, read_json, save_tensors, write_json, write_text
 from gistgate.gates.calibration import MAPS, build_map
 from gistgate.gates.config import GateConfig
 from gistgate.gates.elsewhere import strange_roles, until_certified
 from gistgate.gates.features import extract, layers_needed, needs_q
 from gistgate.gates.heads import HEADS, build_head
-from gistgate.identity import check_model, check_tokenizer
+from gistgate.identity import check_model, check_tokenizer, gate_hash
+from gistgate.plain import inside
 
 CONFIG_FILE = "config.json"
 WEIGHTS_FILE = "model.safetensors"
@@ -113,7 +114,8 @@ class Gate(nn.Module):
         """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
         folder = Path(folder)
         save_tensors(folder / WEIGHTS_FILE, dict(self.state_dict()))
-        write_json(folder / CONFIG_FILE, self.config.as_json())
+        described = self.config.as_json()
+        write_json(folder / CONFIG_FILE, {**described, "checksum": checksum(described, gate_hash(self))})
         if card is not None:
             write_text(folder / CARD_FILE, card)
 
@@ -135,10 +137,12 @@ class Gate(nn.Module):
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
         """
-        folder = Path(folder)
-        config = GateConfig.from_json(read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-        gate = cls(config)
-        gate._fill(load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
+        folder, place = Path(folder), inside(folder, CONFIG_FILE)
+        described = read_json(place)
+        sealed = described.pop("checksum", None) if isinstance(described, dict) else None
+        config = GateConfig.from_json(described, str(place))
+        gate = cls._filled(config, load_tensors(inside(folder, WEIGHTS_FILE)), folder / WEIGHTS_FILE)
+        check_sealed(place, sealed, described, gate_hash(gate))
         strange = strange_roles(config, target, draft) if elsewhere else {}
         gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
         proof = read_proof(folder)
@@ -151,20 +155,29 @@ class Gate(nn.Module):
             warnings.warn(broken, stacklevel=2)
         return gate
 
-    def _fill(self, tensors: dict[str, Tensor], where: Path) -> None:
-        """Take over weights from a file after checking names, shapes and values."""
-        wanted = {name: tuple(tensor.shape) for name, tensor in self.state_dict().items()}
-        found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    @classmethod
+    def _filled(cls, config: GateConfig, tensors: dict[str, Tensor], where: Path) -> Gate:
+        """A gate with weights from a file, whose names, shapes, dtypes and values are checked.
+
+        The shapes come from a gate without memory, so that huge sizes in a configuration cost nothing.
+        """
+        with torch.device("meta"):
+            blank = cls(config)
+        wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in blank.state_dict().items()}
+        found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
         if wanted != found:
             raise UserError(
-                f"{where} does not fit its config.json (expected {wanted}, found {found}). Restore both files."
+                f"{where} does not fit its config.json (expected {described_as(wanted)}, found {described_as(found)}). "
+                "Restore both files."
             )
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
                 raise UserError(
                     f"{where}: the tensor '{name}' is not finite. Restore the file or train the gate again."
                 )
-        self.load_state_dict(tensors)
+        gate = cls(config)
+        gate.load_state_dict(tensors)
+        return gate
 
     def check(
         self,
@@ -193,3 +206,8 @@ class Gate(nn.Module):
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}={value}" for name, value in asdict(self.config)["features"].items())
+
+
+def described_as(tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
+    """Shapes and dtypes of tensors in a sentence."""
+    return ", ".join(f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in tensors.items()) or "no tensor"

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 
 from gistgate.errors import UserError, is_out_of_memory
+from gistgate.plain import printable
 
 
 def run(main: Callable[..., object]) -> None:
@@ -66,7 +67,7 @@ def arguments(main: Callable[..., object]) -> dict[str, Any]:
 
 def leave(sentence: str, status: int = 1) -> None:
     """End the process with one sentence."""
-    print(" ".join(sentence.split()), file=sys.stderr)
+    print(printable(" ".join(sentence.split())), file=sys.stderr)
     raise SystemExit(status)
 
 

@@ -23,6 +23,8 @@ from gistgate.files import read_text
 
 T = TypeVar("T")
 FILE = "params.yaml"
+MOST_YAML = 1 << 20
+"""Largest YAML file that is read, in bytes."""
 WANTED = {
     "int": "a whole number",
     "float": "a number",
@@ -62,8 +64,18 @@ def between(low: float | None = None, high: float | None = None) -> Any:
 Number = Annotated[float, AllowInfNan(False), BeforeValidator(number)]
 Share = Annotated[Number, between(0, 1)]
 """A part of a whole, in [0, 1]."""
-Count = Annotated[int, between(1)]
-Natural = Annotated[int, between(0)]
+Count = Annotated[int, between(1, 2**53)]
+Natural = Annotated[int, between(0, 2**53)]
+
+
+class PlainLoader(yaml.SafeLoader):
+    """YAML without aliases: a few nested ones stand for more data than a memory holds."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, "aliases are not read; write the value out", event.start_mark)
+        return super().compose_node(parent, index)
 
 
 def read_yaml(path: Path) -> Any:
@@ -72,10 +84,12 @@ def read_yaml(path: Path) -> Any:
     Raises:
         UserError: the file is missing or no YAML.
     """
+    text = read_text(path, MOST_YAML)
     try:
-        content = yaml.safe_load(read_text(path))
-    except yaml.YAMLError as error:
-        problem = " ".join(str(error).split())
+        content = yaml.load(text, Loader=PlainLoader)
+        json.dumps(content, default=str).encode()
+    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        problem = " ".join(str(error).split())[:300]
         raise UserError(f"{path} is not valid YAML ({problem}). Mend the line it names.") from error
     return {} if content is None else content
 

@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from huggingface_hub.errors import HFValidationError
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import hub_remedy
-from gistgate.build.weights import check_gguf, check_memory, weight_bytes
+from gistgate.build.weights import check_gguf, check_memory, weight_bytes, whole_model
 from gistgate.errors import UserError
 from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
@@ -29,9 +27,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
     extra = {"device_map": source.device_map} if source.device_map else {}
     dtype = getattr(torch, source.dtype)
-    model = attempt(
-        source, lambda: AutoModelForCausalLM.from_pretrained(source.model, dtype=dtype, **extra, **source.place)
-    )
+    model = attempt(source, lambda: whole_model(source.model, dtype=dtype, **extra, **source.place))
     if not source.device_map:
         model = model.to(source.place_of_weights)
     return quantise(model.eval().requires_grad_(False), source.quantise)
@@ -81,7 +77,7 @@ def attempt(source: ModelSource, read: Callable[[], T]) -> T:
         check_gguf(source.model, source.place)
     try:
         return read()
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError, SafetensorError, HFValidationError) as error:
+    except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
         raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy(source, error)}") from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import field, replace
+from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,7 @@ def parse_params(content: Any) -> Params:
     asked = content["methods"] if "methods" in content else default_methods()
     groups = build(MethodGroups, mark_learned(asked), "methods")
     params = replace(build(Params, rest), methods=one_dictionary(groups))
+    check_rules(params)
     check_heads(params)
     return params
 
@@ -136,6 +138,22 @@ def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:
         if method.knob is not None:
             raise UserError(f"params.yaml: 'methods.lossless.{name}' has a knob. Move it to 'methods.free'.")
     return methods
+
+
+def check_rules(params: Params) -> None:
+    """Every method names a rule that exists.
+
+    The rules are imported by name: this check can only refuse, and an ordinary import would let every stage, the
+    training of the pair included, run again whenever a rule changes.
+    """
+    rules = import_module("gistgate.rules")
+    known = [*rules.RULES, *rules.PRESETS]
+    for name, method in params.methods.items():
+        if method.rule not in known:
+            raise UserError(
+                f"params.yaml: the method '{name}' has the rule '{method.rule}', which does not exist. "
+                f"{nearest(method.rule, known, 'rules')}"
+            )
 
 
 def check_heads(params: Params) -> None:

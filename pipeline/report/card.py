@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from gistgate.certificates.certificate import Proof
 from gistgate.files import read_json
 from gistgate.gates.config import GateConfig
+from gistgate.plain import printable
 from pipeline.common.paths import REPORTS
 from pipeline.report.results import STRICT
 
@@ -20,6 +21,13 @@ def evaluations(method: str) -> dict[str, dict[str, Any]]:
     """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
     paths = {name: EVALUATION / name / "summary.json" for name in (STRICT, method)}
     return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
+
+
+def plain_markdown(value: Any) -> Any:
+    """A text that begins no tag, line or code of its own in Markdown; other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    return printable(" ".join(value.split())).replace("<", "&lt;").replace("`", "'")
 
 
 def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
@@ -38,6 +46,7 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
         lstrip_blocks=True,
         keep_trailing_newline=True,
         autoescape=False,  # Markdown
+        finalize=plain_markdown,
     )
     return templates.get_template("card.md.j2").render(
         gate=config,

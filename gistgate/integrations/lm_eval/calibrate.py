@@ -29,12 +29,13 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from, fingerprint
+from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from gistgate.integrations.lm_eval.task import Prompting, Task, TaskSpec, load_task
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
+from gistgate.typed import dataclass_from
 
 LONGEST = 2048
 """Context assumed where a model does not say its own, in tokens."""
@@ -158,7 +159,10 @@ def load_models(options: Options) -> Models:
 
 def task_of(options: Options, gate: Gate | None) -> Task:
     """The task; a gate decides how its prompts are built."""
-    prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
+    try:
+        prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
+    except ValueError as error:
+        raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
     return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -16,11 +16,13 @@ from torch import Tensor
 
 from gistgate.block import Block, Reason
 from gistgate.errors import UserError
-from gistgate.files import load_tensors, read_json, save_tensors, write_json
+from gistgate.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
 from gistgate.optional.guards.base import CLOSED, Verdict, firsts
 from gistgate.optional.guards.loop import count
+from gistgate.plain import inside
 from gistgate.request.rows import Row
 from gistgate.rules.base import Rule
+from gistgate.typed import fits, hints
 
 CONFIG_FILE = "domain.json"
 TENSORS_FILE = "domain.safetensors"
@@ -116,7 +118,9 @@ class DomainGuard:
         save_tensors(folder / TENSORS_FILE, {name: getattr(self, name) for name in TENSORS})
         config = {name: value for name, value in asdict(self).items() if name not in TENSORS}
         # JSON knows no infinity: a threshold that nothing exceeds is left empty.
-        write_json(folder / CONFIG_FILE, {name: None if value == math.inf else value for name, value in config.items()})
+        value = {name: None if value == math.inf else value for name, value in config.items()}
+        sealed = checksum(value, fingerprint(folder / TENSORS_FILE))
+        write_json(folder / CONFIG_FILE, {**value, "checksum": sealed})
 
     @classmethod
     def load(cls, folder: str | Path) -> DomainGuard:
@@ -126,19 +130,39 @@ class DomainGuard:
             UserError: the gate folder holds none, or a damaged one.
         """
         folder = Path(folder)
-        if not (folder / CONFIG_FILE).is_file():
+        place = inside(folder, CONFIG_FILE)
+        if not place.exists():
             raise UserError(
                 f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
                 "exported with its guard, or leave the guard 'domain' out."
             )
-        config: dict[str, Any] = read_json(folder / CONFIG_FILE)
-        tensors = load_tensors(folder / TENSORS_FILE)
-        known = {item.name for item in fields(cls)} - set(TENSORS)
-        if set(config) != known or set(tensors) != set(TENSORS):
-            raise UserError(f"{folder / CONFIG_FILE} is damaged or of another version. Export the gate again.")
+        config: dict[str, Any] = read_json(place)
+        weights = inside(folder, TENSORS_FILE)
+        tensors = load_tensors(weights)
+        sealed = config.pop("checksum", None) if isinstance(config, dict) else None
+        known = {name: hint for name, hint in hints(cls).items() if name not in TENSORS}
+        known |= dict.fromkeys(("far", "bet"), float | None)
+        if (
+            not isinstance(config, dict)
+            or set(config) != set(known)
+            or not all(fits(config[name], hint) for name, hint in known.items())
+            or not are_moments(tensors)
+        ):
+            raise UserError(f"{place} is damaged or of another version. Export the gate again.")
+        check_sealed(place, sealed, config, fingerprint(weights))
         config |= {name: math.inf for name in ("far", "bet") if config[name] is None}
         mean, basis, variances = (tensors[name] for name in TENSORS)
         return cls(mean, basis, variances, **config)
+
+
+def are_moments(tensors: dict[str, Tensor]) -> bool:
+    """Whether tensors from a file are a mean [D], directions [R, D] and positive variances [R + 1], float32."""
+    if set(tensors) != set(TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+        return False
+    mean, basis, variances = (tensors[name] for name in TENSORS)
+    if mean.ndim != 1 or basis.shape != (len(basis), len(mean)) or variances.shape != (len(basis) + 1,):
+        return False
+    return all(bool(tensor.isfinite().all()) for tensor in tensors.values()) and bool((variances > 0).all())
 
 
 @dataclass

@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from
 from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.typed import dataclass_from
 
 FORMAT_VERSION = 1
 """Version of the folder's layout that this code reads and writes."""

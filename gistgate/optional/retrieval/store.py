@@ -16,12 +16,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, save_tensors, write_atomic, write_json
+from gistgate.files import check_sealed, checksum, fingerprint, read_json, save_tensors, write_atomic, write_json
 from gistgate.identity import BINDING, identify_model
 from gistgate.optional.retrieval.config import DatastoreConfig
 from gistgate.optional.retrieval.projection import Projection
+from gistgate.plain import check_regular, inside
 
 INDEX_FILE = "index.faiss"
+PROJECTION_FILE = "projection.safetensors"
 END = -1
 """Stands behind every answer, so that none is continued with another."""
 
@@ -59,12 +61,14 @@ class Datastore:
         def write(part: Path) -> None:
             part.mkdir()
             projection = {"weight": self.projection.weight, "bias": self.projection.bias}
-            save_tensors(part / "projection.safetensors", projection)
+            save_tensors(part / PROJECTION_FILE, projection)
             save_tensors(part / "keys.safetensors", {"keys": self.keys, "tokens": torch.from_numpy(self.tokens)})
             if write_index is not None:
                 write_index(part / INDEX_FILE)
             sizes = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
-            write_json(part / "config.json", replace(self.config, files=sizes).as_json())
+            described = replace(self.config, files=sizes).as_json()
+            sealed = checksum(described, fingerprint(part / PROJECTION_FILE))
+            write_json(part / "config.json", {**described, "checksum": sealed})
 
         write_atomic(folder, write)
 
@@ -76,7 +80,10 @@ class Datastore:
             UserError: a file is missing, damaged or truncated, or the store belongs to another target or layer.
         """
         folder = Path(folder)
-        config = DatastoreConfig.from_json(read_json(folder / "config.json"), str(folder / "config.json"))
+        place = inside(folder, "config.json")
+        described = read_json(place)
+        sealed = described.pop("checksum", None) if isinstance(described, dict) else None
+        config = DatastoreConfig.from_json(described, str(place))
         check_target(config, target)
         if layer is not None and layer != config.layer:
             raise UserError(
@@ -84,17 +91,17 @@ class Datastore:
             )
         tensors: dict[str, Tensor] = {}
         for name, size in config.files.items():
+            path = inside(folder, name)
             if name == INDEX_FILE:
-                check_size(folder / name, size)
+                check_size(path, size)
             else:
-                tensors |= mapped(folder / name, size)
-        try:
-            projection = Projection(tensors["weight"], tensors["bias"])
-            keys, tokens_T = tensors["keys"], tensors["tokens"].numpy()
-        except KeyError as error:
-            raise UserError(f"{folder} has no tensor '{error.args[0]}'. Build the datastore again.") from error
+                tensors |= mapped(path, size)
+        check_tensors(folder, config, tensors)
+        check_sealed(place, sealed, described, fingerprint(inside(folder, PROJECTION_FILE)))
+        projection = Projection(tensors["weight"], tensors["bias"])
+        keys, tokens_T = tensors["keys"], tensors["tokens"].numpy()
         places_N = np.flatnonzero(tokens_T != END)
-        if tuple(keys.shape) != (config.num_keys, config.key_size) or len(places_N) != len(keys):
+        if len(places_N) != len(keys):
             raise UserError(f"{folder} is damaged (its keys are not those of its tokens). Build the datastore again.")
         return cls(
             config, projection, keys, tokens_T, places_N, folder / INDEX_FILE if INDEX_FILE in config.files else None
@@ -113,6 +120,36 @@ class Datastore:
         return Datastore.build(self.config, self.projection, keys, answers)
 
 
+def check_tensors(folder: Path, config: DatastoreConfig, tensors: dict[str, Tensor]) -> None:
+    """Refuse tensors of other names, shapes or dtypes, tokens that the target does not have, and a projection that is
+    not finite. The keys are not read: they decide what is proposed, and the target verifies every proposal.
+
+    Raises:
+        UserError: which tensor is damaged.
+    """
+    width = config.target.hidden_size
+    wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "weight": ((width, config.key_size), torch.float32),
+        "bias": ((config.key_size,), torch.float32),
+        "keys": ((config.num_keys, config.key_size), torch.float16),
+        "tokens": ((-1,), torch.int32),
+    }
+    for name, (shape, dtype) in wanted.items():
+        if name not in tensors:
+            raise UserError(f"{folder} has no tensor '{name}'. Build the datastore again.")
+        found = tensors[name]
+        if found.dtype != dtype or (found.ndim != 1 if name == "tokens" else tuple(found.shape) != shape):
+            raise UserError(
+                f"{folder}: the tensor '{name}' is {list(found.shape)} of {found.dtype}, which is not what its "
+                "config.json says. Build the datastore again."
+            )
+    if not all(bool(tensors[name].isfinite().all()) for name in ("weight", "bias")):
+        raise UserError(f"{folder} is damaged (its projection is not finite). Build the datastore again.")
+    tokens = tensors["tokens"]
+    if len(tokens) and not END <= int(tokens.min()) <= int(tokens.max()) < config.target.vocabulary_size:
+        raise UserError(f"{folder} is damaged (it holds tokens that the target has not). Build the datastore again.")
+
+
 def mapped(path: Path, size: int) -> dict[str, Tensor]:
     """The tensors of a file of `size` bytes."""
     check_size(path, size)
@@ -127,6 +164,7 @@ def check_size(path: Path, size: int) -> None:
     """Refuse a file that is missing or truncated."""
     if not path.exists():
         raise UserError(f"{path} is missing. Build the datastore again.")
+    check_regular(path)
     if path.stat().st_size != size:
         raise UserError(f"{path} has {path.stat().st_size} bytes instead of {size}. Build the datastore again.")
 

@@ -10,13 +10,21 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.files import dataclass_from, load_tensors, read_json, save_tensors, write_json
+from gistgate.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
 from gistgate.identity import ModelIdentity, check_model, identify_model
 from gistgate.optional.segments.probes import Probe
+from gistgate.plain import inside
+from gistgate.typed import dataclass_from, fits
 
 FORMAT = 1
 """Version of the folder's layout."""
 ROLES = ("target", "draft")
+KEYS = {"format", "style", "limit", "notes", "certificate", *ROLES}
+"""What config.json holds."""
+MOST = 1 << 24
+"""Largest number of hidden units and of tokens in a segment that a folder may name."""
+TEXTS = ("opinion", "replacement")
+"""Settings of a certificate that are texts; all others are numbers."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +57,8 @@ class Probes:
         save_tensors(folder / "model.safetensors", tensors)
         config = {"format": FORMAT, "style": self.style, "limit": self.limit, **described, "notes": notes}
         config["certificate"] = self.certificate
-        write_json(folder / "config.json", config)
+        tensors_hash = fingerprint(folder / "model.safetensors")
+        write_json(folder / "config.json", {**config, "checksum": checksum(config, tensors_hash)})
 
 
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
@@ -59,22 +68,28 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
         UserError: a file is missing or damaged, or the probes were trained for another model or pooling.
     """
     folder = Path(folder)
-    config, tensors = read_json(folder / "config.json"), load_tensors(folder / "model.safetensors")
+    place, weights = inside(folder, "config.json"), inside(folder, "model.safetensors")
+    config, tensors = read_json(place), load_tensors(weights)
+    sealed = config.pop("checksum", None) if isinstance(config, dict) else None
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
-        identity, hidden_size, pooling = described(config, role, folder / "config.json")
+        identity, hidden_size, pooling = described(config, role, place)
         check_model(role, identity, model)
-        probe = Probe(model.config.get_text_config().hidden_size, hidden_size, pooling)
+        width = model.config.get_text_config().hidden_size
+        with torch.device("meta"):  # shapes alone: huge sizes in a configuration cost nothing
+            probe = Probe(width, hidden_size, pooling)
         own = {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
-        want = {name: tuple(t.shape) for name, t in probe.state_dict().items()}
-        if want != {name: tuple(t.shape) for name, t in own.items()}:
+        want = {name: (tuple(t.shape), t.dtype) for name, t in probe.state_dict().items()}
+        if want != {name: (tuple(t.shape), t.dtype) for name, t in own.items()}:
             raise UserError(
                 f"The {role} probe's weights do not fit its config.json (pooling {probe.pooling}). Restore both files."
             )
         if not all(bool(torch.isfinite(t).all()) for t in own.values()):
             raise UserError(f"The {role} probe's weights are not finite. Restore the file or train it again.")
+        probe = Probe(width, hidden_size, pooling)
         probe.load_state_dict(own)
         probes[role] = probe.eval().requires_grad_(False)
+    check_sealed(place, sealed, config, fingerprint(weights))
     return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])
 
 
@@ -87,13 +102,31 @@ def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, 
     try:
         if config["format"] != FORMAT or not isinstance(config["style"], str):
             raise ValueError(f"format {FORMAT} and a style are expected")
-        if not isinstance(config["certificate"], dict):
-            raise ValueError("its certificate is no mapping")
+        check_certificate(config["certificate"])
         sizes = {"limit": config["limit"], "hidden_size": config[role]["hidden_size"]}
         for name, size in sizes.items():
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{name} is {size!r}, but it counts from 1")
-        return dataclass_from(ModelIdentity, config[role]["model"]), sizes["hidden_size"], config[role]["pooling"]
-    except (KeyError, TypeError, ValueError) as error:
+            if type(size) is not int or not 1 <= size <= MOST:
+                raise ValueError(f"{name} is {size!r}, but it counts from 1 to {MOST}")
+        if unknown := sorted(set(config) - KEYS):
+            raise ValueError(f"unknown key '{unknown[0]}'")
+        if not isinstance(pooling := config[role]["pooling"], str):
+            raise ValueError(f"the pooling is {pooling!r}, but it has to be a text")
+        return dataclass_from(ModelIdentity, config[role]["model"]), sizes["hidden_size"], pooling
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error
+
+
+def check_certificate(value: Any) -> None:
+    """Refuse a certificate of segments whose rule or settings are of another kind; an empty one certifies nothing.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("settings", {}), dict):
+        raise ValueError("its certificate or the settings in it are no object")
+    if not isinstance(value.get("rule", ""), str):
+        raise ValueError(f"the certified rule is {value['rule']!r}, but it has to be a text")
+    for name, setting in value.get("settings", {}).items():
+        if not fits(setting, str if name in TEXTS else float | bool | None):
+            raise ValueError(f"the setting '{name}' is {setting!r}")

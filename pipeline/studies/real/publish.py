@@ -17,8 +17,10 @@ import typer
 from gistgate.certificates.certificate import CERTIFICATE_FILE
 from gistgate.files import read_json, write_atomic
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
+from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
 from pipeline.common.paths import EXPORT, MODELS, PAIR_REPORT, REPORTS, RESULTS
+from pipeline.report.origin import origin
 from pipeline.report.publish import publish
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
@@ -38,7 +40,7 @@ def publish_all(folder: Path, results: Path, page: Path, gates: Path) -> None:
         UserError: the study has not finished, or the page lost its markers.
     """
     summary = read_json(folder / REPORTS / "summary.json")
-    publish(folder / REPORTS, results, page)
+    publish(folder / REPORTS, results, page, origin(REPORTING))
     for name in (PAIR_REPORT, PROPOSAL):
         if (folder / name).exists():
             write_atomic(results / name.name, partial(shutil.copyfile, folder / name))

@@ -1,0 +1,217 @@
+"""What SECURITY.md promises: no pickles, no code from elsewhere, no secrets in records, nothing that is not escaped."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.build.models import load_target
+from gistgate.errors import UserError
+from gistgate.files import load_tensors
+from gistgate.integrations.transformers.flatten import certified_modules, flatten
+from gistgate.pages.rendering import render
+from pipeline.common import tracking
+from pipeline.params import parse_params
+from pipeline.report.card import plain_markdown
+from pipeline.report.page import page
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+ROOT = Path(__file__).parents[1]
+SOURCES = [path for top in ("gistgate", "pipeline", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
+UNPICKLES = {
+    "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"
+}  # fmt: skip
+RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
+SECRET = "hf_thisIsASecretThatNobodyMaySee"
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(path.read_text())))
+
+
+def calls(path: Path) -> list[ast.Call]:
+    return [node for node in nodes(path) if isinstance(node, ast.Call)]
+
+
+def dotted(node: ast.AST) -> str:
+    """The name that a call is written with: "torch.load"."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def keywords(call: ast.Call) -> dict[str | None, Any]:
+    return {item.arg: getattr(item.value, "value", item.value) for item in call.keywords}
+
+
+TOPS = ("gistgate", "pipeline", "benchmarks")
+
+
+@pytest.mark.parametrize("top", TOPS)
+def test_no_source_unpickles_or_runs_text(top: str):
+    """Every import and call of the project: torch.load only with weights_only, numpy without objects, no eval."""
+    found = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == top]
+    assert found
+    for path in found:
+        check_source(path)
+
+
+def check_source(path: Path) -> None:
+    for node in nodes(path):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        assert not UNPICKLES & {name.split(".")[0] for name in names}
+    for call in calls(path):
+        name, given = dotted(call.func), keywords(call)
+        assert name not in RUNS_TEXT and name not in ("os.system", "yaml.unsafe_load", "yaml.full_load", "np.fromfile")
+        assert given.get("shell") is not True and "allow_pickle" not in given
+        assert not name.endswith(("torch.load", "read_pickle")) or given.get("weights_only") is True
+        if name == "yaml.load":
+            assert "Loader" in given or "YAML" in path.read_text()  # ruamel's safe object, or our own safe loader
+
+
+def test_models_are_loaded_without_code_from_their_folders():
+    """`trust_remote_code` is False or what the user of vLLM said; nobody writes True."""
+    said = {keywords(call)["trust_remote_code"] for path in SOURCES for call in calls(path) if asked(call)}
+    assert False in said and True not in said
+
+
+def asked(call: ast.Call) -> bool:
+    return "trust_remote_code" in keywords(call)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import pickle", "from joblib import load", "torch.load(p)", "torch.load(p, weights_only=False)", "eval(t)",
+     "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)"],
+)  # fmt: skip
+def test_the_check_of_sources_can_fail(tmp_path: Path, text: str):
+    (tmp_path / "bad.py").write_text(text)
+    with pytest.raises(AssertionError):
+        check_source(tmp_path / "bad.py")
+
+
+class Trap:
+    """Says so when somebody unpickles it."""
+
+    def __reduce__(self) -> Any:
+        return (pytest.fail, ("the pickle was read",))
+
+
+def test_a_planted_pickle_is_refused_and_not_read(tmp_path: Path):
+    save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
+    (tmp_path / "target/model.safetensors").unlink()
+    (tmp_path / "target/pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_target(str(tmp_path / "target"))
+    torch.save({"a": Trap()}, tmp_path / "model.safetensors")
+    with pytest.raises(UserError, match="is damaged"):
+        load_tensors(tmp_path / "model.safetensors")
+
+
+def test_code_in_a_model_folder_is_not_run(tmp_path: Path):
+    save_pair(tmp_path, *tiny_pair(), byte_tokenizer())
+    config = tmp_path / "target/config.json"
+    mapped = '{"auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},'
+    config.write_text(config.read_text().replace("{", mapped, 1).replace('"llama"', '"evil"'))
+    (tmp_path / "target/evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    with pytest.raises(UserError, match="could not be loaded"):
+        load_target(str(tmp_path / "target"))
+    assert not (tmp_path / "ran").exists()
+
+
+ALLOWED = {"numpy", "safetensors", "torch", "transformers"}
+HARMLESS = {
+    "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum", "functools",
+    "hashlib", "heapq", "inspect", "itertools", "json", "math", "numbers", "operator", "os", "pathlib", "random", "re",
+    "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing", "warnings", "weakref",
+}  # fmt: skip
+"""Standard modules without a way to the network, to other processes or to code by name."""
+OF_OS = {"getpid", "environ", "fspath", "path", "PathLike", "replace"}
+"""What exported code may ask of `os`."""
+
+
+def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
+    texts = flatten(extra=certified_modules(tmp_path))
+    for name, text in texts.items():
+        for node in ast.walk(ast.parse(text)):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            found += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            tops = {module.split(".")[0] for module in found}
+            assert tops <= ALLOWED | HARMLESS, name
+            if isinstance(node, ast.Attribute) and dotted(node.value) == "os":
+                assert node.attr in OF_OS, name
+            if isinstance(node, ast.Call):
+                assert dotted(node.func) not in RUNS_TEXT, name
+
+
+def test_servers_listen_on_this_machine_alone():
+    """No source names an address other than this machine's, and the demo binds to it."""
+    for path in [*SOURCES, ROOT / "Makefile"]:
+        assert not re.search(r"0\.0\.0\.0|host\s*=\s*[\"']{2}", path.read_text()), path
+    assert "127.0.0.1" in (ROOT / "gistgate/demo/server.py").read_text()
+
+
+def test_no_secret_of_the_environment_reaches_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "OPENAI_API_KEY", "MLFLOW_TRACKING_PASSWORD"):
+        monkeypatch.setenv(name, SECRET)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mlflow.db'}")
+    params = parse_params({})
+    with tracking.run(params, "secret", kind="method") as record:
+        record.log_params({"rule": "fly", "nested": {"theta": 0.5}})
+        record.log_metrics({"accuracy": 0.5})
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert (tmp_path / "mlflow.db") in written
+    assert not [path for path in written if SECRET.encode() in path.read_bytes()]
+
+
+def test_a_model_card_escapes_what_a_gate_says():
+    name = f"{ATTACK}\n# Heading\x1b[2J"
+    said = plain_markdown(name)
+    assert "<" not in said and "\n" not in said and "\x1b" not in said and "`" not in said
+
+
+def test_every_dependency_is_pinned():
+    lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] not in "#-"]
+    assert len(lines) > 50 and all(
+        re.match(r"^[A-Za-z0-9_.\[\]-]+==[^=]+$", line.split(";")[0].strip()) for line in lines
+    )
+
+
+ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*7}}"
+
+
+def test_templates_escape_everything(tmp_path: Path):
+    (tmp_path / "hostile.html.j2").write_text('<p title="{{ text }}">{{ text }}</p>')
+    for html in (
+        page("hostile", tmp_path, text=ATTACK),
+        render(str(tmp_path / "hostile.html.j2"), scripts=(), styles=(), text=ATTACK),
+    ):
+        assert "<script>alert" not in html and "<img" not in html and html.count('"') == 2
+
+
+def test_nothing_but_our_own_files_skips_escaping():
+    """`|safe` stands in no template, and Markup is called where our own tables and styles are put in."""
+    templates = [path for top in ("gistgate", "pipeline") for path in (ROOT / top).rglob("*.html.j2")]
+    assert templates and not [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text())]
+    users = {str(path.relative_to(ROOT)) for path in SOURCES if "Markup(" in path.read_text()}
+    assert users <= {"gistgate/pages/rendering.py", "pipeline/stages/report.py"}
+
+
+def test_python_is_the_only_thing_that_is_run():
+    """Subprocesses are git, dvc and Python, given as lists."""
+    for path in SOURCES:
+        for call in calls(path):
+            if dotted(call.func) in ("subprocess.run", "subprocess.Popen", "subprocess.check_output"):
+                first = ast.unparse(call.args[0]) if call.args else ""
+                assert not first.startswith(("'", '"', "f'")), f"{path}: {first}"
