@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,6 +26,18 @@ from gistgate.cli.options import (
     Settings,
     StopDrafting,
 )
+from gistgate.errors import UserError
+
+OF_SERVERS = (
+    "task", "budget", "confidence", "prompts", "stop", "task_data", "out", "draw", "looks", "seed", "strict_endpoint",
+    "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat", "system", "concurrent",
+)  # fmt: skip
+"""Options that mean something where two servers are compared."""
+
+
+def served(help: str, **limits: Any) -> Any:
+    """An option that compares two servers."""
+    return typer.Option(help=help, rich_help_panel="Two servers", **limits)
 
 
 def calibrate(
@@ -54,13 +66,54 @@ def calibrate(
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     seed: Seed = 0,
     as_json: AsJson = False,
+    strict_endpoint: Annotated[str | None, served("The reference server, such as http://HOST:8000/v1.")] = None,
+    loose_endpoint: Annotated[str | None, served("The server that is certified against it.")] = None,
+    strict_model: Annotated[str | None, served("Model of the reference server; default: its only one.")] = None,
+    loose_model: Annotated[str | None, served("Model of the other server; default: its only one.")] = None,
+    strict_body: Annotated[str, served("Further entries of every request to the reference server, as JSON.")] = "{}",
+    loose_body: Annotated[str, served("Further entries of every request to the other server, as JSON.")] = "{}",
+    chat: Annotated[bool, served("Ask with the messages of a chat.")] = False,
+    system: Annotated[str | None, served("System text of the chat.")] = None,
+    concurrent: Annotated[int, served("Requests that are under way at the same time.", min=1)] = 8,
 ) -> None:
-    """Find the loosest setting of a rule whose loss is certified, and write certificate.json."""
+    """Find the loosest setting of a rule whose loss is certified, and write certificate.json.
+
+    With --strict-endpoint and --loose-endpoint certify instead one server against another, whatever runs behind it.
+    """
     options = {name: value for name, value in locals().items() if name not in ("settings", "as_json")}
+    if strict_endpoint or loose_endpoint:
+        compare_servers(options, as_json)
+        return
     command = module_of("gistgate.integrations.lm_eval.calibrate", "calibrate")
+    known = {one.name for one in fields(command.Options)}
+    options = {name: value for name, value in options.items() if name in known}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan and the progress are no JSON
         proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
     if as_json:
         typer.echo(json.dumps({"path": str(path), "certificate": asdict(proof)}, default=str))
     else:
         typer.echo(f"{show.proved(proof)}\nwritten to {path}")
+
+
+def compare_servers(options: dict[str, Any], as_json: bool) -> None:
+    """Certify one server against another.
+
+    Raises:
+        UserError: one of the two addresses is missing, or options speak of models that no server asks for.
+    """
+    if not (options["strict_endpoint"] and options["loose_endpoint"]):
+        raise UserError("Two servers are compared: name both --strict-endpoint and --loose-endpoint.")
+    strange = [name for name in ("gate", "rule", "target", "draft", "drafter", "block", "judge") if options[name]]
+    if strange:
+        raise UserError(f"--{strange[0]} means nothing where two servers are compared. Leave it out.")
+    command = module_of("gistgate.integrations.endpoints.calibrate", "endpoints")
+    given = {name: options[name] for name in OF_SERVERS}
+    given["out"] = given["out"] or Path()
+    with redirect_stdout(sys.stderr if as_json else sys.stdout):
+        certificate, path = command.certify(command.Options(**given))
+    if as_json:
+        typer.echo(json.dumps({"path": str(path), "certificate": asdict(certificate)}))
+    else:
+        typer.echo(f"{show.compared(certificate)}\nwritten to {path}")
+    if not certificate.certified:
+        raise UserError(certificate.refusal or "Nothing is certified.")

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.certificates.served import ServedCertificate
 from gistgate.gates.config import GateConfig
 from gistgate.observing.outlook import Costs, Effort, Outlook
 from gistgate.observing.race import Clock
@@ -74,6 +75,25 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
 def as_lines(tokens: Sequence[TracedToken]) -> str:
     """One JSON object per token."""
     return "\n".join(json.dumps(token.as_dict(), ensure_ascii=False) for token in tokens)
+
+
+def compared(certificate: ServedCertificate) -> str:
+    """Lines about one server against another."""
+    sides = {"strict": certificate.strict_answers, "loose": certificate.loose_answers}
+    lines = [
+        f"{name:7} score {one.score:.1%}, capped {one.capped:.1%}"
+        + ("" if one.tokens is None else f", {one.tokens:.1f} tokens an answer")
+        for name, one in sides.items()
+    ]
+    verdict = "certified" if certificate.certified else "not certified"
+    return "\n".join(
+        [
+            f"budget {certificate.budget:.2%} at {certificate.confidence:.0%}: {verdict}; loss {certificate.loss:.2%}, "
+            f"at most {certificate.bound:.2%} ({certificate.losses} lost, {certificate.gains} gained, "
+            f"{certificate.differing} answered differently, of {certificate.n})",
+            *lines,
+        ]
+    )
 
 
 def described(config: GateConfig, proof: Proof | None) -> str:

@@ -18,6 +18,7 @@ from statistics import fmean
 import numpy as np
 
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, check_stop, fixed_sequence
+from gistgate.certificates.looks import Looks, level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.certificates.scope import task_scope
@@ -57,6 +58,8 @@ class Options:
     num_fewshot: int | None = 0
     concurrent: int = 8
     out: Path = Path()
+    draw: int = 1
+    looks: int = 1
     seed: int = 0
 
 
@@ -113,8 +116,9 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             "of its `until`."
         )
     docs = documents(task, options)
-    print(plan_sentence(options.budget, options.confidence, len(docs), True, options.stop))
-    check_possible(options.budget, options.confidence, len(docs), True, options.stop)
+    confidence = level(options.confidence, options.looks)
+    print(plan_sentence(options.budget, confidence, len(docs), True, options.stop))
+    check_possible(options.budget, confidence, len(docs), True, options.stop)
     strict = connect(options.strict_endpoint, options.strict_model, body(options.strict_body))
     loose = connect(options.loose_endpoint, options.loose_model, body(options.loose_body))
     if strict == loose:
@@ -123,9 +127,26 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             "by --strict-body and --loose-body."
         )
     compared = Compared(task, docs, strict, loose, KeptAnswers(KEPT), options.concurrent)
-    verdicts = fixed_sequence([compared.chunks()], [options.budget], options.confidence, options.stop)
+    take_look(options, compared, 1 - confidence)
+    verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)
     certificate = certificate_of(options, compared, verdicts)
     return certificate, certificate.save(options.out)
+
+
+def take_look(options: Options, compared: Compared, spent: float) -> None:
+    """Tell the ledger which claim is about to be tested on which prompts.
+
+    Raises:
+        UserError: the prompts were judged before for this claim with another choice.
+    """
+    sides = [compared.strict.described(), compared.loose.described()]
+    looks = Looks(
+        claim=f"{options.task}, served: {sides[1]} against {sides[0]}",
+        prompts=[list(compared.task.question(doc).encode()) for doc in compared.docs],
+        error=1 - options.confidence,
+        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
+    )
+    looks.take(looks.look([options.budget, options.stop], spent))
 
 
 def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> ServedCertificate:
@@ -163,10 +184,15 @@ def documents(task: Task, options: Options) -> list[Document]:
     order = random.Random(f"{options.seed} certificates")
     seen = {task.problem(prompt["doc"]) for prompt in used_prompts()}
     found = [train[index] for index in distinct_documents(task, train, order, seen)]
-    if not found:
-        raise UserError(f"The task '{options.task}' has no unused training document. Take another task.")
-    planned = default_n(options.budget, options.confidence, True, len(found), options.stop)
-    return found[: options.prompts or planned]
+    confidence = level(options.confidence, options.looks)
+    n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
+    drawn = found[(options.draw - 1) * n : options.draw * n]
+    if not drawn:
+        raise UserError(
+            f"The task '{options.task}' has {len(found)} unused training documents, which is too few for draw "
+            f"{options.draw} of {n} prompts. Lower --prompts or --draw, or take a larger task."
+        )
+    return drawn
 
 
 def request(task: Task, doc: Document) -> Asked:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from gistgate.certificates.tango import exact_bound
+from gistgate.cli.main import app
 from gistgate.errors import UserError
 from gistgate.integrations.endpoints import calibrate as command
 from gistgate.integrations.endpoints import server as client
@@ -105,6 +108,34 @@ def test_a_chat_is_asked_with_messages_and_further_entries(run):
 def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
     with pytest.raises(UserError, match=message):
         run(Script(), Script(), **changes)
+
+
+def test_prompts_are_judged_once_for_a_claim(run):
+    with serving(Script()) as strict, serving(Script()) as loose:
+        both = {"strict_endpoint": strict, "loose_endpoint": loose, "prompts": 40}
+        run(Script(), Script(), **both)
+        run(Script(), Script(), **both)
+        with pytest.raises(UserError, match="already been judged.*--draw 2"):
+            run(Script(), Script(), **both, stop="planned")
+        proof, _ = run(Script(), Script(), **both, stop="planned", draw=2)
+        assert proof.n == 40
+        with pytest.raises(UserError, match="too few for draw 3"):
+            run(Script(), Script(), **both, draw=3)
+
+
+def test_the_command_line_compares_servers(run, tmp_path, capsys):
+    with serving(Script()) as strict, serving(Script(wrong=frozenset({3}))) as loose:
+        given = ["--task", "sums", "--budget", "0.1", "--strict-endpoint", strict, "--prompts", "80"]
+        answer = CliRunner().invoke(app, ["calibrate", *given, "--loose-endpoint", loose, "--json"])
+        assert answer.exit_code == 0, answer.output
+        shown = json.loads(answer.stdout)
+        assert shown["certificate"]["losses"] == 1 and Path(shown["path"]).is_file()
+        for more, message in (
+            ([], "name both"),
+            (["--loose-endpoint", loose, "--rule", "fly"], "--rule means nothing"),
+        ):
+            refused = CliRunner().invoke(app, ["calibrate", *given, *more])
+            assert isinstance(refused.exception, UserError) and message in str(refused.exception)
 
 
 def test_one_server_with_one_request_is_no_comparison(run):
