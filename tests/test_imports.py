@@ -51,7 +51,7 @@ for blocked in ("sklearn", "datasets", "mlflow", "lm_eval", "pytorch_lightning",
     raise SystemExit(f"{blocked} was not blocked: this check checks nothing")
 
 WITH_SCIPY = ["gistgate.certificates." + name for name in (
-    "bernstein", "betting", "bounds", "calibration", "differences", "fixed_sequence", "loss_curve", "outcomes",
+    "bernstein", "betting", "bounds", "calibration", "differences", "fixed_sequence", "looks", "loss_curve", "outcomes",
     "planning", "scope", "scores", "search", "tango")]
 "Certification needs the extra `calibrate`; reading a certificate does not."
 

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+from torch import Tensor
+
 from gistgate.errors import UserError
 
 
 class Sized(Protocol):
     """A model that knows its size."""
 
-    def num_parameters(self) -> int:
-        """Number of weights."""
+    def parameters(self) -> Iterator[Tensor]:
+        """Its weights."""
 
 
 def check_smaller(target: Sized, draft: Sized) -> None:
-    """Refuse a draft with more parameters than its target, which could only slow decoding down.
+    """Refuse a draft whose weights take more memory than its target's: a step of it could only slow decoding down.
 
     Raises:
         UserError: the draft is larger.
     """
-    sizes = target.num_parameters(), draft.num_parameters()
+    sizes = [sum(one.numel() * one.element_size() for one in model.parameters()) for model in (target, draft)]
     if sizes[1] > sizes[0]:
         raise UserError(
-            f"The draft has {sizes[1]:,} parameters and the target only {sizes[0]:,}, so drafting would cost more than "
-            "it saves. Swap the two, or choose a smaller draft."
+            f"The draft has {sizes[1]:,} bytes of weights and the target only {sizes[0]:,}: drafting would cost more "
+            "than it saves. Swap the two, or choose a smaller draft."
         )
 
 

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller, hub_remedy
 from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes, whole_model
-from gistgate.errors import UserError
+from gistgate.errors import UserError, is_out_of_memory
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import check_kind, quantise
 from gistgate.identity import check_same_tokenizer
@@ -130,6 +130,8 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
     try:
         model = whole_model(name, **options)
     except Exception as error:  # damaged files and unknown architectures fail in many ways
+        if is_out_of_memory(error):
+            raise
         raise UserError(unloadable(role, name, error)) from error
     return model.to(device).eval()
 

@@ -41,10 +41,9 @@ def check_gguf(name: str, place: Mapping[str, str]) -> None:
     if Path(name).is_dir() and not (Path(name) / file).is_file():
         known = ", ".join(sorted(path.name for path in Path(name).glob(f"*{GGUF}"))) or "none"
         raise UserError(f"The folder {name} has no file {file} (GGUF files there: {known}). Correct the name.")
-    try:
-        import gguf  # noqa: F401
-    except ImportError as error:
-        raise UserError("GGUF files are read by the package `gguf`. Run `pip install 'gistgate[gguf]'`.") from error
+    from gistgate.build.gguf_size import check_reader
+
+    check_reader()
 
 
 def check_memory(models: Mapping[str, int | None], device: Any = "cpu") -> None:
@@ -77,6 +76,8 @@ def weight_bytes(name: str, dtype: Any, gguf: str | None = None) -> int | None:
     """
     folder = Path(name)
     if gguf is not None:
+        from gistgate.build.gguf_size import gguf_bytes
+
         return gguf_bytes(folder / gguf, dtype) if (folder / gguf).is_file() else None
     files = sorted(folder.glob("*.safetensors"))
     try:
@@ -92,14 +93,6 @@ def file_bytes(file: Path, dtype: Any) -> int:
     with safe_open(file, framework="pt") as opened:
         numbers = (math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
         return int(sum(numbers) * dtype.itemsize)
-
-
-def gguf_bytes(file: Path, dtype: Any) -> int:
-    """Bytes while a GGUF file is unpacked: all of it in float32, and the model beside it."""
-    from gguf import GGUFReader
-
-    numbers = sum(int(tensor.n_elements) for tensor in GGUFReader(file).tensors)
-    return numbers * (torch.float32.itemsize + (torch.float32 if dtype == "auto" else dtype).itemsize)
 
 
 def free_memory(device: torch.device) -> int | None:

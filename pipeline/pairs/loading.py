@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 
 from gistgate.build.checks import hub_remedy
 from gistgate.build.weights import check_gguf, check_memory, weight_bytes, whole_model
-from gistgate.errors import UserError
+from gistgate.errors import UserError, is_out_of_memory
 from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -78,6 +78,8 @@ def attempt(source: ModelSource, read: Callable[[], T]) -> T:
     try:
         return read()
     except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
+        if is_out_of_memory(error):
+            raise
         raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy(source, error)}") from error
 
 

@@ -51,9 +51,9 @@ def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
     tokenizer = load_tokenizer(source)
     check_room([source.target, source.draft])
     target, draft = load_model(source.target), load_model(source.draft)
-    check_smaller(target, draft)
     sizes = {"target": num_embeddings(target), "draft": num_embeddings(draft)}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
+    check_smaller(target, draft)
     return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gistgate.build import models, weights
+from gistgate.build import weights
 from gistgate.build.models import load_draft, load_target
 from gistgate.build.weights import check_gguf, check_memory, free_memory, placed, weight_bytes
 from gistgate.cli.main import app
@@ -93,7 +93,7 @@ def test_bytes_follow_from_headers_and_dtype(tmp_path: Path, folder: Path) -> No
 def test_too_little_memory_is_said_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_pair()[0].save_pretrained(tmp_path)
     monkeypatch.setattr(weights, "free_memory", lambda _device: 1000)
-    monkeypatch.setattr(models.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
+    monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(UserError, match=r"The weights need 0.0 GB .* are free on cpu"):
         load_target(str(tmp_path), "float32", "cpu")
 

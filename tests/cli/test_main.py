@@ -58,7 +58,6 @@ def test_bench_times_three_ways(run, pair, tmp_path):
         (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
         (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
         (["generate", "{pair}/target", "Tom", "--max-new-tokens", "9999"], "exceed the context"),
-        (["generate", "{pair}/draft", "Tom", "--gate", "{pair}/gate"], "gate"),
         (["inspect", "{pair}/nowhere"], "missing"),
         (["bench", "{pair}/target", "{pair}/nothing.txt"], "missing"),
     ],

@@ -16,6 +16,7 @@ from gistgate.build.drafters import STORED
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import program, store
 from gistgate.drafters import DRAFTERS
+from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.optional.retrieval.corpus import CorpusDrafter
 from gistgate.optional.retrieval.sen import SenDrafter
@@ -29,6 +30,7 @@ from tests.rules.extremes import CLOSED
 
 KINDS = [*SIZES, *MORE]
 NAMES = [*DRAFTERS, *STORED, "corpus"]
+"""Every drafter; `hybrid` is made with costs and a block of its own."""
 COMPILED = ("llama", "qwen2", "qwen3", "gpt2", "phi", "olmo2")
 """Architectures without a sliding window, which the compiled engine takes."""
 BATCH = prompts(5, 17, 1, 10, 2, 30, 3, 8)
@@ -41,6 +43,8 @@ PAIRS = [(block, rows) for block in range(1, 17) for rows in {1 + (block * 3) % 
 def drafter(name: str, kind: str) -> Any:
     if name in DRAFTERS:
         made: Any = DRAFTERS[name]
+        if made is HybridDrafter:
+            return HybridDrafter(ModelDrafter(pair(kind)[1]), cost=0.1, verify=1.0, block=4)
         return made(pair(kind)[1]) if issubclass(made, ModelDrafter) else made()
     if name == "corpus":
         return CorpusDrafter(SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]]))

@@ -26,7 +26,7 @@ PARAMS = {
     "task": "sums",
     "seed": 1,
     "headline_budget": 0.03,
-    "prompts": {"train": 4, "development": 4, "calibration": 4, "test": 2},
+    "prompts": {"train": 4, "development": 4, "calibration": 4, "test": 2, "guard": 2},
     "methods": {"lossless": {"exact": {"rule": "exact"}}, "free": {"fly": METHOD}},
 }
 PAIR = {"target": {"model": "./target", "dtype": "float32"}, "draft": {"model": "./draft", "dtype": "float32"}}

@@ -127,7 +127,7 @@ def certify(options: Options) -> tuple[Proof, Path]:
         **task_scope(task, calibration),
     }
     looks = Looks(
-        claim=f"{scope['target']['name']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
+        claim=f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
         prompts=calibration,
         error=1 - options.confidence,
         code=fingerprint(Path(gistgate.__file__).parent / "certificates"),

@@ -119,7 +119,7 @@ def test_the_targets_own_segments_cost_fewer_forwards_than_tokens():
 def test_the_compiled_engine_says_once_that_it_falls_back():
     parts = {"style": STYLE, "limit": 8}
     decoder = segment_decoder(TARGET, DRAFT, TOKENIZER, Constant(1), STRICT, engine="compiled", **parts)
-    with pytest.warns(UserWarning, match="SegmentDrafter writes segments") as said:
+    with pytest.warns(UserWarning, match="SegmentDrafter ends its drafts at a length that is not known") as said:
         answers = [decoder.generate(PROMPTS, max_new_tokens=NUM) for _ in range(2)]
     assert len(said) == 1
     assert [[answer.ids for answer in some] for some in answers] == [greedy()] * 2

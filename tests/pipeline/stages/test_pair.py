@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from pytorch_lightning.callbacks import TQDMProgressBar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gistgate.errors import UserError
 from pipeline.pairs import training
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
-from pipeline.pairs.training import TQDMProgressBar, learning_rate, train_model
+from pipeline.pairs.training import learning_rate, train_model
 from pipeline.pairs.world.corpus import documents, prompt_text
 from pipeline.pairs.world.measure import strict_mean_accepted_length
 from pipeline.pairs.world.params import DraftTraining, ModelTraining, PairTrainingParams, WorldParams

@@ -36,7 +36,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     monkeypatch.chdir(tmp_path)
     for folder in ("data/tasks", "models/pairs"):
         copytree(ROOT / folder, folder)
-    given = parse_params({"task": WORLD_TASK, "world": {"task_train": 80, "task_test": 20}, "prompts": SIZES})
+    given = parse_params({"task": WORLD_TASK, "world": {"task_train": 100, "task_test": 20}, "prompts": SIZES})
     write_task_files(given.world, given.seed)
     write_prompts(PromptMaker(load_task(given), byte_tokenizer(), 4096), given, Path("data/prompts"))
     monkeypatch.setattr(certify, "load_pair", lambda _params: SimpleNamespace(tokenizer=byte_tokenizer()))
@@ -60,15 +60,15 @@ def test_a_study_beside_make_certify_shares_no_problem_with_anything(params: Par
 
 
 def test_other_tasks_offer_what_their_training_split_has_left(params: Params, monkeypatch: pytest.MonkeyPatch):
-    """`new_prompts` invents problems for the embedded world alone; elsewhere 80 - 70 documents are left."""
+    """`new_prompts` invents problems for the embedded world alone; elsewhere 100 - 70 documents are left."""
     monkeypatch.setattr(certify, "of_the_world", lambda _params: False)
     own = CertifyParams(methods=("autojudge",), budgets=(0.1,), prompts=8, block=4, ece_problems=1)
     monkeypatch.setattr(certify, "read_certify_params", lambda: own)
     certified = certify.calibration_prompts(params)
-    assert len(certified) == 8 and len(certify.new_prompts(params, 30, "labels", beside=certified)) == 2
-    monkeypatch.setattr(certify, "read_certify_params", lambda: CertifyParams(("autojudge",), (0.1,), 11, 4, 1))
+    assert len(certified) == 8 and len(certify.new_prompts(params, 30, "labels", beside=certified)) == 22
+    monkeypatch.setattr(certify, "read_certify_params", lambda: CertifyParams(("autojudge",), (0.1,), 31, 4, 1))
     with pytest.raises(
-        UserError, match="asks for 11 prompts, but draw 1 of the task 'wordproblems' has only 10 unused ones"
+        UserError, match="asks for 31 prompts, but draw 1 of the task 'wordproblems' has only 30 unused ones"
     ):
         certify.calibration_prompts(params)
 

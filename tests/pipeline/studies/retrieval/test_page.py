@@ -9,6 +9,7 @@ import pytest
 
 from gistgate.files import read_json, write_json
 from pipeline.report.publish import split, table_of
+from pipeline.studies.retrieval import publish
 from pipeline.studies.retrieval.publish import PAGE, RESULTS, main
 from pipeline.studies.retrieval.tables import content
 
@@ -70,6 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         reports / "datastore.json",
         {"keys": 23254, "key_size": 64, "prompts": 320, "bytes": 3_137_615, "keys_per_second": 1402.6},
     )
+    monkeypatch.setattr(publish, "check_finished", lambda _graph: None)  # neither DVC nor Git knows this folder
+    monkeypatch.setattr(publish, "origin", lambda modules: {"code": {"modules": list(modules), "commit": "abc"}})
     return tmp_path
 
 

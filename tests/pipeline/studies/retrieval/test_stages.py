@@ -69,7 +69,7 @@ def test_a_datastore_that_is_missing_or_another_target_s_is_named(name: str, fol
 
 
 def test_an_unknown_drafter_is_named_with_those_that_exist():
-    with pytest.raises(UserError, match="no drafter 'rest'. Known drafters: .*corpus, lookup, .*sen"):
+    with pytest.raises(UserError, match="no drafter 'rest'. Known drafters: .*corpus, hybrid, lookup, .*sen"):
         make_drafter(tiny(), "rest")
 
 
