@@ -132,7 +132,7 @@ ALLOWED = {"numpy", "safetensors", "torch", "transformers"}
 HARMLESS = {
     "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum", "functools",
     "hashlib", "heapq", "inspect", "itertools", "json", "math", "numbers", "operator", "os", "pathlib", "random", "re",
-    "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing", "warnings", "weakref",
+    "shlex", "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing", "warnings", "weakref",
 }  # fmt: skip
 """Standard modules without a way to the network, to other processes or to code by name."""
 OF_OS = {"getpid", "environ", "fspath", "path", "PathLike", "replace"}
