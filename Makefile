@@ -19,7 +19,7 @@ export GIT_PYTHON_REFRESH := quiet
 export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-vllm quality format \
+.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
 	deps docs smoke ui publish bench stale seeds gpu reliability audit
 
 help:  ## list the targets
@@ -51,10 +51,13 @@ real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folde
 	python -m pipeline.studies.real.publish
 
 test: $(STAMP)  ## run the fast tests, two at a time
-	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow"
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow and not long"
 
-test-all: $(STAMP)  ## run all tests, the slow ones too
-	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal
+test-all: $(STAMP)  ## run all tests but the long ones, the slow ones too
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not long"
+
+test-long: $(STAMP)  ## run the tests that take an hour or more: the whole sweep of decoders, the pipeline on two seeds
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m long
 
 test-vllm: $(VLLM)/.installed  ## run the tests that serve with vLLM, in an environment of their own
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm

@@ -59,7 +59,7 @@ def test_a_weak_target_excludes_a_seed_and_any_other_failure_ends_the_run(tmp_pa
         seeds.run_seed(4, folder=tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_tiny_seeds_run_from_nothing_to_one_file(tmp_path: Path):
     one = seeds.run_seed(1, TINY, tmp_path)
     weak = merged(TINY, {"pair_training": {"min_target_accuracy": 0.999}})

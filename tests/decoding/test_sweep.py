@@ -1,6 +1,6 @@
 """Closed gate = greedy ids at large: every architecture, block length, batch size, engine and drafter.
 
-The fast suite runs a sample; `pytest -m slow tests/decoding/test_sweep.py` runs the sweep, in which each block length
+The fast suite runs a sample; `pytest -m long tests/decoding/test_sweep.py` runs the sweep, in which each block length
 meets two batch sizes and each batch size several block lengths.
 """
 
@@ -72,7 +72,7 @@ def test_a_sample_writes_the_greedy_texts(number: int):
     check(kind, name, *PAIRS[(number * 7) % len(PAIRS)], rule=("exact", "autojudge")[number // 8])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_block_and_batch_writes_the_greedy_texts(kind: str, name: str):
@@ -81,7 +81,7 @@ def test_every_block_and_batch_writes_the_greedy_texts(kind: str, name: str):
     check(kind, name, 6, 3, rule="autojudge")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", COMPILED)
 def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
@@ -93,7 +93,7 @@ def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: 
         check(kind, name, block, rows, engine="compiled")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["model", "lookup", "tree"])
 def test_the_context_is_filled_to_its_last_token(kind: str, name: str):
