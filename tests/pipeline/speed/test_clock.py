@@ -42,6 +42,7 @@ def test_both_count_the_same_tokens(models: SimpleNamespace, extra: dict[str, in
     assert all(one.forwards and one.seconds > 0 for one in mine)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:This runs on the eager engine")
 def test_seconds_of_another_engine_are_not_taken(models: SimpleNamespace):
     """The second request falls back without another warning, and fails as the first did."""

@@ -24,7 +24,7 @@ REPORTS = Path("reports/evaluation")
 PARAMS: dict[str, Any] = {
     "pair": "tiny",
     "task": "sums",
-    "prompts": {"train": 4, "development": 4, "calibration": 4, "test": 5},
+    "prompts": {"train": 4, "development": 4, "calibration": 4, "guard": 2, "test": 5},
     "decoding": {"block": 4, "batch_size": 3, "workers": 1},
     "methods": {
         "free": {
