@@ -240,9 +240,6 @@ def other_partners() -> Iterator[Case]:
     """Whole files in the wrong place."""
     yield case("gate/model.safetensors", "weights of another gate", do.copied("other"))
     yield case("gate/config.json", "certificate of another gate", certificate_of_another, f"{FULL} --certificate gate")
-    yield case(
-        "target/config.json", "models swapped", lambda path: None, "generate draft Tom --draft target --gate gate"
-    )
     yield case("target/tokenizer.json", "another tokenizer", swapped_tokens, FULL)
     yield case(
         "store/config.json", "another target", lambda p: None, "generate draft Tom --drafter sen --datastore store"
