@@ -114,7 +114,8 @@ class Session:
             uniforms=uniforms,
             want_q=self.parts.wants_q,
         )
-        count_notes(self.rows, draft.notes)
+        # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
+        count_notes(self.rows, [note if room > 0 else "" for note, room in zip(draft.notes, room_B, strict=False)])
         draft = draft.to(self.device)
         fits = self.parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
         return draft.only(fits)

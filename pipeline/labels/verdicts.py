@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.integrations.lm_eval.task import INVALID, Document, Task
+from gistgate.integrations.lm_eval.judging import INVALID
+from gistgate.integrations.lm_eval.prompting import Document
+from gistgate.integrations.lm_eval.task import Task
 from pipeline.labels.rollouts import REJOINED, Answered, Ended, Roller, Rollout, rejoined_at
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")

@@ -112,9 +112,14 @@ def lead(summary: dict[str, Any]) -> str:
     fastest = max(free, key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
     tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
     time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[fastest]["speed"]["vs_plain"]["mean"]
+    ahead = (
+        f"`{longest}` has the largest mean accepted length and the highest speed"
+        if longest == fastest
+        else f"`{longest}` has the largest mean accepted length and `{fastest}` the highest speed"
+    )
     return (
-        f"Of all rules without training `{longest}` has the largest mean accepted length and `{fastest}` the highest "
-        f"speed; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} in time."
+        f"Of all rules without training {ahead}; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} "
+        "in time."
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gistgate.integrations.lm_eval import task as tasks
-from gistgate.integrations.lm_eval.task import Prompting, Task, TaskSpec
+from gistgate.integrations.lm_eval.prompting import Prompting
+from gistgate.integrations.lm_eval.task import Task, TaskSpec
 from pipeline.params import Params
 
 

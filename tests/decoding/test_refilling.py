@@ -16,6 +16,7 @@ from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.choice import ChoiceDrafter, Option
+from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
@@ -59,6 +60,7 @@ def drafter_of(kind: str, name: str) -> Drafter:
         "recycle": TokenRecycling,
         "cascade": lambda: CascadeDrafter(draft),
         "choice": lambda: ChoiceDrafter(options),
+        "hybrid": lambda: HybridDrafter(ModelDrafter(draft), cost=0.1, verify=1.0, block=4),
         "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
     }
     drafter: Drafter = made[name]()
@@ -106,7 +108,7 @@ def test_every_kind_of_state_follows_its_row(rule: str, settings: dict[str, Any]
     check_refilled(decoder_of(rule, settings))
 
 
-@pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "cascade", "choice", "tree"])
+@pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"])
 @pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": 0.5})])
 def test_every_drafter_follows_its_rows(draft: str, rule: str, settings: dict[str, Any]):
     check_refilled(decoder_of(rule, settings, draft=draft))

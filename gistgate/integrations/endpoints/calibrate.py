@@ -26,8 +26,9 @@ from gistgate.certificates.served import Lengths, ServedCertificate
 from gistgate.errors import UserError
 from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Asked, Endpoint, Served, connect
+from gistgate.integrations.lm_eval.prompting import Document, Prompting
 from gistgate.integrations.lm_eval.prompts import distinct_documents, used_prompts
-from gistgate.integrations.lm_eval.task import Document, Prompting, Task, TaskSpec, load_task
+from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 
 CHUNK = 64
 """Prompts between two looks at the outcomes."""

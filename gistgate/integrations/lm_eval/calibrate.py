@@ -31,8 +31,9 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
+from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
-from gistgate.integrations.lm_eval.task import Prompting, Task, TaskSpec, load_task
+from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 from gistgate.typed import dataclass_from

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from gistgate.integrations.lm_eval.task import Document, Task
+from gistgate.integrations.lm_eval.prompting import Document
+from gistgate.integrations.lm_eval.task import Task
 
 Prompt = dict[str, Any]
 """One prompt: id, doc, context, ids, stops, max_new_tokens."""

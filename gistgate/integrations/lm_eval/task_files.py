@@ -1,6 +1,6 @@
 """Find an lm-eval task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
 
-Together with gistgate/integrations/lm_eval/task.py the only place that touches private names of lm-eval.
+Together with `prompting` and `judging` beside it the only place that touches private names of lm-eval.
 """
 
 from __future__ import annotations

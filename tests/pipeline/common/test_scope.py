@@ -8,7 +8,7 @@ import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's draft
 from gistgate.certificates.scope import task_hash
 from gistgate.files import fingerprint
 from gistgate.identity import identify_model, identify_tokenizer, model_scope
-from gistgate.integrations.lm_eval.task import Prompting
+from gistgate.integrations.lm_eval.prompting import Prompting
 from pipeline.common.drafters import files_behind
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair

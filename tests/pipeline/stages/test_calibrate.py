@@ -13,7 +13,7 @@ from gistgate.certificates.outcomes import Answer
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines
 from gistgate.identity import ModelIdentity, TokenizerIdentity
-from gistgate.integrations.lm_eval.task import Prompting
+from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes
 from pipeline.certification.records import read_differences

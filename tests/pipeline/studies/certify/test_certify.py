@@ -16,7 +16,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Selection, Setting
 from gistgate.errors import UserError
 from gistgate.files import read_json
-from gistgate.integrations.lm_eval.task import Prompting
+from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
 from pipeline.pairs.pair import Pair
