@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
 from gistgate.files import write_json
@@ -28,6 +29,7 @@ from pipeline.studies.real.study import PROPOSAL
 
 def main(params: Annotated[Path, typer.Option(help="File of the study.")] = FILE) -> None:
     asked = read(RealParams, params).propose or ProposeParams()
+    torch.set_num_threads(read_params().benchmark.threads)
     pair, prompts = load_pair(read_params()), read_prompts("train")[: asked.prompts]
     ids = [prompt["ids"] for prompt in prompts]
     request = {**request_of(prompts, pair), "max_new_tokens": asked.max_new_tokens}
