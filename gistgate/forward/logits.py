@@ -23,19 +23,24 @@ def last_logits(model: PreTrainedModel, keep: int, **inputs: Any) -> Tensor:
 
 @contextmanager
 def contiguous_rows(model: PreTrainedModel) -> Iterator[None]:
-    """Make the input of the model's output layer contiguous while the context is open.
+    """Hand the model's output layer its input in one piece while the context is open.
 
     `logits_to_keep` cuts the last rows out of the states, which leaves gaps between the rows of a batch. A matrix
     product of such an input is computed as a batch of products, for which the weight is copied once per row: for half
     precision that costs more than the product itself.
     """
-    handle = model.get_output_embeddings().register_forward_pre_hook(contiguous)
+    handle = model.get_output_embeddings().register_forward_pre_hook(in_one_piece)
     try:
         yield
     finally:
         handle.remove()
 
 
-def contiguous(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same arguments, the first of them contiguous."""
-    return (args[0].contiguous(), *args[1:])
+def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The same arguments, the first of them with the strides of a new tensor.
+
+    `Tensor.contiguous` keeps the stride of a cut-out whose only row is the first of several, and PyTorch's choice of
+    the product looks at that stride too.
+    """
+    rows = args[0]
+    return (rows.reshape(-1, rows.shape[-1]).view(rows.shape), *args[1:])
