@@ -42,5 +42,5 @@ def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, 
     `Tensor.contiguous` keeps the stride of a cut-out whose only row is the first of several, and PyTorch's choice of
     the product looks at that stride too.
     """
-    rows = args[0]
-    return (rows.reshape(-1, rows.shape[-1]).view(rows.shape), *args[1:])
+    rows = args[0].contiguous()
+    return (rows.view(-1, rows.shape[-1]).view(rows.shape), *args[1:])

@@ -10,7 +10,7 @@ from gistgate.forward.reader import Reader
 from tests.architectures import SIZES, pair, prompts
 
 
-@pytest.mark.parametrize("rows, keep", [(3, 4), (1, 4), (1, 1)])
+@pytest.mark.parametrize("rows, keep", [(3, 4), (3, 1), (1, 4), (1, 1)])
 @pytest.mark.parametrize("kind", SIZES)
 def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: int):
     """A slice of the states has gaps between the rows of a batch, and such an input has the weight copied."""
