@@ -22,50 +22,68 @@ KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
 GROUP = 32
 """Inputs of an output that share scale and offset in `int4`."""
-MOST_ROWS = 64
-"""Rows up to which the kernel of `int8` is used: at 64 it beat a product with unpacked weights, at 128 it did not."""
+MOST_ROWS = 12
+"""Rows up to which packed weights are read: beyond that a product with unpacked ones is faster on processors."""
 
 
-class Int8Linear(nn.Module):
-    """y = s * (W8 x): one scale per output."""
+class Packed(nn.Module):
+    """A linear layer that reads packed weights for few rows, and the same weights unpacked for many.
 
-    def __init__(self, layer: nn.Linear) -> None:
+    A single row waits for weights, so that fewer bytes make it faster; a prompt or a batch waits for products, and the
+    kernels of packed weights are slower at those. Both copies are kept, which costs the memory of one more layer.
+    """
+
+    dense: Tensor
+
+    def __init__(self, layer: nn.Linear, weight_OI: Tensor) -> None:
         super().__init__()
-        weight_OI = layer.weight.detach().float()
-        scale_O = weight_OI.abs().amax(1).clamp_min(1e-12) / 127
-        self.weight = frozen((weight_OI / scale_O[:, None]).round().clamp(-127, 127).to(torch.int8))
-        self.scale = frozen(scale_O.to(layer.weight.dtype))
+        self.register_buffer("dense", weight_OI.to(layer.weight.dtype).contiguous(), persistent=False)
         self.bias = layer.bias
 
+    def narrow(self, rows: Tensor) -> Tensor:
+        """Products [rows, O] with the packed weights."""
+        raise NotImplementedError
+
     def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1])
-        if len(rows) <= MOST_ROWS:
-            y = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
-        else:
-            y = linear(rows, self.weight.to(x.dtype)) * self.scale
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        y = self.narrow(rows) if len(rows) <= MOST_ROWS else linear(rows, self.dense)
         return shaped(y, x, self.bias)
 
 
-class Int4Linear(nn.Module):
+class Int8Linear(Packed):
+    """y = s * (W8 x): one scale per output."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        weight_OI = layer.weight.detach().float()
+        scale_O = (weight_OI.abs().amax(1).clamp_min(1e-12) / 127).to(layer.weight.dtype)
+        levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
+        super().__init__(layer, levels_OI * scale_O.float()[:, None])
+        self.weight, self.scale = frozen(levels_OI.to(torch.int8)), frozen(scale_O)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
+        return y
+
+
+class Int4Linear(Packed):
     """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
 
     def __init__(self, layer: nn.Linear) -> None:
-        super().__init__()
         outputs, inputs = layer.weight.shape
         weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
         least, most = weight_OGg.aminmax(dim=-1)
         scale_OG = ((most - least).clamp_min(1e-12) / 15).to(layer.weight.dtype)
         middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
-        levels = (weight_OGg - middle_OG.float()[..., None]) / scale_OG.float()[..., None] + 8
-        levels_OI = levels.round().clamp(0, 15).to(torch.int32).view(outputs, inputs)
+        scale, middle = scale_OG.float()[..., None], middle_OG.float()[..., None]
+        levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
+        super().__init__(layer, ((levels - 8) * scale + middle).view(outputs, inputs))
+        levels_OI = levels.to(torch.int32).view(outputs, inputs)
         self.weight = frozen(torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1))
         self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1).contiguous())
-        self.bias = layer.bias
 
-    def forward(self, x: Tensor) -> Tensor:
-        rows = x.reshape(-1, x.shape[-1]).contiguous()
-        y = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scale_and_middle)
-        return shaped(y, x, self.bias)
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scale_and_middle)
+        return y
 
 
 def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
