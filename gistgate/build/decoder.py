@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -51,6 +52,8 @@ def build_decoder(
     choice = choose(wishes, known, has_gate=gate is not None, has_draft=draft is not None)
     sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
     drafter = make_drafter(choice.drafter, sources)
+    if (told := fitted_elsewhere(drafter, choice.rule)) is not None:
+        warnings.warn(told, stacklevel=2)
     if proof is not None:
         from gistgate.certificates.holds import check_parts
 
@@ -89,6 +92,18 @@ def assemble(
 def binding_of(drafter: Drafter | None) -> dict[str, Any]:
     """What decides the proposals of a drafter besides texts and models."""
     return {} if drafter is None else drafter.binding
+
+
+def fitted_elsewhere(drafter: Drafter | None, rule: str) -> str | None:
+    """What to tell of a policy for the end of drafts that was fitted to another rule; None where it fits."""
+    stopping = None if drafter is None else drafter.stopping
+    fitted = None if stopping is None else stopping.measured.get("rule")
+    if fitted in (None, rule):
+        return None
+    return (
+        f"The ends of drafts were fitted to the rule '{fitted}', and '{rule}' keeps another share of a draft. Nothing "
+        "is lost but speed; fit them again with `gistgate fit-draft --rule`."
+    )
 
 
 def other_drafting(choice: Choice, proof: Proof, drafting: dict[str, Any]) -> str | None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 CORPUS = "corpus"
 HYBRID = "hybrid"
-STOPPING = ("model", HYBRID)
+STOPPING = ("model", "tree", HYBRID)
 """Drafters whose drafts may end before K tokens."""
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 """Drafters that read a datastore; the lexical ones ask for no states."""

@@ -6,13 +6,16 @@ Axis letters: B rows, K drafted tokens of a chain, N nodes of a tree.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Acceptance, Block, Draft, Sampling
 from gistgate.forward.cache import RowCache
+
+if TYPE_CHECKING:
+    from gistgate.drafters.stopping import Stopping
 
 
 class Drafter:
@@ -34,6 +37,8 @@ class Drafter:
     """True when it learns from the target's rows, that is when it has an `observe` of its own."""
     stops_early: bool = False
     """True when its draft model's steps end at a token that is not known beforehand."""
+    stopping: Stopping | None = None
+    """When its draft model's drafts end; None: at K tokens, or at an end of the drafter's own."""
     model: PreTrainedModel | None = None
     """The draft model, if there is one."""
 

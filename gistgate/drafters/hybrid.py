@@ -35,7 +35,7 @@ class HybridDrafter(ChoiceDrafter):
         """
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, cost)]
         super().__init__(options, verify, block=block, weight=WEIGHT)
-        self.stops_early = drafter.stops_early
+        self.stopping, self.stops_early = drafter.stopping, drafter.stops_early
         self._costs = {"cost": cost, "verify": verify, "block": block}
 
     @property

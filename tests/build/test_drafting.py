@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,18 @@ def test_a_hybrid_takes_costs_and_ends_from_its_policy(place: Path) -> None:
     assert isinstance(drafter, HybridDrafter) and drafter.options[1].cost == 0.2
     assert asks_draft("hybrid") and asks_draft("model") and not asks_draft("lookup") and not asks_draft("sen")
     assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "cascade", "hybrid"}
+
+
+@pytest.mark.parametrize("drafter", ["model", "hybrid", "tree"])
+def test_a_policy_of_another_rule_is_told(place: Path, drafter: str) -> None:
+    replace(ENDS, measured={**ENDS.measured, "rule": "fly"}).save(place / "fly.json")
+    parts = {"drafter": drafter, "stop_drafting": str(place / "fly.json"), "rule": "exact"}
+    with pytest.warns(UserWarning, match="fitted to the rule 'fly', and 'exact' keeps another share"):
+        build(place, **parts)
+    replace(ENDS, measured={**ENDS.measured, "rule": "exact"}).save(place / "exact.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(place, **{**parts, "stop_drafting": str(place / "exact.json")})
 
 
 @pytest.mark.parametrize(

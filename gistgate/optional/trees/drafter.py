@@ -6,6 +6,7 @@ Axis letters: B rows, W nodes read at a time, M candidates, N nodes of the tree,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -17,6 +18,9 @@ from gistgate.forward.reader import left_padded
 from gistgate.optional.trees.growth import Growth
 from gistgate.optional.trees.masks import tree_layout
 from gistgate.rules.base import draw
+
+if TYPE_CHECKING:
+    from gistgate.drafters.stopping import Stopping
 
 
 class TreeDrafter(ModelDrafter):
@@ -30,7 +34,13 @@ class TreeDrafter(ModelDrafter):
     form = "tree"
 
     def __init__(
-        self, model: PreTrainedModel, nodes: int = 16, width: int = 4, branch: int = 3, chains: int = 2
+        self,
+        model: PreTrainedModel,
+        nodes: int = 16,
+        width: int = 4,
+        branch: int = 3,
+        chains: int = 2,
+        stopping: Stopping | None = None,
     ) -> None:
         """A drafter around a draft model with the target's vocabulary.
 
@@ -40,6 +50,7 @@ class TreeDrafter(ModelDrafter):
             width: nodes of a level that get successors, of greedy requests.
             branch: successors of each of them.
             chains: continuations of sampled requests.
+            stopping: when a path ends; None: at K tokens or `nodes` nodes.
 
         Raises:
             UserError: one of them is less than 1.
@@ -50,7 +61,7 @@ class TreeDrafter(ModelDrafter):
                 "Each has to be at least 1."
             )
         self.nodes, self.width, self.branch, self.chains = nodes, width, branch, min(chains, nodes)
-        super().__init__(model)
+        super().__init__(model, stopping)
 
     def start(self, batch: int) -> None:
         super().start(batch)
@@ -69,7 +80,7 @@ class TreeDrafter(ModelDrafter):
         device = self.model.device
         ids, valid = left_padded(self.reader.unread(texts), device)
         z = self.reader.read(ids, valid, keep=1)[..., :vocabulary]
-        growth = Growth(len(texts), device)
+        growth = Growth(len(texts), device, self.stopping)
         forwards = 1
         for level in range(num_draft):
             q_BWV = sampling.logits(z).softmax(-1)
@@ -81,7 +92,7 @@ class TreeDrafter(ModelDrafter):
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
             growth.add(tokens)
             room = self.nodes - growth.size
-            if level == num_draft - 1 or (not sampling.greedy and room < self.chains):
+            if level == num_draft - 1 or (not sampling.greedy and room < self.chains) or growth.ended():
                 break
             fresh = growth.advance(self.width if sampling.greedy else self.chains)
             z = self.reader.read(fresh, None, fresh.shape[1], tree_layout(growth.read_parents))
