@@ -25,6 +25,7 @@ from pipeline.heads.partners import Partners
 from pipeline.heads.rows import Rows
 from pipeline.heads.split import split_by_problem
 from pipeline.params import Params, TrainParams
+from pipeline.params.training import kind_of
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that every head depends on."""
@@ -55,7 +56,7 @@ class Job:
     """Everything that a head depends on besides the code and the rows; `config.provenance` holds a hash of the rows."""
 
     head: str
-    """Id of the head in params.train.heads: logistic, or an id of gistgate.gates.HEADS."""
+    """A head of params.train.heads: its kind is logistic or an id of gistgate.gates.HEADS."""
     config: GateConfig
     """The gate's configuration without what training finds out."""
     params: TrainParams
@@ -78,10 +79,11 @@ class Job:
         self, rows: Rows, train_N: Tensor, validation_N: Tensor, scratch: Path
     ) -> tuple[nn.Module, dict[str, Any]]:
         """The head's net on raw features, and a report of its training."""
-        if self.head == "logistic":
+        kind = kind_of(self.head)
+        if kind == "logistic":
             head, losses = fit_logistic(rows.where(train_N | validation_N), self.params.c, self.params.folds)
             return head, {"loss_by_c": losses}
-        return fit_net(self.head, rows.where(train_N), rows.where(validation_N), self.params, self.seed, scratch)
+        return fit_net(kind, rows.where(train_N), rows.where(validation_N), self.params, self.seed, scratch)
 
     def _gate(self, net: nn.Module, fitted: nn.Module) -> Gate:
         """The gate with the fitted weights in it."""
@@ -102,12 +104,13 @@ def logits_of(net: nn.Module, x_NF: Tensor) -> Tensor:
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     """The settings of params.train that this head depends on."""
     values = asdict(params)
-    return {name: values[name] for name in (*COMMON, *OWN[head])}
+    values["features"] = params.features_of(head)
+    return {name: values[name] for name in (*COMMON, *OWN[kind_of(head)])}
 
 
 def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str]) -> Job:
     """The job for one head; `data` holds the hash of every folder of features."""
-    kind = "linear" if head == "logistic" else head
+    kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     config = GateConfig(
         head={"type": kind, **sizes},

@@ -8,16 +8,23 @@ from gistgate.errors import UserError
 from pipeline.common.reading import Count, Number, Share, between, block
 
 
+def kind_of(head: str) -> str:
+    """The kind of a head, without what it sees besides the common features."""
+    return head.partition("+")[0]
+
+
 @block
 class TrainParams:
     """Gate heads."""
 
     features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
     """What a head sees of each position, as feature ids."""
+    extra_features: tuple[str, ...] = ("draft",)
+    """What only heads see that name it ("logistic+draft"), as feature ids."""
     pilot_features: tuple[str, ...] = ("h_tok:post", "h_pred:post", "scalars", "lookahead")
     """What the pilot gate sees, as feature ids; the gated texts depend on it, so a change repeats their rollouts."""
-    heads: tuple[str, ...] = ("logistic", "linear", "mlp")
-    """Kinds of head to train, as head ids."""
+    heads: tuple[str, ...] = ("logistic", "linear", "mlp", "logistic+draft")
+    """Heads to train: a kind, or a kind and what it sees besides `features`, such as "logistic+draft"."""
     headline_head: str = "logistic"
     """The head that is exported, chosen on development prompts."""
     test_share: Share = 0.2
@@ -47,7 +54,22 @@ class TrainParams:
     dropout: Annotated[Number, between(0, 0.95)] = 0.1
     """Share of the mlp head's units that every training step leaves out, in [0, 1)."""
 
+    def features_of(self, head: str) -> tuple[str, ...]:
+        """What a head sees, as feature ids."""
+        return tuple(dict.fromkeys((*self.features, *head.split("+")[1:])))
+
+    @property
+    def all_features(self) -> tuple[str, ...]:
+        """What may be seen by a head, as feature ids."""
+        return tuple(dict.fromkeys((*self.features, *self.extra_features)))
+
     def __post_init__(self) -> None:
+        for head in self.heads:
+            if unknown := set(self.features_of(head)) - set(self.all_features):
+                raise UserError(
+                    f"params.yaml: the head '{head}' of 'train.heads' sees '{unknown.pop()}', which is not among "
+                    f"'train.extra_features' ({', '.join(self.extra_features)}). Add it there."
+                )
         if self.headline_head not in self.heads:
             raise UserError(
                 f"params.yaml: 'train.headline_head' is '{self.headline_head}', which is not among 'train.heads' "

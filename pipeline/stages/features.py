@@ -1,8 +1,8 @@
 """Read what a gate head sees at every labelled mismatch; a changed feature repeats this stage and no rollout.
 
     python -m pipeline.stages.features pilot     strict labels, features train.pilot_features
-    python -m pipeline.stages.features strict    strict labels, features train.features
-    python -m pipeline.stages.features gated     gated labels, features train.features
+    python -m pipeline.stages.features strict    strict labels, features of all heads
+    python -m pipeline.stages.features gated     gated labels, features of all heads
 
 Reads data/labels/<pass>, writes data/features/<goal>/rows-*.safetensors and summary.json beside them. The pilot has
 features of its own because the gated texts depend on it: it stays as it is when `train.features` changes. An
@@ -46,7 +46,7 @@ def main(goal: str) -> None:
 
 def features_of(params: Params, goal: str) -> tuple[str, ...]:
     """Ids of the features to read; `scalars` are always among them, because training-free references need them."""
-    wanted = params.train.pilot_features if goal == "pilot" else params.train.features
+    wanted = params.train.pilot_features if goal == "pilot" else params.train.all_features
     return tuple(dict.fromkeys((*wanted, "scalars")))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from matplotlib import pyplot
@@ -54,10 +54,11 @@ def with_features(params: Params, features: tuple[str, ...]) -> Params:
 
 def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path], stage: str, params: Params) -> None:
     """Train every head on the rows of these folders, publish its folder and record it."""
-    rows, widths = read_rows(folders, params.train.features)
+    read = cache(lambda features: read_rows(folders, features))
     partners = partners_of(load_pair(params))
     data = {str(folder): fingerprint(folder) for folder in folders}
     for head in heads:
+        rows, widths = read(params.train.features_of(head))
         job = head_job(head, params, widths, partners, data)
         done = finish(stage, job, rows)
         write_atomic(outputs[head], partial(shutil.copytree, done))

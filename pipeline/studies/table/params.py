@@ -32,6 +32,8 @@ class TableParams:
     """Settings of rules that differ from their defaults, by rule id."""
     heads: dict[str, str] = field(default_factory=lambda: {"judge": "judge"})
     """Head that a learned rule asks where it is not train.headline_head, by rule id."""
+    mixed: dict[str, str] = field(default_factory=lambda: {"autojudge-draft": "logistic+draft"})
+    """Methods that have the rule `autojudge` and another head than the headline one: the head by method name."""
     span: Count = 3
     """Draft tokens that share the label of the mismatch they begin with, for heads on span labels, in tokens."""
     span_features: tuple[str, ...] = ("h_tok:pre",)
@@ -47,20 +49,30 @@ def table_methods(table: TableParams, core: Mapping[str, MethodParams], headline
     """The methods of the large table that the core lacks, by rule id, with the settings that the rules declare."""
     known = {method.rule for method in core.values()} | set(table.skip)
     wanted = {name: rule for name, rule in RULES.items() if name not in known and rule.temperatures != "sampled"}
-    return {
-        name: MethodParams(
-            rule=name,
-            learned="gate" in rule.needs,
-            head=table.heads.get(name, headline_head) if "gate" in rule.needs else None,
-            fixed=table.fixed.get(name, {}),
-            variants=tuple(rule.variants),
-            knob=rule.knob,
-            grid=tuple(rule.grid),
-            extra=True,
-        )
+    heads = {
+        name: table.heads.get(name, headline_head) if "gate" in rule.needs else None for name, rule in wanted.items()
+    }
+    alone = {
+        name: method_of(name, heads[name], table.fixed.get(name, {}))
         for name, rule in wanted.items()
         if rule.knob is not None
     }
+    return {**alone, **{name: method_of("autojudge", head, {}) for name, head in table.mixed.items()}}
+
+
+def method_of(rule: str, head: str | None, fixed: Mapping[str, Any]) -> MethodParams:
+    """A method with the settings that its rule declares, and the gate of `head` if there is one."""
+    declared = RULES[rule]
+    return MethodParams(
+        rule=rule,
+        learned=head is not None,
+        head=head,
+        fixed=dict(fixed),
+        variants=tuple(declared.variants),
+        knob=declared.knob,
+        grid=tuple(declared.grid),
+        extra=True,
+    )
 
 
 def read_table_params() -> TableParams:

@@ -19,6 +19,7 @@ from tests.tiny import byte_tokenizer, tiny_pair
 SETTINGS = TrainParams(
     features=("h_tok:post", "scalars"),
     pilot_features=("scalars", "h_tok:post"),
+    heads=("logistic", "linear", "mlp"),
     c=(0.01, 0.1),
     epochs=20,
     lr=0.01,
@@ -78,6 +79,22 @@ def test_heads_learn_a_direction_that_decides(stage, tmp_path):
         assert Gate.load(folder).config.features == {"h_tok:post": WIDTH, "scalars": 8}
     assert [(name, kind) for name, kind, _ in runs] == [(h, "head") for h in ("logistic", "linear", "mlp")]
     assert runs[0][2]["metrics"]["auc"] > 0.9
+
+
+def test_a_head_may_see_more_than_the_others(stage, tmp_path):
+    """The draft's own confidence decides here, and only the head that sees it learns."""
+    for name, policy in (("strict", 0), ("gated", 2)):
+        write_features(tmp_path / "data/features" / name, policy=policy, shuffled=True, told=True)
+    heads = ("logistic", "logistic+draft")
+    stage("heads", replace(PARAMS, train=replace(SETTINGS, heads=heads)))
+    found = {head: read_json(tmp_path / "models/heads" / head / "metrics.json")["auc"] for head in heads}
+    assert found["logistic"] < 0.6 and found["logistic+draft"] > 0.95
+    gates = [Gate.load(tmp_path / "models/heads" / head) for head in heads]
+    assert [list(gate.config.features) for gate in gates] == [
+        ["h_tok:post", "scalars"],
+        ["h_tok:post", "scalars", "draft"],
+    ]
+    assert [gate.wants_q for gate in gates] == [False, True]
 
 
 def test_nothing_is_learnt_where_nothing_is_to_learn(stage, tmp_path):
