@@ -1,12 +1,13 @@
 """Tokens per second of every decoding, side by side in one run.
 
-    python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER]
+    python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER] [--again]
 
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft
 and with prompt lookup, each at its best K (`benchmarks/baselines.py`); ours plain, strict and every certified method,
 each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned method;
 each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs at its
-own K where `make speed` certified it there.
+own K where `make speed` certified it there. `--again` measures on another occasion and widens the intervals of the
+results that are there until they cover both.
 """
 
 from __future__ import annotations
@@ -20,14 +21,16 @@ from typing import Any
 import torch
 
 from benchmarks.baselines import assisted, fastest, prompt_lookup
-from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, device_kind, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.files import read_json
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
+from pipeline.speed.occasions import covering
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
@@ -39,7 +42,12 @@ SINGLY = "row by row: "
 
 
 def main(
-    prompts: int = 100, batches: str = "1,4,16,32", methods: str = "", threads: int = 1, results: Path = RESULTS
+    prompts: int = 100,
+    batches: str = "1,4,16,32",
+    methods: str = "",
+    threads: int = 1,
+    results: Path = RESULTS,
+    again: bool = False,
 ) -> None:
     torch.set_num_threads(threads)
     workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
@@ -53,7 +61,28 @@ def main(
         "points": {name: workload.own[name].as_dict() for name in names},
         "batches": found,
     }
+    if again:
+        payload = with_earlier(payload, read_json(results / f"speed-{device_kind()}.json"))
     save("speed", payload, results, lambda: figure(payload))
+
+
+def with_earlier(payload: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+    """These results with intervals that cover an earlier occasion as well.
+
+    Raises:
+        UserError: the earlier results are of another pair, other settings or other contenders.
+    """
+    if any(earlier.get(key) != payload[key] for key in ("pair", "strict_block", "points")):
+        raise UserError(
+            "The results that are there are of another pair or of other settings. Measure without --again, and publish "
+            "these alone."
+        )
+    found = {
+        size: {**measured, "contenders": covering(earlier["batches"][size]["contenders"], measured["contenders"])}
+        for size, measured in payload["batches"].items()
+        if size in earlier["batches"]
+    }
+    return {**payload, "batches": {**payload["batches"], **found}, "occasions": earlier.get("occasions", 1) + 1}
 
 
 def measure(workload: Workload, size: int, prompts: int, methods: list[str]) -> dict[str, Any]:

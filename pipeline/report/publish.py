@@ -4,6 +4,7 @@ python -m pipeline.report.publish             reports/ -> docs/results/, README.
 python -m pipeline.report.publish table       reports/table/ -> docs/results/table/, docs/rules.md, README.md
 python -m pipeline.report.publish certify     reports/certify/ -> docs/results/certify/seed-<seed>.json
 python -m pipeline.report.publish seed-2      reports/summary.json -> docs/results/beside/seed-2.json, README.md
+python -m pipeline.report.publish --again     the same run, timed on another occasion: speeds that cover both
 
 Results that are older than their code are refused, and so are certificates from prompts that were published before with
 another choice (docs/results/looks.json).
@@ -26,6 +27,7 @@ from pipeline.params import read_params
 from pipeline.report import tables
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
+from pipeline.speed.occasions import covering
 
 BEGIN = "<!-- results: begin (written by `make publish`) -->"
 END = "<!-- results: end -->"
@@ -43,11 +45,17 @@ JUDGEMENTS = "judgements.json"
 """What only the large table has."""
 
 
-def main(name: Annotated[str | None, typer.Argument(help="`table`, or the name of a run to keep.")] = None) -> None:
+def main(
+    name: Annotated[str | None, typer.Argument(help="`table`, or the name of a run to keep.")] = None,
+    again: Annotated[bool, typer.Option(help="Timed again: widen the published speeds until they cover both.")] = False,
+) -> None:
     readme, study = Path("README.md"), name if name in ("table", "certify") else None
     check_finished((STUDIES / study / "dvc.yaml" if study else Path("dvc.yaml")).as_posix())
     code = origin(sorted({*REPORTING, *MODULES.get(study or "", ())}))
-    if name is None:
+    if again:
+        publish_again(REPORTS if name is None else REPORTS / name, RESULTS if name is None else RESULTS / name, code)
+        renew(readme, RESULTS)
+    elif name is None:
         publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
         publish(REPORTS, RESULTS, readme, code)
     elif name == "table":
@@ -59,6 +67,34 @@ def main(name: Annotated[str | None, typer.Argument(help="`table`, or the name o
     else:
         publish_looks(REPORTS / "calibration", RESULTS / f"beside/{name}.json")
         publish_beside(REPORTS, RESULTS, readme, name, code)
+
+
+def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
+    """Widen the published speeds of a run until they cover those of `reports`, where the same run was timed again.
+
+    Raises:
+        UserError: the published results are of another run.
+    """
+    summary, published = read_json(reports / "summary.json"), read_json(results / "summary.json")
+    if without_speed(summary) != without_speed(published):
+        raise UserError(
+            f"{results / 'summary.json'} holds another run than {reports}, so that their speeds do not belong "
+            "together. Publish this run without --again."
+        )
+    methods = {
+        name: {**method, "speed": covering(published["methods"][name]["speed"], method["speed"])}
+        for name, method in summary["methods"].items()
+    }
+    occasions = published.get("occasions", 1) + 1
+    write_json(results / "summary.json", {**summary, "methods": methods, "occasions": occasions, **code})
+
+
+def without_speed(summary: dict[str, Any]) -> dict[str, Any]:
+    """What a run found besides speeds, by method."""
+    return {
+        name: {key: value for key, value in method.items() if key != "speed"}
+        for name, method in summary["methods"].items()
+    }
 
 
 def publish_beside(reports: Path, results: Path, readme: Path, name: str, code: dict[str, Any]) -> None:

@@ -96,11 +96,13 @@ def markdown(summary: dict[str, Any], columns: dict[str, str] = SHORT) -> str:
 def caption(summary: dict[str, Any]) -> str:
     """Which run the table shows."""
     n, looks = next(iter(summary["methods"].values()))["n"], summary.get("looks", 1)
+    occasions = summary.get("occasions", 1)
     return (
         f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
         f"{percent(summary['plain']['accuracy'])} %.{cut(summary['methods'])}"
         + (f" Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "")
+        + (f" Speeds were measured on {occasions} occasions; intervals cover each of them." if occasions > 1 else "")
     )
 
 
