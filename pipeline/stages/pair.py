@@ -132,7 +132,7 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     if problems:
         questions = [problem["question"] for problem in problems]
         report["strict_mean_accepted_length"] = strict_mean_accepted_length(
-            pair.draft, pair.tokenizer, questions, solutions["target"], block
+            pair.draft_model, pair.tokenizer, questions, solutions["target"], block
         )
     return report
 
