@@ -78,8 +78,8 @@ def one_by_one(pair: Pair, task: Task, prompt: dict[str, Any]) -> list[tuple[int
 
 def first_mismatch(pair: Pair, prompt: list[int], answer: list[int], left: int) -> tuple[int, int] | None:
     """The first place from `left` on where the draft would write something else, and what."""
-    text = torch.tensor([[*prompt, *answer]], device=pair.draft_model.device)
-    drafted = pair.draft_model(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
+    text = torch.tensor([[*prompt, *answer]], device=pair.draft.device)
+    drafted = pair.draft(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
     ends = set(eos_ids(pair.target, pair.tokenizer))
     for position in range(left, len(answer)):
         if drafted[position] != answer[position] and not {drafted[position], answer[position]} & ends:

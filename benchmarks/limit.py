@@ -79,7 +79,7 @@ def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "step": Forward(pair.target, 1),
         "verify": Forward(pair.target, num + 1),
-        "draft": DraftStep(pair.draft_model, num),
+        "draft": DraftStep(pair.draft, num),
     }
     if engine == "compiled":  # eager rounds count their share of judging themselves
         parts["judged"] = Verification(decoder, workload.request)

@@ -54,16 +54,16 @@ def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if on_gpu:  # graphs know the addresses of slots, so both are built again behind this point
-            before = emptied(pair.target, pair.draft_model)
+            before = emptied(pair.target, pair.draft)
         decoder.generate(ids, **workload.request)  # programs and kernels stay
         if not on_gpu:  # what the compiler took is no request's
-            before = emptied(pair.target, pair.draft_model)
+            before = emptied(pair.target, pair.draft)
         reset()
         answers = decoder.generate(ids, **workload.request)
     check_engine(decoder)
     grown = peak() - before
     tokens = max(len(row) + len(answer.ids) for row, answer in zip(ids, answers, strict=True)) + decoder.block
-    caches = rows * tokens * (per_token(pair.target) + per_token(pair.draft_model) * (decoder.block > 0))
+    caches = rows * tokens * (per_token(pair.target) + per_token(pair.draft) * (decoder.block > 0))
     return {"peak_mb": megabytes(grown), "caches_mb": megabytes(caches), "beyond_mb": megabytes(grown - caches)}
 
 
@@ -92,7 +92,7 @@ def per_token(model: torch.nn.Module) -> int:
 
 def models(workload: Workload) -> int:
     """Bytes of both models."""
-    both = [*workload.pair.target.parameters(), *workload.pair.draft_model.parameters()]
+    both = [*workload.pair.target.parameters(), *workload.pair.draft.parameters()]
     return sum(one.numel() * one.element_size() for one in both)
 
 

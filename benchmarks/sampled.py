@@ -53,8 +53,8 @@ def main(prompts: int = 24, counted: int = 100, threads: int = 1, results: Path 
 
 def make_decoders(workload: Workload) -> dict[str, Decoder]:
     """Plain decoding, and each lossless rule with what it is compared on."""
-    chain, block = ModelDrafter(workload.pair.draft_model), workload.params.decoding.block
-    two, four = (TreeDrafter(workload.pair.draft_model, nodes=block * count, chains=count) for count in (2, 4))
+    chain, block = ModelDrafter(workload.pair.draft), workload.params.decoding.block
+    two, four = (TreeDrafter(workload.pair.draft, nodes=block * count, chains=count) for count in (2, 4))
     arms: dict[str, tuple[Drafter | None, str]] = {
         PLAIN: (None, "exact"),
         "one chain, exact": (chain, "exact"),

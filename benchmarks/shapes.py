@@ -78,11 +78,11 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
     for engine in ("eager", "compiled"):
         decoders[f"plain-{engine}"] = Decoder(pair.target, None, make_rule("exact"), 0, engine=engine)
         decoders[f"strict-{engine}"] = Decoder(
-            pair.target, ModelDrafter(pair.draft_model), make_rule("exact"), block, engine=engine
+            pair.target, ModelDrafter(pair.draft), make_rule("exact"), block, engine=engine
         )
         decoders[f"closed-gate-{engine}"] = Decoder(  # it is asked about every token and lets none pass
             pair.target,
-            ModelDrafter(pair.draft_model),
+            ModelDrafter(pair.draft),
             make_rule("autojudge", risk=-1.0),
             block,
             gate=random_gate(pair.target),
@@ -104,7 +104,7 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
 @torch.inference_mode()
 def judging(pair: Shaped, decoder: Decoder, request: dict[str, Any], calls: int = 30) -> float:
     """Share of gate and rule in a compiled round: verification with and without them, each behind the draft's steps."""
-    draft = warm(DraftStep(pair.draft_model, decoder.block), "compiled")
+    draft = warm(DraftStep(pair.draft, decoder.block), "compiled")
     parts = [
         warm(Forward(pair.target, decoder.block + 1), "compiled"),
         warm(Verification(decoder, request), "compiled"),
@@ -118,7 +118,7 @@ def limit(pair: Shaped, block: int, answer: Any, strict: dict[str, Any]) -> dict
     """Parts of a compiled round, and the share of tau / (v + K c) that is reached, prompt reading included."""
     step = seconds_of(Forward(pair.target, 1), "compiled", 30)
     verify = seconds_of(Forward(pair.target, block + 1), "compiled", 30)
-    draft = seconds_of(DraftStep(pair.draft_model, block), "compiled", 30) / block
+    draft = seconds_of(DraftStep(pair.draft, block), "compiled", 30) / block
     tau = answer.statistics.mean_accepted_length
     c, v = draft / step, verify / step
     possible = tau / (v + block * c)

@@ -51,6 +51,8 @@ class Params:
     """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
     task_data: str | None = None
     """Folder with one .jsonl file per split that replaces the task's own data; None loads what the task names."""
+    allow_code: bool = False
+    """Whether a task may run programs that the model writes, yes or no; they run with limits, but in no container."""
     seed: Natural = 1
     """Seed of everything random."""
     headline_budget: Share = 0.03
