@@ -2,8 +2,9 @@
 
     python -m pipeline.stages.pair     reads params.yaml (pair, seed, world, pair_training)
 
-Writes data/world/{train,test}.jsonl (word problems), data/world/functions/ (the same files for `python-functions`), models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and
-models/pair.json (who they are; for the embedded pair also how well they answer and what strict verification gives).
+Writes data/world/{train,test}.jsonl (word problems), data/world/functions/ (the same two files for the task
+`python-functions`), models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and models/pair.json
+(who they are; for the embedded pair also how well they answer and what strict verification gives).
 """
 
 from __future__ import annotations

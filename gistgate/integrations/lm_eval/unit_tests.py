@@ -1,7 +1,8 @@
 """Tasks whose answers are programs: unit tests decide, and whoever loads such a task has to allow it first.
 
-lm-eval marks these tasks by `unsafe_code: true`. Its own metric `code_eval` comes from the hub and runs programs in forks
-of this process; here the same name runs them with limits in processes of their own (`gistgate.integrations.programs`).
+lm-eval marks these tasks by `unsafe_code: true`. Its own metric `code_eval` comes from the hub and runs programs in
+forks of this process; here the same name runs them with limits in processes of their own
+(`gistgate.integrations.programs`).
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from gistgate.integrations.lm_eval.prompting import Document
 from gistgate.integrations.programs.runner import runs
 
 NEEDED = ("prompt", "tests", "entry_point")
-"""What a document has: a request in words or the head of a function, statements that raise where an answer is wrong, and
-the name of the function."""
+"""What a document has: a request in words or the head of a function, statements that raise where an answer is wrong,
+and the name of the function."""
 FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 EXPANDED = {"pass_at_k": "pass@1"}
 """Names of metrics in a task's file, and in lm-eval's results where these differ."""
@@ -55,7 +56,7 @@ def program_of(doc: Document, answer: str) -> str:
 
 
 class CodeEval:
-    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results, for one program of each task."""
+    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results, for one program each."""
 
     def compute(self, references: Sequence[str], predictions: Sequence[Sequence[str]], **_: Any) -> tuple[Any, Any]:
         """The share of tasks whose first program passes, and no further details."""
@@ -66,7 +67,7 @@ class CodeEval:
 @contextmanager
 def own_code_eval() -> Iterator[None]:
     """While the context is open, `evaluate.load("code_eval")` gives CodeEval, without the hub."""
-    import evaluate
+    import evaluate  # type: ignore[import-untyped]
 
     usual = evaluate.load
 

@@ -26,8 +26,8 @@ CALLS = {
 """By processor: its number for the filter, and the refused calls: socket, socketpair, clone, fork, vfork, kill, tkill,
 tgkill, clone3."""
 REFUSED = (
-    "os.fork", "os.posix_spawn", "os.system", "os.exec", "os.kill", "os.spawn", "subprocess.", "socket.", "pty.", "ctypes.",
-    "signal.pthread_kill",
+    "os.fork", "os.posix_spawn", "os.system", "os.exec", "os.kill", "os.spawn", "subprocess.", "socket.", "pty.",
+    "ctypes.", "signal.pthread_kill",
 )  # fmt: skip
 """Beginnings of Python's audit events that no program may cause."""
 CHANGES = (
@@ -48,7 +48,7 @@ def main() -> None:
     sys.argv = ["program"]
     limit(seconds, memory << 20, size << 20)
     refuse_calls()
-    sys.addaudithook(Hook(os.getcwd()))
+    sys.addaudithook(Hook(os.path.realpath(".")))
     module = sys.modules["__main__"] = ModuleType("__main__")
     try:
         exec(compile(program, "program", "exec"), module.__dict__)
@@ -87,7 +87,7 @@ def refuse_calls() -> bool:
     filter_ = struct.pack("HxxxxxxP", len(steps), ctypes.addressof(buffer))
     call = ctypes.CDLL(None).prctl
     no_new_privileges, seccomp, mode = 38, 22, 2
-    return call(no_new_privileges, 1, 0, 0, 0) == 0 and call(seccomp, mode, filter_, 0, 0) == 0
+    return bool(call(no_new_privileges, 1, 0, 0, 0) == 0 and call(seccomp, mode, filter_, 0, 0) == 0)
 
 
 class Hook:
@@ -95,7 +95,7 @@ class Hook:
 
     def __init__(self, folder: str) -> None:
         """`folder` is the only place where files may change."""
-        self.folder = os.path.realpath(folder) + os.sep
+        self.folder = folder + os.sep
 
     def __call__(self, event: str, arguments: tuple[Any, ...]) -> None:
         if event.startswith(REFUSED):

@@ -1,8 +1,9 @@
 """Whether a program that a model wrote runs to its end: in a process of its own, with limits, and never in this one.
 
-The process has an empty temporary folder, none of our environment variables, limits of processor time, memory and file size, and may
-start neither processes nor threads and open no network connection (`child.py` says how, and how far that goes). It can
-read the files that its user can read. For programs of somebody who means harm use a container or a machine of its own.
+The process has an empty temporary folder, none of our environment variables, and limits of processor time, memory and
+file size. It may start neither processes nor threads and open no network connection; `child.py` says how, and how far
+that goes. It can read the files that its user can read. For programs of somebody who means harm use a container or a
+machine of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -21,7 +23,7 @@ CHILD = Path(__file__).with_name("child.py")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 """The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
 PATIENCE = 6
-"""Wall-clock time until a process is ended, in multiples of its processor time: it may sleep, or the machine be busy."""
+"""Wall-clock time until a process is ended, in multiples of its processor time: programs may sleep."""
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,6 @@ def runs(program: str, limits: Limits = USUAL) -> bool:
 
 def end(process: subprocess.Popen[bytes]) -> None:
     """Kill the process with all that it started."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.communicate()

@@ -21,48 +21,12 @@ SIZES = {"train": 1200, "test": 400}
 TESTS = 5
 """Unit tests of a document; the first is the example in its request."""
 LETTERS = "abdegilmnorstu"
-WORDS = [
-    "amber",
-    "anna",
-    "apple",
-    "arrow",
-    "bread",
-    "candle",
-    "civic",
-    "cloud",
-    "eagle",
-    "ember",
-    "field",
-    "garden",
-    "glass",
-    "harbor",
-    "island",
-    "kayak",
-    "lemon",
-    "level",
-    "linen",
-    "maple",
-    "meadow",
-    "mirror",
-    "noon",
-    "ocean",
-    "olive",
-    "orange",
-    "otter",
-    "paper",
-    "pebble",
-    "radar",
-    "river",
-    "rotor",
-    "silver",
-    "stone",
-    "summer",
-    "tulip",
-    "umbrella",
-    "valley",
-    "violin",
-    "window",
-]
+WORDS = (
+    "amber", "anna", "apple", "arrow", "bread", "candle", "civic", "cloud", "eagle", "ember", "field", "garden",
+    "glass", "harbor", "island", "kayak", "lemon", "level", "linen", "maple", "meadow", "mirror", "noon", "ocean",
+    "olive", "orange", "otter", "paper", "pebble", "radar", "river", "rotor", "silver", "stone", "summer", "tulip",
+    "umbrella", "valley", "violin", "window",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -199,23 +163,21 @@ def unique(values: Sequence[Any]) -> list[Any]:
 
 
 def documents(draw: random.Random) -> Iterator[dict[str, str]]:
-    """Documents without end, no request twice."""
-    seen: set[str] = set()
+    """Documents without end, no function twice."""
+    seen: set[tuple[str, ...]] = set()
     while True:
-        made = document(draw)
-        core = made["prompt"].splitlines()[0]
-        if core not in seen:
-            seen.add(core)
-            yield made
+        argument = draw.choice(list(KINDS))
+        steps = [maker(draw) for maker in KINDS[argument][0]]
+        key = tuple(step.said for step in steps)
+        if key not in seen:
+            seen.add(key)
+            yield document(draw, argument, *steps)
 
 
-def document(draw: random.Random) -> dict[str, str]:
-    """One request, its unit tests and the name of its function."""
-    argument = draw.choice(list(KINDS))
-    makers, lists = KINDS[argument]
-    selected, changed, combined = (maker(draw) for maker in makers)
+def document(draw: random.Random, argument: str, selected: Step, changed: Step, combined: Step) -> dict[str, str]:
+    """The request for one function, its unit tests and its name."""
     name = f"{combined.name}_{changed.name}_{selected.name}"
-    inputs = [*(lists(draw) for _ in range(TESTS - 1)), []]
+    inputs = [*(KINDS[argument][1](draw) for _ in range(TESTS - 1)), []]
     calls = [f"{name}({given!r})" for given in inputs]
     values = [combined.do([changed.do(one) for one in given if selected.do(one)]) for given in inputs]
     said = {"selected": selected.said, "changed": changed.said, "combined": combined.said}
