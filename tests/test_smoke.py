@@ -76,7 +76,7 @@ def without_a_draft(folder, target):
 
 @pytest.mark.slow
 def test_every_stage_runs_without_a_draft_model_and_with_programs(project, tmp_path):
-    """Everything that drafts is the drafter of the pair; everything that judges is a program in a process of its own."""
+    """Everything that drafts is the drafter of the pair; everything that judges is a program."""
     shutil.copytree(project / "models/embedded/target", tmp_path / "target")
     folder = tmp_path / "alone"
     folder.mkdir()

@@ -172,5 +172,5 @@ def test_prompts_of_the_pipeline_are_read(run, place, tmp_path):
     ],
 )
 def test_a_project_has_one_source_of_drafts(run, place, options, sentence):
-    shown = run("init", str(place(["{here}/new"])[0]), *options)
-    assert shown.code and sentence in shown.err
+    status, _, said = run("init", *place(["{here}/new"]), *options)
+    assert status and sentence in said

@@ -116,7 +116,7 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
 @pytest.mark.parametrize(
     "named, sentence",
     [
-        ({}, "needs one source of drafts: a model .* `drafter: suffix`"),
+        ({}, r"needs one source of drafts: a model .*`drafter: suffix`"),
         ({"draft": {"model": "here"}, "drafter": "lookup"}, "needs one source of drafts"),
         ({"drafter": "sufix"}, "names the drafter 'sufix'. Did you mean 'suffix'?"),
     ],
