@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -35,3 +38,58 @@ def test_a_head_repeats_only_what_depends_on_it(project):
     (project / "params.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
     ran = re.findall(r"Running stage '(.+)'", smoke.dvc(project, "repro", quiet=True))
     assert ran == ["heads", "report"]
+
+
+CHECKED = """
+include: wordproblems.yaml
+task: checked
+unsafe_code: true
+process_results: !function checked.process_results
+metric_list: [{metric: passed, aggregation: mean, higher_is_better: true}]
+filter_list: [{name: none, filter: [{function: take_first}]}]
+"""
+PROGRAM = '''
+from gistgate.integrations.programs.runner import runs
+
+
+def process_results(doc, results):
+    """Whether a program finds the document's number in the answer."""
+    wanted = doc["answer"].rpartition(" ")[2]
+    return {"passed": float(runs(f"assert {results[0]!r}.rpartition('#### ')[2].strip() == {wanted!r}"))}
+'''
+ALONE = {"pair": "alone", "task": "checked", "allow_code": True, "prompts": {"test": 4, "calibration": 12, "train": 12}}
+
+
+def without_a_draft(folder, target):
+    """A copy of the project with a trained target, the drafter `suffix` and a task that runs programs."""
+    smoke.copy_project(folder)
+    files = {
+        "models/pairs/alone.yaml": f"target: {{model: {target}, dtype: float32}}\ndrafter: suffix\n",
+        "data/tasks/checked.yaml": CHECKED,
+        "data/tasks/checked.py": PROGRAM,
+    }
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    params = smoke.merged(yaml.safe_load((folder / "params.yaml").read_text()), ALONE)
+    (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
+
+
+@pytest.mark.slow
+def test_every_stage_runs_without_a_draft_model_and_with_programs(project, tmp_path):
+    """Everything that drafts is the drafter of the pair; everything that judges is a program."""
+    shutil.copytree(project / "models/embedded/target", tmp_path / "target")
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    without_a_draft(folder, tmp_path / "target")
+    smoke.dvc(folder, "repro")
+    smoke.check_outputs(folder, smoke.OUTPUTS)
+    summary = json.loads((folder / "reports/summary.json").read_text())
+    assert {method["drafter"] for method in summary["methods"].values()} == {"suffix"}
+    config, certificate = (
+        json.loads((folder / f"models/export/{name}.json").read_text()) for name in ("config", "certificate")
+    )
+    assert config["draft"] is None and certificate["drafter"] == "suffix"
+    assert 'DRAFTERS["suffix"]()' in (folder / "models/export/README.md").read_text()
+    command = [sys.executable, "-m", "gistgate", "generate", tmp_path / "target", "Tom has 5 apples.", "--gate"]
+    done = subprocess.run([*command, folder / "models/export", "--max-new-tokens", "9", "--json"], capture_output=True)
+    assert json.loads(done.stdout)["statistics"]["forwards"] > 0

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from gistgate.errors import UserError
 
+RETRIEVAL = ("suffix", "lookup")
+"""Drafters that a pair may have in place of a draft model: they copy from the text."""
+
 
 class Sized(Protocol):
     """A model that knows its size."""

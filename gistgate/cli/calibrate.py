@@ -29,8 +29,9 @@ from gistgate.cli.options import (
 from gistgate.errors import UserError
 
 OF_SERVERS = (
-    "task", "budget", "confidence", "prompts", "stop", "task_data", "out", "draw", "looks", "seed", "strict_endpoint",
-    "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat", "system", "concurrent",
+    "task", "budget", "confidence", "prompts", "stop", "task_data", "allow_code", "out", "draw", "looks", "seed",
+    "strict_endpoint", "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat",
+    "system", "concurrent",
 )  # fmt: skip
 """Options that mean something where two servers are compared."""
 
@@ -60,6 +61,7 @@ def calibrate(
     score: Annotated[str, typer.Option(help="task, capped (answers at their limit), logprob or judge.")] = "task",
     judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
     task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
+    allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
     draw: Annotated[int, typer.Option(help="Which calibration prompts: every number takes others.", min=1)] = 1,
     looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1,

@@ -16,6 +16,9 @@ def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the project.")],
     target: Annotated[str | None, typer.Option(help="Target model: hub id or folder.")] = None,
     draft: Annotated[str | None, typer.Option(help="Draft model: hub id or folder.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="In place of a draft model: suffix or lookup, which copy from the text.")
+    ] = None,
     task: Annotated[
         str | None, typer.Option(help="gsm8k, a YAML file, or any lm-eval task; default: a file to fill in.")
     ] = None,
@@ -32,30 +35,37 @@ def init(
     from gistgate.build.models import DTYPES
     from gistgate.project.create import EMBEDDED_TASK, OWN_TASK, Wanted, create, shipped_tasks
 
-    check_models(target, draft, embedded)
+    check_models(target, draft, drafter, embedded)
     if dtype not in DTYPES[1:]:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
     if not task.endswith((".yaml", ".yml")) and task not in (OWN_TASK, *shipped_tasks()):
         module_of("gistgate.integrations.lm_eval.task_files", "pipeline").check_name(task)
-    wanted = Wanted(folder, target or "", draft or "", task, target_revision, draft_revision, dtype, device_map, chat)
+    models = {"target": target or "", "draft": draft or "", "drafter": drafter}
+    revisions = {"target_revision": target_revision, "draft_revision": draft_revision}
+    wanted = Wanted(folder, task=task, dtype=dtype, device_map=device_map, chat=chat, **models, **revisions)  # type: ignore[arg-type]
     for name in create(wanted):
         typer.echo(folder / name)
     fill = " Fill in data/tasks first." if task == OWN_TASK else ""
     typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
 
 
-def check_models(target: str | None, draft: str | None, embedded: bool) -> None:
-    """A project has a target and a draft, or it trains its own pair.
+def check_models(target: str | None, draft: str | None, drafter: str | None, embedded: bool) -> None:
+    """A project has a target and something that drafts, or it trains its own pair.
 
     Raises:
         UserError: one of them is missing, or there is one too many.
     """
-    if embedded and (target or draft):
-        raise UserError("--embedded trains a pair of its own. Leave --target and --draft away, or leave it away.")
-    if not embedded and not (target and draft):
+    from gistgate.build.checks import RETRIEVAL
+
+    if embedded and (target or draft or drafter):
         raise UserError(
-            "A project needs --target and --draft, or --embedded for the small pair that is trained on the spot. "
-            "For a target without a draft model, `gistgate calibrate --drafter lookup` certifies a rule that needs no "
-            "training."
+            "--embedded trains a pair of its own. Leave --target, --draft and --drafter away, or leave it away."
+        )
+    if drafter not in (None, *RETRIEVAL):
+        raise UserError(f"There is no drafter '{drafter}' for a project. Use one of: {', '.join(RETRIEVAL)}.")
+    if not embedded and not (target and bool(draft) != bool(drafter)):
+        raise UserError(
+            "A project needs --target and either --draft, or --drafter suffix or lookup for a target without a draft "
+            "model. --embedded takes the small pair that is trained on the spot."
         )

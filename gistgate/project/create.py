@@ -31,7 +31,9 @@ class Wanted:
     target: str = ""
     """Hub id or folder of the target; empty for the embedded pair."""
     draft: str = ""
-    """Hub id or folder of the draft model; empty for the embedded pair."""
+    """Hub id or folder of the draft model; empty for the embedded pair and where `drafter` is named."""
+    drafter: str | None = None
+    """A retrieval drafter in place of a draft model."""
     task: str = OWN_TASK
     """A task that comes along, a YAML file, or the name of an lm-eval task."""
     target_revision: str | None = None
@@ -97,17 +99,16 @@ def pair_files(wanted: Wanted) -> dict[str, str]:
     """The pair's file; a local folder is named by its absolute path, since stages run in the project."""
     if wanted.embedded:
         return {f"models/pairs/{EMBEDDED}.yaml": shared("embedded.yaml")}
-    values = {
-        "target": local(wanted.target),
-        "draft": local(wanted.draft),
-        "target_revision": wanted.target_revision,
-        "draft_revision": wanted.draft_revision,
-        "dtype": wanted.dtype,
-        "device_map": wanted.device_map,
-    }
-    # A JSON text is a YAML text too, whatever characters a path has.
-    text = filled("pair.yaml", **{name: json.dumps(value) for name, value in values.items()})
+    values = {"dtype": wanted.dtype, "device_map": wanted.device_map, "drafter": wanted.drafter}
+    target = {**values, "target": local(wanted.target), "target_revision": wanted.target_revision}
+    draft = {**values, "draft": local(wanted.draft), "draft_revision": wanted.draft_revision}
+    text = as_yaml("target.yaml", target) + as_yaml("drafter.yaml" if wanted.drafter else "draft.yaml", draft)
     return {f"models/pairs/{wanted.pair}.yaml": text}
+
+
+def as_yaml(template: str, values: dict[str, str | None]) -> str:
+    """A template with its values as YAML; a JSON text is a YAML text too, whatever characters a path has."""
+    return filled(template, **{name: json.dumps(value) for name, value in values.items()})
 
 
 def local(model: str) -> str:

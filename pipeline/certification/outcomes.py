@@ -50,7 +50,7 @@ class Setup:
     def dependencies(self) -> str:
         """Fingerprint of what every decoded setting depends on, whatever the method."""
         pair, params = self.pair, self.params
-        models = [asdict(identify_model(model)) for model in (pair.target, pair.draft)]
+        models = [asdict(identify_model(model)) for model in pair.models]
         vocabulary = identify_tokenizer(pair.tokenizer).vocabulary
         return fingerprint(models, vocabulary, params.decoding.batch_size, params.seed, *sources(__name__))
 

@@ -12,6 +12,7 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from pipeline.common.reading import nearest
 from pipeline.pairs.pair import Pair
+from pipeline.pairs.source import MODEL
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ OF_STUDIES: dict[str, StudyDrafter] = {}
 
 
 def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
-    """A fresh drafter by id; None, which decodes plainly, for "none".
+    """A fresh drafter by id, of which "model" is the pair's own; None, which decodes plainly, for "none".
 
     Raises:
         UserError: there is no such drafter, or it lacks what it is made of.
@@ -41,7 +42,8 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     if drafter_id not in ("none", *DRAFTERS):
         known = ["none", *DRAFTERS, *OF_STUDIES]
         raise UserError(f"There is no drafter '{drafter_id}'. {nearest(drafter_id, known, 'drafters')}")
-    return library.make_drafter(drafter_id, library.Sources(pair.target, pair.tokenizer, pair.draft))
+    own = pair.drafter if drafter_id == MODEL else drafter_id
+    return library.make_drafter(own, library.Sources(pair.target, pair.tokenizer, pair.draft))
 
 
 def asks_draft(drafter_id: str) -> bool:

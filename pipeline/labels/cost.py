@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -47,8 +47,8 @@ class Cost:
         return Cost(**{one.name: getattr(self, one.name) + getattr(other, one.name) for one in fields(self)})
 
     @contextmanager
-    def counting(self, target: nn.Module, draft: nn.Module) -> Iterator[None]:
-        """Count the forwards of both models and the time while the context is open."""
+    def counting(self, models: Sequence[nn.Module]) -> Iterator[None]:
+        """Count the forwards of the target and the draft model, and the time, while the context is open."""
 
         def count(role: str) -> Any:
             def hook(_module: nn.Module, _args: Any, inputs: dict[str, Any]) -> None:
@@ -57,8 +57,8 @@ class Cost:
 
             return hook
 
-        models = {"target": target, "draft": draft}
-        handles = [model.register_forward_pre_hook(count(role), with_kwargs=True) for role, model in models.items()]
+        roles = zip(("target", "draft"), models, strict=False)
+        handles = [model.register_forward_pre_hook(count(role), with_kwargs=True) for role, model in roles]
         started = perf_counter()
         try:
             yield

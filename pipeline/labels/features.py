@@ -3,7 +3,7 @@
 A record holds the draft tokens that its block had from the mismatch on, so the block is rebuilt from the ids and no
 token has to be proposed again: nothing is lost where near ties fall differently. A feature looks at the row in front
 of the mismatch, at the mismatch and at what its block holds behind it; all of these are the same in the rebuilt block,
-whose prefix is the same text. Both models read each text once and then the rebuilt blocks, at most K tokens each. A
+whose prefix is the same text. The models read each text once and then the rebuilt blocks, at most K tokens each. A
 forward over the text alone would be no cheaper: the text mostly goes on with the target's token, so it has neither the
 state after the draft token nor the rows behind it.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from gistgate.block import Block, Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.base import Draft
+from gistgate.drafters.base import Draft, Drafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.forward.reader import left_padded
 from gistgate.gates.features import extract, layers_needed
@@ -34,8 +34,27 @@ from pipeline.labels.texts import Texts
 from pipeline.pairs.pair import Pair
 
 
+class RecordedTexts(Drafter):
+    """Proposes the tokens `blocks [B, K]` (-1: none), without probabilities."""
+
+    blocks: Tensor
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        blocks_BK = self.blocks[:, :num_draft]
+        return Draft(blocks_BK.clamp_min(0), blocks_BK >= 0)
+
+
 class RecordedBlocks(ModelDrafter):
-    """Proposes the tokens `blocks [B, K]` (-1: none); the draft model names their probabilities in one forward."""
+    """The same with probabilities, which the draft model names in one forward."""
 
     blocks: Tensor
 
@@ -67,7 +86,7 @@ class FeatureReader:
     def __init__(self, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str], block: int) -> None:
         """`names`: feature ids; `block`: K of the decoder that recorded the mismatches."""
         self.prompts, self.names = prompts, tuple(names)
-        self.drafter = RecordedBlocks(pair.draft)
+        self.drafter = RecordedTexts() if pair.draft is None else RecordedBlocks(pair.draft)
         self.observer = FirstBlocks(layers_needed(self.names), wants_q=True)
         self.decoder = Decoder(
             pair.target,

@@ -44,10 +44,11 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 
 def load_draft_tokenizer(source: PairSource) -> PreTrainedTokenizerBase | None:
-    """The draft's own tokenizer, to compare; None where its folder has none."""
-    if source.draft.is_folder and not source.draft.gguf_file and not any(Path(source.draft.model).glob("tokenizer*")):
+    """The draft's own tokenizer, to compare; None without a draft model, or where its folder has none."""
+    draft = source.draft
+    if draft is None or (draft.is_folder and not draft.gguf_file and not any(Path(draft.model).glob("tokenizer*"))):
         return None
-    return attempt(source.draft, lambda: AutoTokenizer.from_pretrained(source.draft.model, **source.draft.place))
+    return attempt(draft, lambda: AutoTokenizer.from_pretrained(draft.model, **draft.place))
 
 
 def check_room(sources: Sequence[ModelSource]) -> None:

@@ -1,4 +1,4 @@
-"""Load a target and its draft as models/pairs/<pair>.yaml names them."""
+"""Load a target and what drafts for it as models/pairs/<pair>.yaml names them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller
+from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
 from pipeline.pairs.loading import (
     check_room,
@@ -18,7 +19,7 @@ from pipeline.pairs.loading import (
     load_model,
     load_tokenizer,
 )
-from pipeline.pairs.source import ModelSource, read_pair
+from pipeline.pairs.source import MODEL, ModelSource, read_pair
 
 
 class NamesPair(Protocol):
@@ -31,14 +32,36 @@ class NamesPair(Protocol):
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, a draft and their common tokenizer, ready for inference."""
+    """A target, a draft model or another drafter, and the tokenizer, ready for inference."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel
+    draft: PreTrainedModel | None
+    """None where `drafter` proposes without a model."""
     tokenizer: PreTrainedTokenizerBase
     name: str
     files: tuple[Path, ...] = field(default=())
     """Local files and folders that the pair was read from; fingerprints take them in."""
+    drafter: str = MODEL
+    """Id of the drafter that stands for the pair wherever a method says "model"."""
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The target and, where there is one, the draft model."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
+
+    @property
+    def draft_model(self) -> PreTrainedModel:
+        """The draft model, for what cannot do without one.
+
+        Raises:
+            UserError: the pair has none.
+        """
+        if self.draft is None:
+            raise UserError(
+                f"The pair '{self.name}' drafts with '{self.drafter}' and has no draft model, which this needs. "
+                "Choose a pair with a draft model."
+            )
+        return self.draft
 
 
 def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
@@ -49,18 +72,20 @@ def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
     """
     source = read_pair(params.pair, folder)
     tokenizer = load_tokenizer(source)
-    check_room([source.target, source.draft])
-    target, draft = load_model(source.target), load_model(source.draft)
-    sizes = {"target": num_embeddings(target), "draft": num_embeddings(draft)}
+    check_room(source.models)
+    target, draft = load_model(source.target), None if source.draft is None else load_model(source.draft)
+    models = {"target": target} if draft is None else {"target": target, "draft": draft}
+    sizes = {role: num_embeddings(model) for role, model in models.items()}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
-    check_smaller(target, draft)
-    return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder))
+    if draft is not None:
+        check_smaller(target, draft)
+    return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder), source.drafter)
 
 
 def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
     """The local files and folders that a pair is read from."""
     source = read_pair(name, folder)
-    local = [Path(one.model) for one in (source.target, source.draft) if one.is_folder]
+    local = [Path(one.model) for one in source.models if one.is_folder]
     return (folder / f"{name}.yaml", *local)
 
 
@@ -77,10 +102,10 @@ def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
     """
     source = read_pair(name, folder)
     tokenizer = load_tokenizer(source)
-    identities = {"target": identity(source.target), "draft": identity(source.draft)}
+    identities = {role: identity(model) for role, model in zip(("target", "draft"), source.models, strict=False)}
     sizes = {role: identity["vocabulary"] for role, identity in identities.items()}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
-    return {"pair": name, "tokens": len(tokenizer), **identities}
+    return {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter, **identities}
 
 
 def identity(source: ModelSource) -> dict[str, Any]:

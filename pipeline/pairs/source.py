@@ -1,4 +1,4 @@
-"""What models/pairs/<pair>.yaml says: which target, which draft, in which form."""
+"""What models/pairs/<pair>.yaml says: which target, which draft model or other drafter, in which form."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from gistgate.build.checks import RETRIEVAL
 from gistgate.errors import UserError
 from gistgate.forward.quantised import check_kind
 from pipeline.common.paths import PAIRS
 from pipeline.common.reading import block, build, nearest, read_yaml
+from pipeline.params.methods import MODEL
 
 
 @block
@@ -63,8 +65,10 @@ class PairSource:
 
     target: ModelSource
     """The model whose answers count."""
-    draft: ModelSource
-    """The model that proposes."""
+    draft: ModelSource | None = None
+    """The model that proposes; None where `drafter` proposes without a model."""
+    drafter: str = MODEL
+    """What proposes: "model" for the draft model, or one of RETRIEVAL, which copies from the text."""
     tokenizer: str | None = None
     """Hub id or folder of the tokenizer; None takes the target's."""
     training: dict[str, Any] | None = None
@@ -76,22 +80,30 @@ class PairSource:
                 f"The pair quantises its target {self.target.model} to {self.target.quantise}, which would change the "
                 "answers that count. Only `draft` has `quantise`."
             )
+        if self.drafter not in (MODEL, *RETRIEVAL):
+            known = [MODEL, *RETRIEVAL]
+            raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known, 'drafters')}")
+        if (self.draft is None) == (self.drafter == MODEL):
+            raise UserError(
+                f"The pair of the target {self.target.model} needs one source of drafts: a model (`draft:`), or a "
+                f"drafter that copies from the text (`drafter: {RETRIEVAL[0]}` or `drafter: {RETRIEVAL[1]}`). Name one "
+                "of them and leave the other away."
+            )
+
+    @property
+    def models(self) -> list[ModelSource]:
+        """The target and, where there is one, the draft model."""
+        return [self.target] if self.draft is None else [self.target, self.draft]
 
 
 def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     """Read the file of a pair.
 
     Raises:
-        UserError: there is no such pair (the nearest name is offered), it has no draft, or its file is damaged.
+        UserError: there is no such pair (the nearest name is offered), nothing drafts, or its file is damaged.
     """
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
         raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known, 'pairs')}")
-    content = read_yaml(path)
-    if isinstance(content, dict) and "target" in content and content.get("draft") is None:
-        raise UserError(
-            f"{path} names no draft, and the pipeline labels the mismatches of a draft model. Name one, or certify a "
-            "drafter without a model by `gistgate calibrate --target MODEL --drafter suffix --rule prob-ratio`."
-        )
-    return build(PairSource, content, file=str(path))
+    return build(PairSource, read_yaml(path), file=str(path))

@@ -16,6 +16,7 @@ from pipeline.common.reading import FILE, Natural, Share, block, build, nearest,
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
+from pipeline.params.drafting import check_probabilities, drafter_of, heads_without, with_drafter
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
 from pipeline.params.training import TrainParams
@@ -50,6 +51,8 @@ class Params:
     """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
     task_data: str | None = None
     """Folder with one .jsonl file per split that replaces the task's own data; None loads what the task names."""
+    allow_code: bool = False
+    """Whether a task may run programs that the model writes, yes or no; they run with limits, but in no container."""
     seed: Natural = 1
     """Seed of everything random."""
     headline_budget: Share = 0.03
@@ -102,10 +105,17 @@ class Params:
 def read_params(path: str | Path | None = None) -> Params:
     """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory.
 
+    Methods that draft with "model" get the drafter of the pair.
+
     Raises:
-        UserError: the file is missing or no YAML, or holds an unknown key, a wrong type or a value out of range.
+        UserError: the file is missing or no YAML, or holds an unknown key, a wrong type or a value out of range, or a
+            method does not go with the pair's drafter.
     """
-    return parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or FILE)))
+    params = parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or FILE)))
+    drafter = drafter_of(params.pair)
+    check_probabilities(params.methods, params.train, drafter)
+    methods, train = with_drafter(params.methods, drafter), heads_without(params.train, drafter)
+    return replace(params, methods=methods, train=train)
 
 
 def parse_params(content: Any) -> Params:

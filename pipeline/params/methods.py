@@ -8,6 +8,9 @@ from typing import Any
 from gistgate.errors import UserError
 from pipeline.common.reading import Count, Number, block
 
+MODEL = "model"
+"""The drafter of the pair: its draft model, or what its file names instead."""
+
 
 @block
 class MethodParams:
@@ -15,9 +18,9 @@ class MethodParams:
 
     rule: str
     """Rule id, a key of gistgate.rules.RULES."""
-    drafter: str = "model"
-    """Drafter id, a key of gistgate.drafters.DRAFTERS or pipeline.studies.retrieval.drafters.RETRIEVAL; "none" decodes
-    plainly."""
+    drafter: str = MODEL
+    """Drafter id, a key of gistgate.drafters.DRAFTERS or pipeline.studies.retrieval.drafters.RETRIEVAL; "model" is the
+    pair's own drafter, "none" decodes plainly."""
     learned: bool = False
     """Whether the rule needs a trained gate; follows from the group the method stands in."""
     head: str | None = None

@@ -68,7 +68,7 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
 
     def produce(index: int) -> Table:
         cost = Cost()
-        with cost.counting(pair.target, pair.draft):
+        with cost.counting(pair.models):
             if name == "strict":
                 going: Way = "speculative" if way is None else way["way"]
                 tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost)

@@ -78,7 +78,7 @@ def evaluator(params: Params) -> Callable[[list[tuple[Operating, Path]]], None]:
 def dependencies(params: Params, point: Operating) -> str:
     """A name for all that a method's result depends on."""
     source = read_pair(params.pair)
-    pair = [Path(model.model) for model in (source.target, source.draft) if model.is_folder]
+    pair = [Path(model.model) for model in source.models if model.is_folder]
     gate = [gate_folder(point.head)] if point.head else []
     files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
     settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]

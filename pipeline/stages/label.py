@@ -64,7 +64,7 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
     def produce(index: int) -> Table:
         (records, texts), cost = found[index], Cost()
         records = {column: values for column, values in records.items() if column in MISMATCHES}
-        with cost.counting(pair.target, pair.draft):
+        with cost.counting(pair.models):
             tools = tools_of(params, pair, task, prompts, references, way["way"], cost)
             labels = Labeller(tools, prompts, params.label, params.seed).label(records, texts, chosen[index])
         Costs(shards.folder).save(index, cost)

@@ -2,8 +2,9 @@
 
     python -m pipeline.stages.pair     reads params.yaml (pair, seed, world, pair_training)
 
-Writes data/world/{train,test}.jsonl, models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and
-models/pair.json (who they are; for the embedded pair also how well they answer and what strict verification gives).
+Writes data/world/{train,test}.jsonl (word problems), data/world/functions/ (the same two files for the task
+`python-functions`), models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and models/pair.json
+(who they are; for the embedded pair also how well they answer and what strict verification gives).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.training import train_model
 from pipeline.pairs.world.corpus import documents, write_task_files
+from pipeline.pairs.world.functions import write_functions
 from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_length
 from pipeline.pairs.world.params import PairTrainingParams
 from pipeline.pairs.world.tokenizer import train_tokenizer
@@ -41,6 +43,7 @@ def main() -> None:
     params = read_params()
     seed_everything(params.seed)
     write_task_files(params.world, params.seed, WORLD)
+    write_functions(params.seed, WORLD / "functions")
     training = read_pair(params.pair).training
     if training is not None:
         train_embedded(
@@ -132,7 +135,7 @@ def measure(params: Params, block: int = 8) -> dict[str, Any]:
     if problems:
         questions = [problem["question"] for problem in problems]
         report["strict_mean_accepted_length"] = strict_mean_accepted_length(
-            pair.draft, pair.tokenizer, questions, solutions["target"], block
+            pair.draft_model, pair.tokenizer, questions, solutions["target"], block
         )
     return report
 

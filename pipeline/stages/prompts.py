@@ -56,8 +56,8 @@ def main() -> None:
 
 
 def context_length(source: PairSource) -> int:
-    """Tokens that both models can read."""
-    configs = [load_config(model).get_text_config() for model in (source.target, source.draft)]
+    """Tokens that all models of the pair can read."""
+    configs = [load_config(model).get_text_config() for model in source.models]
     known = [getattr(config, "max_position_embeddings", None) for config in configs]
     return min(int(length or DEFAULT_MAX_LENGTH) for length in known)
 

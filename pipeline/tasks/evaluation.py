@@ -48,6 +48,7 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
         limit=max(wanted) + 1,
         log_samples=True,
         bootstrap_iters=0,
+        confirm_run_unsafe_code=True,  # a task that runs programs was refused when it was loaded, unless allowed
         **task.evaluation_arguments(),
     )
     found = task.verdicts_of(results)

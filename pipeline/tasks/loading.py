@@ -21,4 +21,5 @@ def task_spec(params: Params) -> TaskSpec:
     """What params.yaml says about the task."""
     asked = params.prompting
     prompting = Prompting(asked.num_fewshot, asked.chat_template, asked.system)
-    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, params.decoding.max_new_tokens)
+    longest = params.decoding.max_new_tokens
+    return TaskSpec(params.task, params.task_metric, params.task_data, prompting, longest, params.allow_code)

@@ -160,3 +160,17 @@ def test_prompts_of_the_pipeline_are_read(run, place, tmp_path):
     assert json.loads(run("doctor", target, "prompts.jsonl", *rest, "--json")[1])["prompts"] == 2
     (tmp_path / "prompts.jsonl").write_text('{"text": "Tom"}\n')
     assert "lines without a text `context`" in run("doctor", target, "prompts.jsonl", *rest)[2]
+
+
+@pytest.mark.parametrize(
+    "options, sentence",
+    [
+        (["--target", "a/b"], "A project needs --target and either --draft, or --drafter suffix or lookup"),
+        (["--target", "a/b", "--draft", "a/c", "--drafter", "suffix"], "either --draft, or --drafter"),
+        (["--target", "a/b", "--drafter", "model"], "There is no drafter 'model' for a project"),
+        (["--embedded", "--drafter", "suffix"], "--embedded trains a pair of its own"),
+    ],
+)
+def test_a_project_has_one_source_of_drafts(run, place, options, sentence):
+    status, _, said = run("init", *place(["{here}/new"]), *options)
+    assert status and sentence in said

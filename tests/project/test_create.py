@@ -89,3 +89,9 @@ def test_a_folder_in_use_is_left_alone(tmp_path):
     with pytest.raises(UserError, match="is not empty"):
         create(Wanted(tmp_path, "a/b", "a/c"))
     assert [path.name for path in tmp_path.iterdir()] == ["kept.txt"]
+
+
+def test_a_drafter_stands_in_for_a_draft_model(tmp_path):
+    folder = made(tmp_path, draft="", drafter="lookup", dtype="float32")
+    source = read_pair("my-gate", folder / "models/pairs")
+    assert (source.draft, source.drafter, source.target.dtype) == (None, "lookup", "float32")

@@ -54,6 +54,7 @@ class Options:
     prompts: int | None = None
     stop: Stop = "lost"
     task_data: str | None = None
+    allow_code: bool = False
     chat: bool = False
     system: str | None = None
     num_fewshot: int | None = 0
@@ -110,7 +111,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     """
     check_options(options)
     prompting = Prompting(options.num_fewshot, options.chat, options.system)
-    task = load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting))
+    task = load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
     if len(task.stops) > MOST_STOPS:
         raise UserError(
             f"The task '{options.task}' has {len(task.stops)} stop texts; servers take {MOST_STOPS}. Remove some "

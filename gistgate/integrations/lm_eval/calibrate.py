@@ -70,6 +70,7 @@ class Options:
     score: str = "task"
     judge: str | None = None
     task_data: str | None = None
+    allow_code: bool = False
     out: Path | None = None
     batch_size: int = 32
     seed: int = 0
@@ -164,7 +165,7 @@ def task_of(options: Options, gate: Gate | None) -> Task:
         prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
     except ValueError as error:
         raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
-    return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting))
+    return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
 
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:

@@ -10,6 +10,7 @@ from lm_eval.api.task import ConfigurableTask
 
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.prompting import Document
+from gistgate.integrations.lm_eval.unit_tests import EXPANDED
 
 INVALID = "[invalid]"
 """What lm-eval's regex filters say of a text without an answer."""
@@ -36,7 +37,7 @@ class Judge:
         """Score and answer of every document that lm-eval judged, by its place in the test split."""
         samples = results["samples"][self.harness.task_name]
         mine = [sample for sample in samples if sample["filter"] == self._filter.name]
-        return {sample["doc_id"]: (self._in_range(sample[self._metric]), sample["resps"][0][0]) for sample in mine}
+        return {sample["doc_id"]: (self._in_range(self._value(sample)), sample["resps"][0][0]) for sample in mine}
 
     def score(self, doc: Document, text: str) -> float:
         """The task's own verdict on an answer, in [0, 1].
@@ -60,15 +61,15 @@ class Judge:
 
         The filtered answers are compared, not their correctness: two different wrong answers differ. The metric is
         asked with the reference's answer in the place of the solution, so that what it ignores (case, commas) is
-        ignored here as well. A task with a scoring function of its own hides its answers in there; then equal
-        verdicts other than zero count as the same, and two failures with different texts as unknown.
+        ignored here as well. A task with a scoring function of its own, or with unit tests, hides its answers in
+        there; then equal verdicts other than zero count as the same, and two failures with different texts as unknown.
         """
         answer, expected = self.answer(doc, text), self.answer(doc, reference)
         if expected in (INVALID, [INVALID], self.answer(doc, "")):
             return None
         if answer == expected:
             return True
-        if not callable(self.harness.config.process_results):
+        if not (callable(self.harness.config.process_results) or self.harness.config.unsafe_code):
             return bool(self._against(expected, answer) == self._against(expected, expected))
         verdicts = self.score(doc, text), self.score(doc, reference)
         return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
@@ -81,7 +82,11 @@ class Judge:
 
     def _verdict(self, doc: Document, text: str) -> Any:
         """The metric's value against the document's own solution."""
-        return self.harness.process_results(doc, [self.answer(doc, text)]).get(self._metric)
+        return self._value(self.harness.process_results(doc, [self.answer(doc, text)]))
+
+    def _value(self, results: dict[str, Any]) -> Any:
+        """The metric's value among results of lm-eval; None where it is missing."""
+        return results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
 
     def _against(self, reference: Any, answer: Any) -> Any:
         """The metric's value where `reference` is the solution."""

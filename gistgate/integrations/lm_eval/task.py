@@ -44,15 +44,18 @@ class TaskSpec:
     """How documents become prompts."""
     max_new_tokens: int = 256
     """Longest answer where the task names no limit, in tokens."""
+    allow_code: bool = False
+    """Whether a task may run programs that the model writes."""
 
 
 def load_task(spec: TaskSpec) -> Task:
     """The task, prompted as `spec.prompting` says.
 
     Raises:
-        UserError: there is no such task, it cannot be loaded, it does not generate text or it has no training split.
+        UserError: there is no such task, it cannot be loaded, it does not generate text, it has no training split, or
+            it runs programs and `spec` does not allow that.
     """
-    return Task(find_task(spec.name, spec.data), spec)
+    return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
 
 
 class Task(Prompter, Judge):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
 from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.unit_tests import check_allowed, own_code_eval
 
 log = logging.getLogger(__name__)
 
@@ -21,16 +23,25 @@ TASKS = Path("data/tasks")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 
 
-def find_task(name: str, data: str | None = None, folder: Path = TASKS) -> ConfigurableTask:
-    """The task `name` of `folder`, or else of lm-eval's own collection; `data` replaces where its documents come from.
+def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
+    """The task `name` of `folder`, or else of lm-eval's own collection.
+
+    Args:
+        name: the task.
+        data: a folder that replaces where its documents come from.
+        folder: where own tasks are.
+        allow_code: whether programs that the model writes may run, if that is how the task judges.
 
     Raises:
-        UserError: no task of that name, a group of tasks, documents that cannot be loaded, or a task that does not
-            generate text.
+        UserError: no task of that name, a group of tasks, documents that cannot be loaded, a task that does not
+            generate text, or one that runs programs without being allowed to.
     """
     manager, entry = entry_of(name, folder)
+    check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
     overrides = local_data(data, entry.cfg or {}) if data else None
-    task = build(manager, name, overrides)
+    with own_code_eval() if allow_code else nullcontext():
+        task = build(manager, name, overrides)
+    check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
     if not isinstance(task, ConfigurableTask) or task.OUTPUT_TYPE != "generate_until":
         raise UserError(f"The task '{name}' is not an ordinary `generate_until` task. Choose one that is.")
     return task

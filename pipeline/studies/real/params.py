@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import field
+from pathlib import Path
 from typing import Any
 
 from pipeline.common.paths import STUDIES
-from pipeline.common.reading import Count, block
+from pipeline.common.reading import Count, block, build, read_yaml
+from pipeline.smoke import merged
 
 FILE = STUDIES / "real/params.yaml"
 
@@ -33,3 +35,16 @@ class RealParams:
     """Folder of each role (`target`, `draft`) below the folder of models that the command line names."""
     propose: ProposeParams | None = None
     """How K is measured; None keeps decoding.block and decoding.strict_block."""
+
+
+def read_study(path: Path) -> RealParams:
+    """The file of a study; what it leaves out stands in the file that its key `like` names, beside it.
+
+    Raises:
+        UserError: a file is missing or no YAML, or holds an unknown key or a wrong type.
+    """
+    content = read_yaml(path)
+    if isinstance(content, dict) and "like" in content:
+        base = read_yaml(path.parent / str(content["like"]))
+        content = merged(base, {name: value for name, value in content.items() if name != "like"})
+    return build(RealParams, content, file=str(path))

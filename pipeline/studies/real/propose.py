@@ -20,16 +20,15 @@ from gistgate.files import write_json
 from gistgate.observing.outlook import Costs, Outlook, measure, outlook, strict_run
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
-from pipeline.common.reading import read
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, read_params
 from pipeline.speed.clock import machine
-from pipeline.studies.real.params import FILE, ProposeParams, RealParams
+from pipeline.studies.real.params import FILE, ProposeParams, read_study
 from pipeline.studies.real.study import PROPOSAL
 
 
 def main(params: Annotated[Path, typer.Option(help="File of the study.")] = FILE) -> None:
-    asked = read(RealParams, params).propose or ProposeParams()
+    asked = read_study(params).propose or ProposeParams()
     torch.set_num_threads(read_params().benchmark.threads)
     pair, prompts = load_pair(read_params()), read_prompts("train")[: asked.prompts]
     ids = [prompt["ids"] for prompt in prompts]

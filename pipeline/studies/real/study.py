@@ -23,9 +23,9 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_text
 from pipeline.common.entry import run
 from pipeline.common.paths import PAIRS, PARAMS, SCRATCH
-from pipeline.common.reading import nearest, read, read_yaml
+from pipeline.common.reading import nearest, read_yaml
 from pipeline.smoke import ROOT, copy_project, dvc, environment, merged
-from pipeline.studies.real.params import FILE, RealParams
+from pipeline.studies.real.params import FILE, RealParams, read_study
 
 FOLDER = SCRATCH / "real"
 PROPOSAL = Path("block.json")
@@ -39,7 +39,7 @@ def main(
     folder: Annotated[Path, typer.Option(help="Where the copy of the project lies.")] = FOLDER,
     until: Annotated[str | None, typer.Option(help="Last stage to run; default: all.")] = None,
 ) -> None:
-    study, place = read(RealParams, params), folder.resolve()
+    study, place = read_study(params), folder.resolve()
     changes = study.changes if data is None else {**study.changes, "task_data": str(existing(data))}
     prepare(place, changes, {} if models is None else local_folders(study, existing(models)))
     if study.propose is not None:

@@ -58,7 +58,7 @@ def choice(pair: Pair, params: ChoiceParams | None = None) -> Any:
     options = [
         Option(corpus(pair)),
         Option(PromptLookup(), min_match=params.min_match),
-        Option(ModelDrafter(pair.draft), cost=params.cost),
+        Option(ModelDrafter(pair.draft_model), cost=params.cost),
     ]
     return ChoiceDrafter(options, params.verify, block=params.block, prior=params.prior, weight=params.weight)
 

@@ -50,7 +50,7 @@ def decoders(pair: Pair) -> dict[str, Decoder]:
         for rate in RATES:
             found[f"{name}/{rate:g}"] = segment_decoder(
                 pair.target,
-                pair.draft,
+                pair.draft_model,
                 pair.tokenizer,
                 Constant(rate),
                 SegmentDraw(),
@@ -81,7 +81,7 @@ def worse(pair: Pair, noise: float, seed: int) -> Pair:
     """The pair with noise on the draft's weights; `noise` in standard deviations of each tensor."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for weight in pair.draft.parameters():
+        for weight in pair.draft_model.parameters():
             weight.add_(noise * weight.std() * torch.randn(weight.shape, generator=generator))
     return pair
 

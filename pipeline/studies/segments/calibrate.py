@@ -61,7 +61,7 @@ class Segments:
         self.params, self.setup, self.own = params, Setup(params), read_segment_params()
         self.pair = pair = self.setup.pair
         self.gate = gate = load_gate(self.own.head, pair)
-        self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft), gate, self.own)
+        self.parts = OpinionParts(pair, load_probes(FOLDER, pair.target, pair.draft_model), gate, self.own)
         self.depends = fingerprint(
             FOLDER, gate_hash(gate), self.own.risk, self.own.reward_model, *local_models(self.own.reward_model),
             *pair.files, self.setup.dependencies, *sources(MODULE),

@@ -101,7 +101,7 @@ def collect(
     first = (params.seed * 1_000_003 + numbers[0]) * DRAWS
     written = {
         role: sample_segments(model, pair, prefixes, boundaries, own, prompts, params.decoding.batch_size, seed)
-        for role, model, seed in (("target", pair.target, first), ("draft", pair.draft, first + DRAWS // 2))
+        for role, model, seed in (("target", pair.target, first), ("draft", pair.draft_model, first + DRAWS // 2))
     }
     answers = answers_of(prefixes, written, pair, task, prompts, params)
     rows = []

@@ -35,12 +35,12 @@ def main() -> None:
     params, own = read_params(), read_segment_params()
     pair = load_pair(params)
     certificate = certificate_of(own, params.calibrate.confidence, {name: report(name) for name in PREFERRED})
-    probes = load_probes(FOLDER, pair.target, pair.draft)
+    probes = load_probes(FOLDER, pair.target, pair.draft_model)
     notes = read_json(FOLDER / "config.json")["notes"]
 
     def fill(place: Path) -> None:
         kept = type(probes)(probes.target, probes.draft, probes.style, probes.limit, certificate)
-        kept.save(place, pair.target, pair.draft, **notes)
+        kept.save(place, pair.target, pair.draft_model, **notes)
         shutil.copytree(gate_folder(own.head), place / GATE)
         write_text(place / "README.md", card(certificate))
         write_code(place, SEGMENTS)

@@ -62,8 +62,8 @@ class Method:
         """The decoder at this value."""
         pair, probes, own = parts.pair, parts.probes, parts.own
         return segment_decoder(
-            pair.target, pair.draft, pair.tokenizer, self.opinion(parts, value), self.rule(value), style=probes.style,
-            limit=probes.limit, replacement=self.replacement, vocabulary=len(pair.tokenizer),
+            pair.target, pair.draft_model, pair.tokenizer, self.opinion(parts, value), self.rule(value),
+            style=probes.style, limit=probes.limit, replacement=self.replacement, vocabulary=len(pair.tokenizer),
             token_gate=parts.gate if self.gated else None, risk=own.risk,
         )  # fmt: skip
 

@@ -38,13 +38,13 @@ def main() -> None:
     params, own = read_params(), read_segment_params()
     pair, rows = load_pair(params), read_json_lines(SAMPLES)
     check_samples(rows)
-    models = {"target": pair.target, "draft": pair.draft}
+    models = {"target": pair.target, "draft": pair.draft_model}
     examples = {role: examples_of(rows, models[role], role, own.judge, own.limit) for role in ROLES}
     report, probes = {}, {}
     for role in ROLES:
         report[role], probes[role] = compare(examples[role], role, params, own)
     Probes(probes["target"], probes["draft"], own.style, own.limit).save(
-        FOLDER, pair.target, pair.draft, settings=asdict(own), seed=params.seed
+        FOLDER, pair.target, pair.draft_model, settings=asdict(own), seed=params.seed
     )
     write_json(Path("reports/segments/probes.json"), report)
 

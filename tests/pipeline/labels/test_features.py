@@ -11,6 +11,7 @@ import yaml
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.files import read_json, save_tensors
 from gistgate.gates.features import extract
 from gistgate.rules import make_rule
@@ -56,6 +57,11 @@ def recorded(request, pair, prompts):
     recorder = MismatchRecorder(BLOCK, with_kl, layers=["post", "pre", "layer:0"], wants_q=True)
     rule = make_rule(request.param, **settings)
     decoder = Decoder(pair.target, ModelDrafter(pair.draft), rule, BLOCK, vocabulary=259, observer=recorder)
+    return records_of(recorder, decoder, prompts)
+
+
+def records_of(recorder, decoder, prompts):
+    """The mismatches of a decode, and its texts."""
     answers = decoder.generate([prompt["ids"] for prompt in prompts], **REQUEST)
     found = recorder.take(answers)
     table = concatenated([stamped(one, index, Policy.GATED) for index, one in enumerate(found) if num_rows(one)])
@@ -73,6 +79,19 @@ def test_features_read_again_equal_the_recorded_ones(recorded, again, name):
     table, _ = recorded
     assert num_rows(table) >= 60 and bool((table["behind"] < 0).any()) and bool((table["behind"] >= 0).any())
     torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
+
+
+def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompts):
+    """Without draft probabilities nothing but `kl` is missing, and that is nan."""
+    names = tuple(name for name in NAMES if name != "draft")
+    recorder = MismatchRecorder(BLOCK, lambda block: extract(block, names), layers=["post", "pre", "layer:0"])
+    decoder = Decoder(pair.target, SuffixDrafter(), make_rule("exact"), BLOCK, vocabulary=259, observer=recorder)
+    table, texts = records_of(recorder, decoder, prompts)
+    alone = SimpleNamespace(target=pair.target, draft=None, tokenizer=pair.tokenizer)
+    again = FeatureReader(alone, prompts, names, BLOCK).read(table, texts, batch_size=23, **REQUEST)
+    assert num_rows(table) >= 20 and bool(again["kl"].isnan().all())
+    for name in names:
+        torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
 
 
 def test_the_target_says_the_same_as_in_the_decode(again):

@@ -78,7 +78,7 @@ def tools_for(pair, references=None, **settings):
 def collected(pair, tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
     params = Params(collect=CollectParams(strict_share=1.0, **settings))
-    with tools.cost.counting(*pair):
+    with tools.cost.counting(pair):
         collect = strict_collector(params, tools, [{"ids": ids} for ids in PROMPTS])
         records, texts = unpack(pack(*collect(range(len(PROMPTS)))))
     return checked(records, MISMATCHES, "what was mined"), texts

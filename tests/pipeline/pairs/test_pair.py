@@ -101,9 +101,29 @@ def test_an_unknown_pair_offers_the_nearest_name():
         read_pair("embeded")
 
 
-def test_a_target_without_a_draft_is_sent_to_the_command_that_needs_none(tmp_path, target):
-    (tmp_path / "alone.yaml").write_text(yaml.safe_dump({"target": {"model": str(target)}}))
-    with pytest.raises(UserError, match="alone.yaml names no draft, .* `gistgate calibrate .* --drafter suffix"):
+def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
+    named = {"target": {"model": str(target), "dtype": "float32", "device": "cpu"}, "drafter": "suffix"}
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump(named))
+    pair = load_pair(SimpleNamespace(pair="alone"), tmp_path)
+    assert (pair.draft, pair.drafter, pair.models) == (None, "suffix", [pair.target])
+    assert pair.files == (tmp_path / "alone.yaml", target)
+    found = check_pair("alone", tmp_path)
+    assert (found["draft"], found["drafter"]) == (None, "suffix") and found["target"]["vocabulary"] > 0
+    with pytest.raises(UserError, match="The pair 'alone' drafts with 'suffix' and has no draft model"):
+        _ = pair.draft_model
+
+
+@pytest.mark.parametrize(
+    "named, sentence",
+    [
+        ({}, r"needs one source of drafts: a model .*`drafter: suffix`"),
+        ({"draft": {"model": "here"}, "drafter": "lookup"}, "needs one source of drafts"),
+        ({"drafter": "sufix"}, "names the drafter 'sufix'. Did you mean 'suffix'?"),
+    ],
+)
+def test_a_pair_has_one_source_of_drafts(tmp_path, target, named, sentence):
+    (tmp_path / "alone.yaml").write_text(yaml.safe_dump({"target": {"model": str(target)}, **named}))
+    with pytest.raises(UserError, match=sentence):
         read_pair("alone", tmp_path)
 
 

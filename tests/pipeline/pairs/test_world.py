@@ -10,7 +10,10 @@ from dataclasses import replace
 import pytest
 
 from gistgate.errors import UserError
+from gistgate.files import read_json_lines
+from gistgate.integrations.programs.runner import runs
 from pipeline.common.paths import WORLD as WORLD_FOLDER
+from pipeline.pairs.world import functions
 from pipeline.pairs.world.corpus import answer_of, documents, write_task_files
 from pipeline.pairs.world.lexicon import QUESTION, SITES, SOLUTION
 from pipeline.pairs.world.params import ModelTraining, WorldParams
@@ -144,3 +147,18 @@ def test_impossible_dials_are_refused(change):
 def test_heads_have_to_divide_the_width():
     with pytest.raises(UserError, match="3 heads"):
         ModelTraining(hidden_size=64, heads=3)
+
+
+def test_requests_for_functions_are_repeatable_distinct_and_right(tmp_path):
+    """Both files are the same for the same seed, share no function, and a solution passes its tests."""
+    for name in ("one", "other"):
+        functions.write_functions(3, tmp_path / name)
+    rows = [row for split in functions.SIZES for row in read_json_lines(tmp_path / f"one/{split}.jsonl")]
+    again = [row for split in functions.SIZES for row in read_json_lines(tmp_path / f"other/{split}.jsonl")]
+    assert rows == again and len({row["prompt"] for row in rows}) == sum(functions.SIZES.values())
+    odd = functions.Step("that are odd", "odd", lambda x: x % 2 == 1)
+    squares = functions.Step("squares each of them", "squares", lambda x: x * x)
+    row = functions.document(random.Random(0), "numbers", odd, squares, functions.Step("their sum", "sum", sum))
+    solution = "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
+    assert runs(solution + row["tests"]) and not runs(solution.replace("== 1", "== 0") + row["tests"])
+    assert row["tests"].endswith("([]) == 0") and "squares each of them, and returns their sum" in row["prompt"]

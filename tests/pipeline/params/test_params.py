@@ -2,11 +2,13 @@
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from gistgate.errors import UserError
+from gistgate.files import write_text
 from pipeline.params import Params, parse_params, read_params
 from pipeline.studies.retrieval.params import ChoiceParams
 
@@ -128,3 +130,49 @@ def test_no_default_contradicts_the_projects_own_file():
     assert list(contradictions(Params(), content)) == []
     retrieval = yaml.safe_load((ROOT / "pipeline/studies/retrieval/params.yaml").read_text())
     assert list(contradictions(ChoiceParams(), retrieval["choice"])) == []
+
+
+def params_of_a_pair(folder: Path, monkeypatch: pytest.MonkeyPatch, **content: Any) -> Params:
+    """The parameters of a project whose pair drafts with `suffix`."""
+    monkeypatch.chdir(folder)
+    write_text(folder / "models/pairs/alone.yaml", yaml.safe_dump({"target": {"model": "t"}, "drafter": "suffix"}))
+    write_text(folder / "params.yaml", yaml.safe_dump({"pair": "alone", **content}))
+    return read_params()
+
+
+def test_methods_draft_with_the_drafter_of_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = params_of_a_pair(tmp_path, monkeypatch).methods
+    assert {method.drafter for method in methods.values()} == {"suffix"} and "autojudge" in methods
+    named = {"lossless": {"exact": {"rule": "exact"}, "other": {"rule": "exact", "drafter": "lookup"}}}
+    methods = params_of_a_pair(tmp_path, monkeypatch, methods=named).methods
+    assert (methods["exact"].drafter, methods["other"].drafter) == ("suffix", "lookup")
+
+
+def test_heads_that_read_draft_probabilities_are_left_out_without_a_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = params_of_a_pair(tmp_path, monkeypatch).train
+    assert "logistic+draft" in Params().train.heads
+    assert train.heads == ("logistic", "linear", "mlp") and train.extra_features == ()
+
+
+def test_a_head_names_features_that_are_read() -> None:
+    with pytest.raises(UserError, match=r"the head 'mlp\+h_tok:layer:1' .* sees 'h_tok:layer:1', which is not among"):
+        parse_params({"train": {"heads": ["logistic", "mlp+h_tok:layer:1"]}})
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        (
+            {"methods": {"free": {"mixed": {"rule": "ensemble", "knob": "w", "grid": [0.9, 0.5]}}}},
+            "the method 'mixed' has the rule 'ensemble', which reads draft probabilities, .* 'suffix' has none",
+        ),
+        ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
+    ],
+)
+def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        params_of_a_pair(tmp_path, monkeypatch, **content)

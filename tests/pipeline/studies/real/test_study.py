@@ -15,10 +15,11 @@ from pipeline.common.paths import PAIRS
 from pipeline.common.reading import read, read_yaml
 from pipeline.pairs.source import read_pair
 from pipeline.params import parse_params
+from pipeline.params.drafting import check_probabilities, drafter_of
 from pipeline.report.publish import BEGIN, END
 from pipeline.smoke import ROOT, merged
 from pipeline.studies.real import publish, study
-from pipeline.studies.real.params import FILE, RealParams
+from pipeline.studies.real.params import FILE, RealParams, read_study
 
 REAL = read(RealParams, ROOT / FILE)
 
@@ -37,6 +38,22 @@ def test_the_studys_changes_make_parameters_that_read() -> None:
     assert (params.prompts.calibration, params.prompts.test) == (200, 200)
     assert params.prompting.chat_template and "End with #### and" in (params.prompting.system or "")
     assert set(params.methods) == {"exact", "lookup", "prob-ratio", "fly", "ensemble", "typical", "autojudge"}
+
+
+@pytest.mark.parametrize(
+    "name, task, folders", [("code", "python-functions", {"target", "draft"}), ("smollm2", "gsm8k-chat", {"target"})]
+)
+def test_other_studies_change_the_first(
+    name: str, task: str, folders: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a file leaves out stands in the file that it is like; the parameters suit its pair."""
+    monkeypatch.chdir(ROOT)
+    found = read_study(ROOT / f"pipeline/studies/real/{name}.yaml")
+    params = parse_params(merged(read_yaml(ROOT / "params.yaml"), found.changes))
+    assert (params.task, params.allow_code, set(found.folders)) == (task, name == "code", folders)
+    assert params.prompts == parse_params(merged(read_yaml(ROOT / "params.yaml"), REAL.changes)).prompts
+    check_probabilities(params.methods, params.train, drafter_of(params.pair))
+    assert set(found.folders) == {"target", "draft"} or drafter_of(params.pair) == "suffix"
 
 
 @pytest.fixture

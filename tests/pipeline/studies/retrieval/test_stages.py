@@ -43,7 +43,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def tiny(kind: str = "llama") -> SimpleNamespace:
-    return SimpleNamespace(target=pair(kind)[0], draft=pair(kind)[1])
+    return SimpleNamespace(target=pair(kind)[0], draft_model=pair(kind)[1])
 
 
 @pytest.mark.parametrize("name", RETRIEVAL)

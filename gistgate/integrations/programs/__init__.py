@@ -1,0 +1,1 @@
+"""Programs that a model wrote, run with limits in processes of their own."""

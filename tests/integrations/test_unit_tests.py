@@ -1,0 +1,126 @@
+"""Tasks whose answers are programs: consent, verdicts, sameness, and lm-eval's own names for the metric."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.integrations.lm_eval import __main__ as command
+from gistgate.integrations.lm_eval import task as tasks
+from gistgate.integrations.lm_eval import task_files, unit_tests
+from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
+from gistgate.integrations.lm_eval.unit_tests import own_code_eval, process_results, program_of
+from tests.tiny import write_rows
+
+ROOT = Path(__file__).parents[2]
+NAME = "python-functions"
+WORDS = {"prompt": "Write `double(x)`.", "tests": "assert double(3) == 6", "entry_point": "double"}
+HEAD = {**WORDS, "prompt": 'from math import prod\n\ndef double(x):\n    """Twice x."""\n'}
+RIGHT, LONGER, WRONG = "def double(x):\n    return 2 * x", "def double(x):\n    return x + x", "def double(x): return x"
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A folder with documents."""
+    for split in ("train", "test"):
+        write_rows(tmp_path / f"{split}.jsonl", [WORDS, HEAD])
+    return str(tmp_path)
+
+
+@pytest.fixture
+def task(data: str, monkeypatch: pytest.MonkeyPatch) -> Task:
+    monkeypatch.chdir(ROOT)
+    return load_task(TaskSpec(NAME, data=data, allow_code=True))
+
+
+def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(task_files, "build", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(unit_tests, "runs", lambda *_: pytest.fail("was run"))
+    for name in (NAME, "mbpp"):
+        with pytest.raises(UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"):
+            load_task(TaskSpec(name, data=data))
+
+
+def test_unit_tests_are_the_score(task: Task) -> None:
+    assert task.metric == "tests_passed,none"
+    assert [task.score(WORDS, text) for text in (RIGHT, WRONG, "", "return 2 * x")] == [1, 0, 0, 0]
+    assert task.score(WORDS, f"Here it is:\n```python\n{RIGHT}\n```\nIt doubles.") == 1
+
+
+def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None:
+    assert task.score(HEAD, "    return prod([2, x])\n") == 1
+    assert task.score(HEAD, "def double(x):\n    return prod([2, x])\n") == 1
+    assert program_of(WORDS, RIGHT) == RIGHT
+
+
+@pytest.mark.parametrize(
+    "text, reference, same",
+    [(RIGHT, RIGHT, True), (LONGER, RIGHT, True), (WRONG, RIGHT, False), (RIGHT, WRONG, False), (WRONG, WRONG, True),
+     (WRONG, WRONG + "  # no", None), (RIGHT, "", None)],
+)  # fmt: skip
+def test_equal_verdicts_of_the_tests_are_the_same_meaning(
+    task: Task, text: str, reference: str, same: bool | None
+) -> None:
+    assert task.same_meaning(WORDS, text, reference) is same
+
+
+def test_a_document_without_tests_is_named() -> None:
+    with pytest.raises(UserError, match="has no text 'tests'. Every line needs prompt, tests, entry_point"):
+        process_results({"prompt": "p", "entry_point": "e"}, ["x"])
+
+
+HUMANEVAL = """
+include: {folder}/humaneval.yaml
+task: heads
+training_split: test
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {data}/rows.jsonl}}}}
+"""
+
+
+def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HumanEval's form: its metric `pass_at_k` asks `code_eval` of the hub, and its results call it pass@1."""
+    import lm_eval.tasks.humaneval as package
+
+    row = {**HEAD, "test": "def check(candidate):\n    assert candidate(3) == 6\n"}
+    write_rows(tmp_path / "rows.jsonl", [row])
+    folder = Path(next(iter(package.__path__)))
+    (tmp_path / "heads.yaml").write_text(HUMANEVAL.format(folder=folder, data=tmp_path))
+    harness = task_files.find_task("heads", folder=tmp_path, allow_code=True)
+    task = tasks.Task(harness, TaskSpec("heads", allow_code=True))
+    assert [task.score(row, text) for text in ("    return 2 * x", "    return x")] == [1, 0]
+    assert task.same_meaning(row, "    return 2 * x", "    return x + x") is True
+    assert task.same_meaning(row, "    return x", "    return x + x") is False
+
+
+def test_the_metric_is_replaced_for_a_while_only() -> None:
+    import evaluate
+
+    usual = evaluate.load
+    with own_code_eval():
+        found, _ = evaluate.load("code_eval").compute(
+            references=["assert f() == 1"], predictions=[["def f(): return 1"]]
+        )
+    assert found == {"pass@1": 1.0} and evaluate.load is usual
+
+
+def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    import lm_eval.__main__ as harness
+
+    def refused() -> None:
+        if "--confirm_run_unsafe_code" not in sys.argv:
+            raise ValueError("Attempted to run task: mbpp which is unsafe. Set confirm_run_unsafe_code=True to run it.")
+
+    monkeypatch.setattr(harness, "cli_evaluate", refused)
+    monkeypatch.setattr(sys, "argv", ["gistgate eval", "run"])
+    with pytest.raises(SystemExit):
+        command.main()
+    assert "The task 'mbpp' runs programs that the model writes" in capsys.readouterr().err
+    arguments: list[Any] = ["gistgate eval", "run", "--allow-code"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    command.main()
