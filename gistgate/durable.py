@@ -1,4 +1,4 @@
-"""What has to reach the disk before a new file takes its name, so that a loss of power leaves the old or the new one."""
+"""What has to reach the disk before a new file takes its name: a loss of power then leaves the old or the new one."""
 
 from __future__ import annotations
 

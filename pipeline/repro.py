@@ -3,8 +3,8 @@
     python -m pipeline.repro [ARGUMENTS OF dvc repro]
 
 DVC writes two files in place: dvc.lock, and its list of running commands, .dvc/tmp/rwlock. A DVC that is killed
-meanwhile leaves a part of one, and the next refuses to start. The lock file is restored from the copy of the last start;
-what was finished since is found in DVC's cache of runs. The list only matters while its commands run.
+meanwhile leaves a part of one, and the next refuses to start. The lock file is restored from the copy of the last
+start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
-from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
+from pipeline.params.results import AdversarialParams, BenchmarkParams, CalibrateParams, TrackingParams
 from pipeline.params.training import TrainParams
 
 __all__ = [
+    "AdversarialParams",
     "BenchmarkParams",
     "CalibrateParams",
     "CollectParams",
@@ -76,6 +77,8 @@ class Params:
     """Budgets and confidence."""
     benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
     """Measurement of speed."""
+    adversarial: AdversarialParams = field(default_factory=AdversarialParams)
+    """Prompts that try to lead a decoder astray."""
     tracking: TrackingParams = field(default_factory=TrackingParams)
     """Record of runs."""
 

@@ -3,8 +3,8 @@
     python -m tests.faults.kills --kills 100 --folder .scratch/kills
 
 The folder holds an undisturbed copy of the project with tiny sizes, a disturbed one on a small file system of its own,
-and a line for each disturbance. A second call goes on where the first was stopped. One pass disturbs every stage, or the
-DVC that runs it, a few times, and goes on after each disturbance as a user would: with `make repro`'s command.
+and a line for each disturbance. A second call goes on where the first was stopped. One pass disturbs every stage, or
+the DVC that runs it, a few times, and goes on after each disturbance as a user would: with `make repro`'s command.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(
     kills: Annotated[int, typer.Option(help="Disturbances in all, those of earlier calls included.")] = 100,
     folder: Annotated[Path, typer.Option(help="Place of both copies and of the records.")] = Path(".scratch/kills"),
     minutes: Annotated[float, typer.Option(help="No further disturbance is begun after so long.")] = 600.0,
-    each: Annotated[int, typer.Option(help="Disturbances of every stage in one pass.")] = 2,
+    each: Annotated[int, typer.Option(help="Most disturbances of a stage in one pass.")] = 8,
     seed: Annotated[int, typer.Option(help="Seed of moments and ways.")] = 0,
 ) -> None:
     """Disturb, finish, compare, until there were enough disturbances."""
@@ -58,13 +58,12 @@ def main(
                 ground.renew()
                 records.begin()
             for stage, command in stages[records.state["stage"] :]:
-                for _ in range(each):
-                    if len(records.struck()) < kills and monotonic() < end:
-                        disturb(
-                            ground,
-                            records,
-                            draw(Random(f"{seed} {len(records.lines)}"), stage, command, census, len(stages)),
-                        )
+                for time in range(each):
+                    if len(records.struck()) >= kills or monotonic() > end:
+                        break
+                    chance = Random(f"{seed} {records.state['pass']} {stage} {time}")
+                    if not disturb(ground, records, draw(chance, stage, command, census, time)):
+                        break  # the stage came to its end
                 records.step()
             status, text = ground.run([REPRO], PATIENCE)
             records.close(status=status, differing=differing(folder / "calm", ground.rough))
@@ -98,8 +97,10 @@ def undisturbed(ground: Ground) -> tuple[list[tuple[str, str]], dict[str, dict[s
     return [(name, command) for name, command in read_json(listed)], found
 
 
-def disturb(ground: Ground, records: Records, order: dict[str, Any]) -> None:
-    """Run one stage with an order to strike, and record what came of it.
+def disturb(ground: Ground, records: Records, order: dict[str, Any]) -> bool:
+    """Run one stage with an order to strike, and record what came of it; returns whether the stage is unfinished.
+
+    A disturbance counts when its moment came and the run failed: a disk may still have had enough room.
 
     Raises:
         UserError: the pipeline does not start again by itself after the disturbance before this one.
@@ -112,7 +113,8 @@ def disturb(ground: Ground, records: Records, order: dict[str, Any]) -> None:
     struck = read_json_lines(note) if note.exists() else []
     line = {
         "stage": stage, "process": order["process"], "way": order["way"], "moment": order["moment"],
-        "count": order["count"], "second": struck[0]["seconds"] if struck else None, "struck": bool(struck),
+        "count": order["count"], "second": struck[0]["seconds"] if struck else None,
+        "struck": bool(struck) and status != 0,
         "status": status, "took": round(monotonic() - started, 1), "unreadable": unreadable(ground.rough), "stuck": "",
     }  # fmt: skip
     if not struck and status:
@@ -122,6 +124,7 @@ def disturb(ground: Ground, records: Records, order: dict[str, Any]) -> None:
         raise UserError(f"Undisturbed, {stage} failed after {records.lines[-1:]}: {text[-2000:]}")
     records.add(line)
     print(" ".join(str(line[key]) for key in ("stage", "way", "moment", "struck", "status", "took")), flush=True)
+    return status != 0
 
 
 def publish(records: Records, ground: Ground) -> None:
@@ -130,7 +133,8 @@ def publish(records: Records, ground: Ground) -> None:
     counts = {key: dict(Counter(line[key] for line in struck)) for key in ("way", "moment", "stage")}
     results.add(
         kills=len(struck), kills_lost=records.lost(), kills_passes=len(records.state["passes"]),
-        kills_ways=counts["way"], kills_moments=counts["moment"], kills_stages=counts["stage"],
+        kills_ways=counts["way"], kills_moments=counts["moment"],
+        kills_stages=counts["stage"],
         kills_hung=sum(line["status"] is None for line in struck),
         kills_small_disk="tmpfs" if ground.mount else "limit on the size of files", kills_memory_group=bool(ground.group),
     )  # fmt: skip

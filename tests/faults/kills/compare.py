@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from safetensors import safe_open
 
 ARTEFACTS = ("data", "models", "reports")
 """Folders that the stages write."""
-TIMED: tuple[str, ...] = ()
-"""Artefacts that hold measured seconds."""
+TIMED = ("seconds", "labels_per_hour", "tokens_per_second", "speed", "machine", "load")
+"""Keys of JSON files that hold measured seconds, or figures made of them."""
+DRAWN = ("reports/figures/speed.png", "reports/index.html")
+"""Artefacts that show such figures, and hold nothing else that other artefacts lack."""
 
 
 def files(folder: Path) -> list[Path]:
@@ -22,19 +24,29 @@ def files(folder: Path) -> list[Path]:
 
 
 def hashes(folder: Path) -> dict[str, str]:
-    """Relative names and contents of all artefacts."""
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files(folder)}
+    """Relative names and contents of all artefacts; of reports only what no clock decides."""
+    found = {str(path.relative_to(folder)): path for path in files(folder)}
+    return {name: hashlib.sha256(content(name, path)).hexdigest() for name, path in found.items() if name not in DRAWN}
+
+
+def content(name: str, path: Path) -> bytes:
+    """The bytes of an artefact; a report in JSON without its measured seconds."""
+    if not name.startswith("reports/") or path.suffix != ".json":
+        return path.read_bytes()
+    return json.dumps(untimed(json.loads(path.read_text())), sort_keys=True).encode()
+
+
+def untimed(value: Any) -> Any:
+    """A JSON value without the keys of `TIMED`."""
+    if isinstance(value, dict):
+        return {key: untimed(part) for key, part in value.items() if key not in TIMED}
+    return [untimed(part) for part in value] if isinstance(value, list) else value
 
 
 def differing(calm: Path, rough: Path) -> list[str]:
-    """Artefacts that two runs do not share byte for byte, those apart that hold measured seconds."""
+    """Artefacts that two runs do not share byte for byte, measured seconds apart."""
     one, other = hashes(calm), hashes(rough)
-    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name) and not timed(name))
-
-
-def timed(name: str) -> bool:
-    """Whether an artefact holds measured seconds, or figures made of them."""
-    return any(fnmatch(name, pattern) for pattern in TIMED)
+    return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
 
 def unreadable(folder: Path) -> list[str]:

@@ -116,24 +116,38 @@ class Ground:
                 status: int | None = int(told.readline() or -9)
             except TimeoutError:
                 status = None
+                self.ask_where()
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process, signal.SIGKILL)
         self.wait_for_all()
         return status, log.read_text()
 
+    def ask_where(self) -> None:
+        """Let every process that hangs write into the log where it is."""
+        for path in self.processes():
+            with contextlib.suppress(OSError):
+                if b"tests.faults.kills.warm" in (path / "cmdline").read_bytes():
+                    os.kill(int(path.name), signal.SIGUSR1)
+        sleep(1.0)
+        shutil.copy(self.folder / "log.txt", self.folder / f"hung-{int(monotonic())}.txt")
+
+    def processes(self) -> list[Path]:
+        """The processes that work in the disturbed copy."""
+        return [path for path in Path("/proc").iterdir() if path.name.isdigit() and self.is_ours(path)]
+
     def wait_for_all(self) -> None:
         """Wait until no process works in the disturbed copy any more; its end follows that of its client."""
         end = monotonic() + 60
-        while left := [number for number in os.listdir("/proc") if number.isdigit() and self.is_ours(number)]:
+        while left := self.processes():
             if monotonic() > end:
-                for number in left:
-                    os.kill(int(number), signal.SIGKILL)
+                for path in left:
+                    os.kill(int(path.name), signal.SIGKILL)
             sleep(0.05)
 
-    def is_ours(self, number: str) -> bool:
+    def is_ours(self, process: Path) -> bool:
         """Whether a process works in the disturbed copy."""
         try:
-            return Path(os.readlink(f"/proc/{number}/cwd")).is_relative_to(self.rough)
+            return (process / "cwd").readlink().is_relative_to(self.rough)
         except OSError:
             return False
 

@@ -59,24 +59,26 @@ OF_STAGE = (
 OF_DVC = ("kill DVC", "interrupt", "full disk")
 
 
-def draw(chance: Random, stage: str, command: str, census: dict[str, dict[str, Any]], stages: int) -> dict[str, Any]:
-    """One disturbance of a stage, or of the DVC that runs it: the process, the moment and the way."""
-    of_dvc = chance.random() < 0.3
+def draw(chance: Random, stage: str, command: str, census: dict[str, dict[str, Any]], time: int) -> dict[str, Any]:
+    """Disturbance `time` of a stage: the process, the moment and the way.
+
+    The first and every third one strike the DVC that runs it, others the stage itself.
+    """
+    of_dvc = time % 3 == 0
     process = f"pipeline.repro {stage}" if of_dvc else command
-    found = census["pipeline.repro" if of_dvc else command]
-    share = stages if of_dvc else 1  # DVC was counted for all stages together
-    counts = {name: max(1, count // share) for name, count in found["counts"].items()}
+    counts = census["pipeline.repro" if of_dvc else command]["counts"]
     possible = [moment for moment in MOMENTS if moment.of_dvc == of_dvc and counts.get(moment.name)]
     moment = chance.choice([*possible, None])
     way = "kill DVC" if moment and moment.when == "torn" else chance.choice(OF_DVC if of_dvc else OF_STAGE)
-    spread = moment.spread if moment else 0.95 * found["seconds"] / share
+    spread = moment.spread if moment else (4.0 if of_dvc else census[command]["seconds"]) / (1 + time)
     return {
         "stage": stage,
         "process": process,
         "moment": moment.name if moment else RANDOM,
-        "count": chance.randint(1, counts[moment.name]) if moment else 0,
+        # Behind an earlier disturbance less is left to do, so that only the first moments are sure to come.
+        "count": chance.randint(1, 1 if time or of_dvc else min(counts[moment.name], 3)) if moment else 0,
         "delay": round(chance.uniform(0.0, spread), 4),
         "share": round(chance.random(), 2),
         "way": way,
-        "room": chance.choice((0, 16 << 10, 256 << 10)) if way == "full disk" else chance.choice((4, 32, 128)) << 20,
+        "room": chance.choice((0, 4 << 10, 64 << 10)) if way == "full disk" else chance.choice((1, 4, 16)) << 20,
     }

@@ -10,6 +10,7 @@ PATH hands the commands of DVC over; it ends as the fork ends, and the fork ends
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import importlib
 import json
@@ -30,7 +31,7 @@ LISTED = """
 import importlib, json, sys, pkgutil, pipeline.stages
 for found in pkgutil.iter_modules(pipeline.stages.__path__, "pipeline.stages."):
     importlib.import_module(found.name)
-import dvc.cli, dvc.commands.repro, dvc.repo.reproduce, dvc.stage.run, mlflow, mlflow.tracking, lm_eval.models.huggingface
+import dvc.cli, dvc.commands.repro, dvc.repo.reproduce, dvc.stage.run, mlflow.tracking, lm_eval.models.huggingface
 own = {"gistgate", "pipeline", "tests", "__main__"}
 json.dump([name for name in sys.modules if name.partition(".")[0] not in own], sys.stdout)
 """
@@ -82,6 +83,8 @@ def execute(command: dict[str, Any], files: list[int]) -> None:
     status: Any = 0
     try:
         os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        faulthandler.register(signal.SIGUSR1, file=2)
         for number, file in enumerate(files):
             os.dup2(file, number)
         os.chdir(command["folder"])
