@@ -41,7 +41,7 @@ def main(
     kills: Annotated[int, typer.Option(help="Disturbances in all, those of earlier calls included.")] = 100,
     folder: Annotated[Path, typer.Option(help="Place of both copies and of the records.")] = Path(".scratch/kills"),
     minutes: Annotated[float, typer.Option(help="No further disturbance is begun after so long.")] = 600.0,
-    each: Annotated[int, typer.Option(help="Most disturbances of a stage in one pass.")] = 8,
+    each: Annotated[int, typer.Option(help="Most disturbances of a stage in one pass.")] = 10,
     seed: Annotated[int, typer.Option(help="Seed of moments and ways.")] = 0,
 ) -> None:
     """Disturb, finish, compare, until there were enough disturbances."""
@@ -136,7 +136,8 @@ def publish(records: Records, ground: Ground) -> None:
         kills_ways=counts["way"], kills_moments=counts["moment"],
         kills_stages=counts["stage"],
         kills_hung=sum(line["status"] is None for line in struck),
-        kills_small_disk="tmpfs" if ground.mount else "limit on the size of files", kills_memory_group=bool(ground.group),
+        kills_small_disk="tmpfs" if ground.mount else "limit on the size of files",
+        kills_memory_group=bool(ground.group),
     )  # fmt: skip
     results.write_disturbances(struck)
 

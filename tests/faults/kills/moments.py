@@ -62,9 +62,9 @@ OF_DVC = ("kill DVC", "interrupt", "full disk")
 def draw(chance: Random, stage: str, command: str, census: dict[str, dict[str, Any]], time: int) -> dict[str, Any]:
     """Disturbance `time` of a stage: the process, the moment and the way.
 
-    The first and every third one strike the DVC that runs it, others the stage itself.
+    The first two and every third one strike the DVC that runs it, others the stage itself.
     """
-    of_dvc = time % 3 == 0
+    of_dvc = time < 2 or time % 3 == 0
     process = f"pipeline.repro {stage}" if of_dvc else command
     counts = census["pipeline.repro" if of_dvc else command]["counts"]
     possible = [moment for moment in MOMENTS if moment.of_dvc == of_dvc and counts.get(moment.name)]
