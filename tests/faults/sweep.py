@@ -2,8 +2,8 @@
 
     python -m tests.faults.sweep --minutes 30
 
-The parts that have passed are listed in a file, after each of them, so that the sweep can be ended at any moment. Delete
-the file when the decoder has changed.
+The parts that have passed are listed in a file, after each of them, so that the sweep can be ended at any moment.
+Delete the file when the decoder has changed.
 """
 
 from __future__ import annotations
