@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu reliability audit
+	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -84,10 +84,14 @@ gpu: $(STAMP)  ## check and measure on a GPU, within ten minutes, what was never
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills; counts go to benchmarks/results/reliability.json
+reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills, two copies; counts go to benchmarks/results
 	python -m tests.faults.damaged
 	python -m tests.faults.soak --requests 10000
-	python -m tests.faults.kills --kills 100 --target heads
+	python -m tests.faults.kills --kills 100
+	python -m tests.faults.copies
+
+sweep: $(STAMP)  ## run the long sweep of decoders in pieces; what has passed is not run again
+	OMP_NUM_THREADS=1 python -m tests.faults.sweep
 
 audit: $(STAMP)  ## ask pip-audit about every pinned dependency; needs the network
 	$(VENV)/bin/python -m pip install --quiet pip-audit
