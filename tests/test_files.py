@@ -231,7 +231,7 @@ def test_a_file_system_that_flushes_no_folders_is_taken_as_it_is(tmp_path: Path,
     real = os.fsync
 
     def fsync(handle: int) -> None:
-        if Path(os.readlink(f"/proc/self/fd/{handle}")).is_dir():
+        if Path(f"/proc/self/fd/{handle}").readlink().is_dir():
             raise OSError(errno.EINVAL, "Invalid argument")
         real(handle)
 
@@ -254,7 +254,7 @@ def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     fsync, replace = os.fsync, Path.replace
 
     def flush(handle: int) -> None:
-        calls.append(("flush", Path(os.readlink(f"/proc/self/fd/{handle}")).name))
+        calls.append(("flush", Path(f"/proc/self/fd/{handle}").readlink().name))
         fsync(handle)
 
     def rename(path: Path, to: Path) -> Path:

@@ -37,8 +37,8 @@ def run(folder: Path, **variables: str) -> int:
 
 def order(folder: Path, **changes: Any) -> str:
     told = {
-        "process": "pipeline.stages.some", "moment": "between writing and renaming", "count": 2, "delay": 0.0, "share": 0.5,
-        "way": "kill the stage", "room": 0, "mount": "", "record": str(folder / "struck.jsonl"),
+        "process": "pipeline.stages.some", "moment": "between writing and renaming", "count": 2, "delay": 0.0,
+        "share": 0.5, "way": "kill the stage", "room": 0, "mount": "", "record": str(folder / "struck.jsonl"),
     }  # fmt: skip
     return json.dumps({**told, **changes})
 
@@ -62,7 +62,8 @@ def test_another_process_is_left_alone(tmp_path: Path):
 def test_without_an_order_the_moments_are_counted(tmp_path: Path):
     assert run(tmp_path, FAULT_CENSUS=str(tmp_path / "census")) == 0
     counts = json.loads((tmp_path / "census").read_text())["counts"]
-    assert counts == dict.fromkeys(("while a temporary file is written", "between writing and renaming", "just after a rename"), 3)  # fmt: skip
+    names = ("while a temporary file is written", "between writing and renaming", "just after a rename")
+    assert counts == dict.fromkeys(names, 3)
 
 
 def test_draws_name_moments_that_come(tmp_path: Path):

@@ -50,7 +50,10 @@ class Records:
         return [line for line in self.lines if line["struck"]]
 
     def lost(self) -> int:
-        """Disturbances after which something was lost: all of a pass that did not end in the expected artefacts, and
-        those that left an unreadable artefact or a pipeline that would not start again."""
+        """Disturbances after which something was lost.
+
+        All of a pass that did not end in the expected artefacts, and those that left an unreadable artefact or a
+        pipeline that would not start again.
+        """
         bad = {one["pass"] for one in self.state["passes"] if one["status"] or one["differing"]}
         return sum(line["pass"] in bad or bool(line["unreadable"] or line["stuck"]) for line in self.struck())

@@ -153,9 +153,9 @@ def test_two_writers_that_begin_together_lose_nothing(tmp_path, monkeypatch):
 def test_a_store_that_another_process_keeps_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'kept.db'}")
     monkeypatch.setattr(tracking, "PATIENCE", 0.1)
-    with FileLock(tmp_path / "kept.db-lock"), pytest.raises(UserError, match="Another process has been writing"):
-        with tracking.run(PARAMS, "fly", kind="method"):
-            pass
+    kept, refused = FileLock(tmp_path / "kept.db-lock"), pytest.raises(UserError, match="Another process has been")
+    with kept, refused, tracking.run(PARAMS, "fly", kind="method"):
+        pass
     assert not (tmp_path / "kept.db").exists()
 
 

@@ -129,7 +129,7 @@ def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folde
     title = tables.SHORT["adversarial"]
     assert title not in tables.markdown(summarise(PARAMS, read_results(PARAMS)))
     counts = {"n": 40, "differing": 10, "opened": 1, "capped": 2, "tokens": 110, "strict_tokens": 100, "by_kind": {}}
-    write_json("reports/adversarial.json", {"methods": {name: counts for name in ("exact", "prob", "judge")}})
+    write_json("reports/adversarial.json", {"methods": dict.fromkeys(("exact", "prob", "judge"), counts)})
     summary = summarise(PARAMS, read_results(PARAMS))
     assert "by_kind" not in summary["methods"]["judge"]["adversarial"]
     assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3 and title in tables.markdown(summary)
