@@ -15,8 +15,8 @@ SHOWN = {
     "hung": "{kills_hung} of the disturbances",
     "copies": "{copies_artefacts} artefacts, {copies_differing} differing",
     "sweep": "{sweep_passed} of {sweep_parts} parts have passed, {sweep_failed} failed",
-    "soak": "{soak_requests:,} requests: {soak_growth_mib} MiB of growth after the first fifth, {soak_differing} of the "
-    "last 100 answers differ",
+    "soak": "{soak_requests:,} requests: {soak_growth_mib} MiB of growth after the first fifth, {soak_differing} of "
+    "the last 100 answers differ",
 }
 """Sentences of the page, with the counts of the file."""
 

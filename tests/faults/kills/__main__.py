@@ -3,8 +3,9 @@
     python -m tests.faults.kills --kills 100 --folder .scratch/kills
 
 The folder holds an undisturbed copy of the project with tiny sizes, a disturbed one on a small file system of its own,
-and a line for each disturbance. A second call goes on where the first was stopped. One pass disturbs every stage, or
-the DVC that runs it, a few times, and goes on after each disturbance as a user would: with `make repro`'s command.
+and a line for each disturbance. A second call goes on where the first was stopped; delete the folder when the code has
+changed. One pass disturbs every stage, or the DVC that runs it, a few times, and goes on after each disturbance as a
+user would: with `make repro`'s command.
 """
 
 from __future__ import annotations
