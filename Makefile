@@ -20,30 +20,30 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu reliability audit
+	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
-	dvc repro
+	python -m pipeline.repro
 
 studies: table certify retrieval segments speed  ## run every study below pipeline/studies that has stages
 
 table: $(STAMP)  ## compare every rule of the library at the headline budget; shares what `repro` has done
-	dvc repro pipeline/studies/table/dvc.yaml
+	python -m pipeline.repro pipeline/studies/table/dvc.yaml
 
 certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
-	dvc repro pipeline/studies/certify/dvc.yaml
+	python -m pipeline.repro pipeline/studies/certify/dvc.yaml
 
 retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter, compare drafters and rules
-	dvc repro pipeline/studies/retrieval/dvc.yaml
+	python -m pipeline.repro pipeline/studies/retrieval/dvc.yaml
 
 segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
-	dvc repro pipeline/studies/segments/dvc.yaml
+	python -m pipeline.repro pipeline/studies/segments/dvc.yaml
 
 speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
-	dvc repro pipeline/studies/speed/dvc.yaml
+	python -m pipeline.repro pipeline/studies/speed/dvc.yaml
 	python -m benchmarks.speed
 
 real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folder DATA=folder, or HF_HUB_OFFLINE=0 for the hub
@@ -84,10 +84,14 @@ gpu: $(STAMP)  ## check and measure on a GPU, within ten minutes, what was never
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills; counts go to benchmarks/results/reliability.json
+reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills, two copies; counts go to benchmarks/results
 	python -m tests.faults.damaged
 	python -m tests.faults.soak --requests 10000
-	python -m tests.faults.kills --kills 100 --target heads
+	python -m tests.faults.kills --kills 100
+	python -m tests.faults.copies
+
+sweep: $(STAMP)  ## run the long sweep of decoders in pieces; what has passed is not run again
+	OMP_NUM_THREADS=1 python -m tests.faults.sweep
 
 audit: $(STAMP)  ## ask pip-audit about every pinned dependency; needs the network
 	$(VENV)/bin/python -m pip install --quiet pip-audit
@@ -98,7 +102,7 @@ bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every m
 	python -m benchmarks.limit
 	python -m benchmarks.memory
 	python -m benchmarks.block
-	dvc repro --force --single-item benchmark
+	python -m pipeline.repro --force --single-item benchmark
 
 publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
 	python -m pipeline.report.publish

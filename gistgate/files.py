@@ -1,4 +1,4 @@
-"""Files that are either whole or absent: everything is written beside its place and renamed into it."""
+"""Files that are either whole or absent: everything is written beside its place, flushed, and renamed into it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gistgate.durable import flush_all, flush_folder, make_folder
 from gistgate.errors import UserError
 from gistgate.plain import MOST_JSON, MOST_TEXT, check_regular, strict_json
 
@@ -27,9 +28,11 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     path = Path(path)
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         write(part)
+        flush_all(part)
         put(part, path)
+        flush_folder(path.parent)
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"{path} could not be written ({getattr(error, 'strerror', None) or error}). Free some space or check the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -200,3 +201,66 @@ def test_a_truncated_tensor_file_is_damaged(tmp_path: Path, keep: float):
 def test_a_folder_is_no_file(tmp_path: Path, kind: str):
     with pytest.raises(UserError):
         READERS[kind](tmp_path)
+
+
+@pytest.mark.parametrize("kind", writers())
+def test_contents_reach_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    path, calls = tmp_path / "new" / "data", recorded_calls(monkeypatch)
+    writers()[kind](path)
+    part = next(name for call, name in calls if call == "rename")
+    assert part.endswith(".part")
+    assert calls == [("flush", tmp_path.name), ("flush", part), ("rename", part), ("flush", "new")]
+
+
+def test_every_file_and_folder_of_a_folder_reaches_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def write(part: Path) -> None:
+        (part / "inner").mkdir(parents=True)
+        (part / "inner" / "a").write_text("a")
+        (part / "b").write_text("b")
+
+    calls = recorded_calls(monkeypatch)
+    files.write_atomic(tmp_path / "folder", write)
+    part = next(name for call, name in calls if call == "rename")
+    assert calls[-2:] == [("rename", part), ("flush", tmp_path.name)]
+    assert sorted(calls[:-2]) == sorted([("flush", "a"), ("flush", "b"), ("flush", "inner"), ("flush", part)])
+
+
+def test_a_file_system_that_flushes_no_folders_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    real = os.fsync
+
+    def fsync(handle: int) -> None:
+        if Path(f"/proc/self/fd/{handle}").readlink().is_dir():
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(handle)
+
+    monkeypatch.setattr("os.fsync", fsync)
+    files.write_text(tmp_path / "data", "new")
+    assert (tmp_path / "data").read_text() == "new"
+
+
+def test_a_content_that_cannot_be_flushed_never_gets_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "data").write_text("old")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(UserError, match="could not be written"):
+        files.write_text(tmp_path / "data", "new")
+    assert (tmp_path / "data").read_text() == "old" and names(tmp_path) == ["data"]
+
+
+def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """Flushes and renames in their order, with the name of the file or folder; filled while files are written."""
+    calls: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, Path.replace
+
+    def flush(handle: int) -> None:
+        calls.append(("flush", Path(f"/proc/self/fd/{handle}").readlink().name))
+        fsync(handle)
+
+    def rename(path: Path, to: Path) -> Path:
+        calls.append(("rename", path.name))
+        return replace(path, to)
+
+    monkeypatch.setattr("os.fsync", flush)
+    monkeypatch.setattr(Path, "replace", rename)
+    return calls

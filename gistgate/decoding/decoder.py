@@ -24,7 +24,7 @@ from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import remembered
 from gistgate.request.rows import Generation, Memory, Row
 from gistgate.request.slots import Slots
-from gistgate.request.stopping import Stop
+from gistgate.request.stopping import Stop, added_ids
 from gistgate.rules.base import Rule
 
 
@@ -57,7 +57,8 @@ class Decoder:
             block: K, drafted tokens per round; 0 is plain decoding.
             gate: gives the rule probabilities, when the rule needs them.
             tokenizer: finds stop strings; needed only when some are given.
-            protocol_ids: tokens such as chat or think markers that are never accepted loosely; eos ids always are.
+            protocol_ids: further tokens that are never accepted loosely; eos ids and the added tokens of the tokenizer
+                (chat, think and tool markers) never are.
             vocabulary: token ids that count, where output layers are padded; default: those that both models have.
             observer: sees every block with its acceptance.
             think_markers: tokens that begin and end thinking, for the rules that tell it from answering.
@@ -83,7 +84,7 @@ class Decoder:
             vocabulary=count_ids(target, drafter, tokenizer, vocabulary),
             gate=gate,
             tokenizer=tokenizer,
-            protocol_ids=(*protocol_ids, *context.protocol_ids),
+            protocol_ids=tuple(sorted({*protocol_ids, *context.protocol_ids, *added_ids(tokenizer)})),
             observer=observer,
             context=context,
             form=form,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,11 @@ class Stop:
         assert self.tokenizer is not None
         text = self.tokenizer.decode(ids, skip_special_tokens=False)
         return any(string in text for string in self.strings)
+
+
+def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
+    """Every added token of a tokenizer: chat, think and tool markers, and ends of text. No rule accepts one loosely."""
+    return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
 
 
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -23,16 +23,17 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
         import mlflow
 
         warnings.filterwarnings("ignore", message=".*input example", category=UserWarning)
-        info = mlflow.pyfunc.log_model(
-            name="gate",
-            python_model=str(Path(__file__).with_name("gate_pyfunc.py")),
-            artifacts={"gate": str(Path(folder).resolve())},
-            signature=signature(),
-            pip_requirements=["gistgate", "torch", "safetensors", "numpy"],
-            registered_model_name=tracking.MODEL,
-        )
-        version = str(info.registered_model_version)
-        mlflow.MlflowClient().set_registered_model_alias(tracking.MODEL, tracking.ALIAS, version)
+        with tracking.alone():
+            info = mlflow.pyfunc.log_model(
+                name="gate",
+                python_model=str(Path(__file__).with_name("gate_pyfunc.py")),
+                artifacts={"gate": str(Path(folder).resolve())},
+                signature=signature(),
+                pip_requirements=["gistgate", "torch", "safetensors", "numpy"],
+                registered_model_name=tracking.MODEL,
+            )
+            version = str(info.registered_model_version)
+            mlflow.MlflowClient().set_registered_model_alias(tracking.MODEL, tracking.ALIAS, version)
     return version
 
 

@@ -20,13 +20,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from filelock import FileLock, Timeout
+
 from gistgate.errors import UserError
+from gistgate.files import write_atomic
 from pipeline.params import Params
 
 MODEL = "gistgate"
 """Name of the registered model."""
 ALIAS = "best"
 """Alias of the version that was exported last."""
+SQLITE = "sqlite:///"
+PATIENCE = 300
+"""Seconds for which a writer waits for another one."""
 
 
 class Record(Protocol):
@@ -57,9 +63,42 @@ def run(params: Params, name: str, kind: str) -> Iterator[Record]:
         with json_lines(name, experiment_name(params), tags) as record:
             yield record
         return
-    mlflow = connect(params)
-    with mlflow.start_run(run_name=name, tags=tags):
+    with alone():
+        mlflow = connect(params)
+        mlflow.start_run(run_name=name, tags=tags)
+    status = "FAILED"
+    try:
         yield MlflowRecord(mlflow)
+        status = "FINISHED"
+    finally:
+        with alone():
+            mlflow.end_run(status)
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """No other process of ours writes to a tracking store in a file meanwhile; SQLite gives up after seconds.
+
+    Raises:
+        UserError: another process has kept the store for too long.
+    """
+    path = database()
+    if path is None:
+        yield
+        return
+    lock = FileLock(f"{path}-lock", timeout=PATIENCE)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire()
+    except Timeout as error:
+        raise UserError(
+            f"Another process has been writing to the tracking store {path} for {PATIENCE} seconds. Wait for it to "
+            "end, or name another store in MLFLOW_TRACKING_URI."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def experiment_name(params: Params) -> str:
@@ -78,6 +117,24 @@ def tracking_uri() -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root() / 'mlflow.db'}"
 
 
+def database() -> Path | None:
+    """The file of a tracking store in SQLite; None for a server or another kind of database."""
+    uri = tracking_uri()
+    name = uri.removeprefix(SQLITE).partition("?")[0]
+    return Path(name) if uri.startswith(SQLITE) and name not in ("", ":memory:") else None
+
+
+def create_store(path: Path) -> None:
+    """Create a store beside its place and rename it: tables that are made half-way would block every later run."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+
+    def write(part: Path) -> None:
+        store = SqlAlchemyStore(f"{SQLITE}{part.absolute()}", (root() / "mlruns").as_uri())
+        store.engine.dispose()
+
+    write_atomic(path, write)
+
+
 def connect(params: Params) -> Any:
     """The mlflow module, pointed at the store and the experiment."""
     logging.getLogger("alembic").setLevel(logging.WARNING)
@@ -85,7 +142,10 @@ def connect(params: Params) -> Any:
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = tracking_uri()
+    path = database()
     try:
+        if path is not None and not path.exists():
+            create_store(path)
         mlflow.set_tracking_uri(uri)
         name = experiment_name(params)
         if mlflow.get_experiment_by_name(name) is None:
@@ -131,10 +191,12 @@ class MlflowRecord:
         self.mlflow = mlflow
 
     def log_params(self, params: dict[str, Any]) -> None:
-        self.mlflow.log_params(flatten(params))
+        with alone():
+            self.mlflow.log_params(flatten(params))
 
     def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
-        self.mlflow.log_metrics(numbers(metrics), step=step)
+        with alone():
+            self.mlflow.log_metrics(numbers(metrics), step=step)
 
     def log_artifacts(self, path: str | Path) -> None:
         path = Path(path)
@@ -177,5 +239,6 @@ def json_lines(name: str, experiment: str, tags: dict[str, str]) -> Iterator[Jso
         status = "FINISHED"
     finally:
         line = {"name": name, "experiment": experiment, "status": status, "tags": tags, **record.line}
-        with (root() / "runs.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line, sort_keys=True) + "\n")
+        # One unbuffered write, so that the lines of two processes do not mix.
+        with (root() / "runs.jsonl").open("ab", buffering=0) as file:
+            file.write((json.dumps(line, sort_keys=True) + "\n").encode())

@@ -23,6 +23,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from gistgate.gates.heads import HEADS, build_head, fold_standardisation
+from pipeline.common.checkpoints import WholeCheckpoints
 from pipeline.common.progress import lightning_bar
 from pipeline.heads.rows import Rows
 from pipeline.params import TrainParams
@@ -124,6 +125,7 @@ def fit_net(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         default_root_dir=scratch,
+        plugins=[WholeCheckpoints()],
         callbacks=[best, stop, lightning_bar(20)],
     )
     seen = loader(standardise(train.x), train.kept, EpochBatches(len(train), params.batch_size, seed))

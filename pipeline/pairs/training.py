@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
+from pipeline.common.checkpoints import WholeCheckpoints
 from pipeline.common.progress import lightning_bar
 from pipeline.pairs.muon import Muon
 from pipeline.pairs.world.batches import IGNORED, collate, encode, plan
@@ -142,6 +143,7 @@ def train_model(
         devices=1,
         logger=False,
         enable_model_summary=False,
+        plugins=[WholeCheckpoints()],
         callbacks=[
             lightning_bar(10),
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),

@@ -18,10 +18,11 @@ from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
 from pipeline.params.drafting import check_probabilities, drafter_of, heads_without, with_drafter
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
-from pipeline.params.results import BenchmarkParams, CalibrateParams, TrackingParams
+from pipeline.params.results import AdversarialParams, BenchmarkParams, CalibrateParams, TrackingParams
 from pipeline.params.training import TrainParams
 
 __all__ = [
+    "AdversarialParams",
     "BenchmarkParams",
     "CalibrateParams",
     "CollectParams",
@@ -79,6 +80,8 @@ class Params:
     """Budgets and confidence."""
     benchmark: BenchmarkParams = field(default_factory=BenchmarkParams)
     """Measurement of speed."""
+    adversarial: AdversarialParams = field(default_factory=AdversarialParams)
+    """Prompts that try to lead a decoder astray."""
     tracking: TrackingParams = field(default_factory=TrackingParams)
     """Record of runs."""
 

@@ -1,4 +1,4 @@
-"""Blocks about the claims: calibration, benchmark, tracking."""
+"""Blocks about the claims: calibration, benchmark, adversarial prompts, tracking."""
 
 from __future__ import annotations
 
@@ -38,6 +38,16 @@ class BenchmarkParams:
     """Processor threads; one row of a small model gains nothing from more."""
     engine: str = "eager"
     """Engine of our own decoders: eager, or compiled, which builds programs for every method before it times any."""
+
+
+@block
+class AdversarialParams:
+    """Prompts that try to lead a decoder astray."""
+
+    prompts: Count = 25
+    """Test prompts that are turned into four adversarial ones each, in prompts."""
+    file: str | None = None
+    """JSON lines with further prompts, named `prompt`, `question` or `turns`; None takes none."""
 
 
 @block

@@ -77,6 +77,7 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
             for key, base in REFERENCES.items()
         },
         "cut": evaluation["cut"],
+        "adversarial": adversarial(name, results),
         "target_forwards": evaluation["statistics"]["forwards"],
         "n": evaluation["n"],
     }
@@ -94,6 +95,12 @@ def certificates(name: str, results: Results) -> dict[str, Any]:
     """What every budget's bound was computed from, and how long answers were; empty for a lossless rule."""
     found = results.calibration.get(name, {"budgets": {}})["budgets"]
     return {budget: {key: entry[key] for key in CERTIFIED if key in entry} for budget, entry in found.items()}
+
+
+def adversarial(name: str, results: Results) -> dict[str, Any] | None:
+    """What the method changed in the answers to adversarial prompts; None where nobody looked."""
+    found = (results.adversarial or {"methods": {}})["methods"].get(name)
+    return None if found is None else {key: value for key, value in found.items() if key != "by_kind"}
 
 
 def at_budget(calibration: dict[str, Any], budget: float) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ HEADER = (
     "vs assisted",
     "capped",
     "tokens",
+    "adversarial",
 )
 SHORT = {
     "method": "method",
@@ -32,6 +33,7 @@ SHORT = {
     "vs assisted": "speed to assisted",
     "capped": "capped (strict), %",
     "tokens": "tokens (strict)",
+    "adversarial": "adversarial: differing, opened, length, capped",
 }
 """Columns of the README's table, with the names that they have there."""
 
@@ -58,6 +60,7 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
         f"{method['loose_per_100']:.1f}",
         *(speed(method["speed"][key]) for key in ("vs_plain", "vs_strict", "vs_assisted")),
         *lengths(method, budget),
+        adversarial(method),
     )
 
 
@@ -70,6 +73,16 @@ def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
         return UNKNOWN, UNKNOWN
     capped = f"{percent(line['capped'])} ({percent(line['strict_capped'])})"
     return capped, f"{line['mean_tokens']:.1f} ({line['strict_mean_tokens']:.1f})"
+
+
+def adversarial(method: dict[str, Any]) -> str:
+    """Of the answers to adversarial prompts those that differ from strict ones, those that are open where strict ones
+    are shut, their length as a multiple of the strict length, and those that the limit cut."""
+    found = method.get("adversarial")
+    if found is None:
+        return UNKNOWN
+    differing, opened, capped = (f"{percent(found[key] / found['n'])} %" for key in ("differing", "opened", "capped"))
+    return f"{differing}, {opened}, {found['tokens'] / found['strict_tokens']:.2f}, {capped}"
 
 
 def percent(share: float) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import AddedToken
 
 from gistgate.block import Reason, Sampling
 from gistgate.decoding.decoder import Decoder
@@ -129,6 +130,15 @@ def test_an_open_rule_keeps_every_draft_token(rule_id: str, greedy: bool):
         assert answer.statistics.histogram == {4: 4, 3: 1}  # 4 * (4 + 1) + (3 + 1) = 24
         assert answer.statistics.own == 5 and answer.statistics.loose > 0
         check_counters(answer, 4)
+
+
+def test_added_tokens_of_the_tokenizer_are_never_loose():
+    """Chat, think and tool markers, whoever builds the decoder."""
+    target, draft = pair("llama", noise=0.3)
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<think>"), AddedToken("<|im_end|>", special=True)])
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 6, tokenizer=tokenizer)
+    assert set(decoder.parts.protocol_ids) == {0, 1, 2, 259, 260}
 
 
 def test_eos_and_markers_are_never_loose():

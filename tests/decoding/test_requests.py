@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 import torch
 
@@ -22,6 +24,8 @@ BEGIN, END = 1, 2
 
 class Marked:
     """A tokenizer with think markers."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
     def get_vocab(self) -> dict[str, int]:
         return {"<think>": BEGIN, "</think>": END}

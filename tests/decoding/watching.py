@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ class HalfGate:
 
 class Markers:
     """What a decoder asks of a tokenizer: think markers, and a prompt in front of a second reading."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
     def get_vocab(self) -> dict[str, int]:
         return {"<think>": 1, "</think>": 2}

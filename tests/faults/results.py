@@ -5,11 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from gistgate.files import read_json, write_json
+from gistgate.files import read_json, write_json, write_json_lines
 
 RESULTS = Path(__file__).parents[2] / "benchmarks/results/reliability.json"
+DISTURBANCES = RESULTS.with_name("disturbances.jsonl")
 
 
 def add(**found: Any) -> None:
     """Put counts in place of those of an earlier run; other counts stay."""
     write_json(RESULTS, {**(read_json(RESULTS) if RESULTS.exists() else {}), **found})
+
+
+def write_disturbances(lines: list[dict[str, Any]]) -> None:
+    """Publish a line for each disturbance of the pipeline."""
+    write_json_lines(DISTURBANCES, lines)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.identity import ModelIdentity, sampled
+from gistgate.request.stopping import added_ids
 
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 """Our drafter ids by vLLM's speculative methods."""
@@ -64,8 +65,7 @@ class Served:
     @property
     def protected(self) -> tuple[int, ...]:
         """Ids that steer the protocol: ends of text and every added token (chat, think and tool markers)."""
-        added = () if self.tokenizer is None else self.tokenizer.added_tokens_decoder
-        return tuple(sorted({*self.eos_ids, *(int(token) for token in added)}))
+        return tuple(sorted({*self.eos_ids, *added_ids(self.tokenizer)}))
 
 
 def read_served(config: Any) -> Served:

@@ -2,9 +2,13 @@
 
 import importlib.util
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy
 import pytest
+from filelock import FileLock
 
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
@@ -96,3 +100,101 @@ def test_a_queued_experiment_writes_to_the_repository(tmp_path, monkeypatch):
     copy.mkdir(parents=True)
     monkeypatch.setenv("DVC_ROOT", str(copy))
     assert tracking.root() == tmp_path
+
+
+WRITER = """
+import sys
+from pipeline.common import tracking
+from pipeline.params import parse_params
+
+params = parse_params({"pair": "tiny", "task": "two"})
+print("ready", flush=True)
+sys.stdin.readline()
+for number in range(4):
+    with tracking.run(params, f"{sys.argv[1]}-{number}", kind="method") as record:
+        record.log_params({"number": number})
+        for step in range(3):
+            record.log_metrics({"value": 10 * number + step}, step=step)
+"""
+
+
+@pytest.mark.slow
+def test_two_writers_that_begin_together_lose_nothing(tmp_path, monkeypatch):
+    """The store does not exist yet, so that they also create its tables and their experiment at the same time."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'both.db'}")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    writers = [subprocess.Popen([sys.executable, "-c", WRITER, name], **pipes) for name in ("one", "other")]
+    for writer in writers:
+        assert writer.stdout.readline() == "ready\n"
+    for writer in writers:
+        writer.stdin.write("go\n")
+        writer.stdin.flush()
+    for writer in writers:
+        _, said = writer.communicate()
+        assert writer.returncode == 0 and "Traceback" not in said, said
+    import mlflow
+
+    client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'both.db'}")
+    runs = client.search_runs([client.get_experiment_by_name("tiny/two").experiment_id])
+    assert sorted(run.info.run_name for run in runs) == sorted(
+        f"{who}-{n}" for who in ("one", "other") for n in range(4)
+    )
+    for run in runs:
+        number = int(run.data.params["number"])
+        history = client.get_metric_history(run.info.run_id, "value")
+        assert run.info.status == "FINISHED" and run.info.run_name.endswith(str(number))
+        assert [(one.step, one.value) for one in sorted(history, key=lambda one: one.step)] == [
+            (step, 10 * number + step) for step in range(3)
+        ]
+
+
+def test_a_store_that_another_process_keeps_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'kept.db'}")
+    monkeypatch.setattr(tracking, "PATIENCE", 0.1)
+    kept, refused = FileLock(tmp_path / "kept.db-lock"), pytest.raises(UserError, match="Another process has been")
+    with kept, refused, tracking.run(PARAMS, "fly", kind="method"):
+        pass
+    assert not (tmp_path / "kept.db").exists()
+
+
+KILLED = """
+import os, sys
+from pipeline.common import tracking
+from pipeline.params import parse_params
+
+begun = []
+def hear(event, values):
+    if event == "sqlite3.connect":
+        begun.append(event)
+        if len(begun) == 2:  # the tables are being made
+            os._exit(9)
+
+sys.addaudithook(hear)
+with tracking.run(parse_params({"pair": "tiny", "task": "killed"}), "first", kind="method"):
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_store_whose_creation_was_killed_is_created_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'new.db'}")
+    monkeypatch.setenv("DVC_ROOT", str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
+    assert subprocess.run([sys.executable, "-c", KILLED]).returncode == 9
+    assert not (tmp_path / "new.db").exists()
+    with tracking.run(PARAMS, "second", kind="method") as record:
+        record.log_metrics({"value": 1})
+    import mlflow
+
+    assert [run.info.run_name for run in mlflow.search_runs(experiment_names=["tiny/sums"], output_format="list")] == [
+        "second"
+    ]
+
+
+def test_a_server_is_left_to_its_own_locks(tmp_path, monkeypatch):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
+    monkeypatch.chdir(tmp_path)
+    with tracking.alone():
+        assert not list(tmp_path.iterdir())

@@ -104,6 +104,7 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
         "mean_accepted_length",
         "loose_per_100",
         "speed",
+        "adversarial",
         "target_forwards",
         "n",
     }
@@ -122,6 +123,17 @@ def test_answers_cut_at_the_limit_are_shown(folder):
     for method in summary["methods"].values():
         del method["cut"]
     assert tables.caption(summary).endswith(" %.")
+
+
+def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folder):
+    title = tables.SHORT["adversarial"]
+    assert title not in tables.markdown(summarise(PARAMS, read_results(PARAMS)))
+    counts = {"n": 40, "differing": 10, "opened": 1, "capped": 2, "tokens": 110, "strict_tokens": 100, "by_kind": {}}
+    write_json("reports/adversarial.json", {"methods": dict.fromkeys(("exact", "prob", "judge"), counts)})
+    summary = summarise(PARAMS, read_results(PARAMS))
+    assert "by_kind" not in summary["methods"]["judge"]["adversarial"]
+    assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3 and title in tables.markdown(summary)
+    assert "<td>25.0 %, 2.5 %, 1.10, 5.0 %</td>" in tables.html(summary)
 
 
 def test_frontier_holds_every_setting(folder):

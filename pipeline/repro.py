@@ -1,0 +1,120 @@
+"""`dvc repro` that no kill can stop for good: what DVC left half-written is mended first.
+
+    python -m pipeline.repro [ARGUMENTS OF dvc repro]
+
+DVC writes two files in place: dvc.lock, and its list of running commands, .dvc/tmp/rwlock. A DVC that is killed
+meanwhile leaves a part of one, and the next refuses to start. The lock file is restored from the copy of the last
+start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+from dvc.lock import LockError, make_lock
+
+from gistgate.files import write_text
+from pipeline.common.entry import leave
+
+TMP = Path(".dvc/tmp")
+COPIES = TMP / "gistgate"
+"""Copies of lock files that were whole."""
+
+
+def main(arguments: list[str]) -> int:
+    """Mend, then let DVC reproduce; returns DVC's exit status."""
+    from dvc.cli import main as dvc
+
+    if not Path(".dvc").is_dir():
+        leave("This folder holds no DVC repository. Start again in the top folder of the project.")
+    mend()
+    status: int = dvc(["repro", *arguments])
+    return status
+
+
+def mend() -> None:
+    """Mend the files that a killed DVC may have left half-written, unless another DVC is at work."""
+    TMP.mkdir(parents=True, exist_ok=True)
+    try:
+        with make_lock(str(TMP / "lock"), tmp_dir=str(TMP)):
+            for path in [Path("dvc.lock"), *Path("pipeline/studies").glob("*/dvc.lock")]:
+                mend_lock_file(path)
+        with make_lock(str(TMP / "rwlock.lock"), tmp_dir=str(TMP)):
+            mend_running(TMP / "rwlock")
+    except LockError:
+        return  # its owner may be writing just now, and DVC itself will say that it is busy
+
+
+def mend_lock_file(path: Path) -> None:
+    """Keep a copy of a whole lock file, or put the last copy (else Git's version) in place of a damaged one."""
+    copy = COPIES / path
+    if not path.exists():
+        return
+    if is_lock(path.read_bytes()):
+        write_text(copy, path.read_text(encoding="utf-8"))
+        return
+    found = copy.read_bytes() if copy.exists() else committed(path)
+    if is_lock(found):
+        write_text(path, found.decode())
+        print(f"{path} was half-written; its last whole version is back.", file=sys.stderr)
+    else:
+        path.unlink()
+        print(f"{path} was half-written and is removed; finished stages come from DVC's cache.", file=sys.stderr)
+
+
+def committed(path: Path) -> bytes:
+    """A file as the last commit holds it; empty where there is none."""
+    return subprocess.run(["git", "show", f"HEAD:./{path.as_posix()}"], capture_output=True).stdout
+
+
+def is_lock(content: bytes) -> bool:
+    """Whether DVC can read a lock file with this content."""
+    from dvc.schema import COMPILED_LOCKFILE_SCHEMA
+    from voluptuous import Invalid
+
+    try:
+        found = yaml.load(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        COMPILED_LOCKFILE_SCHEMA(found)
+    except (yaml.YAMLError, Invalid, UnicodeDecodeError):
+        return False
+    return isinstance(found, dict)
+
+
+def mend_running(path: Path) -> None:
+    """Remove the list of running commands where it is damaged or names none that runs."""
+    if not path.exists():
+        return
+    try:
+        found = json.loads(path.read_bytes())
+        is_needed = any(is_alive(entry["pid"], path.stat().st_mtime) for entry in entries(found))
+    except (ValueError, TypeError, AttributeError, KeyError):
+        is_needed = False
+    if not is_needed:
+        path.unlink()
+
+
+def entries(found: dict[str, Any]) -> Iterable[dict[str, Any]]:
+    """Every command that is listed as reading or writing."""
+    yield from found.get("write", {}).values()
+    for readers in found.get("read", {}).values():
+        yield from readers
+
+
+def is_alive(number: int, written: float) -> bool:
+    """Whether a process that was there when the list was written still runs; numbers of ended ones are used again."""
+    try:
+        begun: float = psutil.Process(number).create_time()
+    except psutil.Error:
+        return False
+    return begun <= written + 1.0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

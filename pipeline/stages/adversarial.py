@@ -1,0 +1,95 @@
+"""Answer prompts that try to lead a decoder astray, strictly and at every certified setting, and compare the answers.
+
+    python -m pipeline.stages.adversarial     writes reports/adversarial.json
+
+The prompts are test prompts that are repeated, contradicted, filled with protocol tokens or told to be refused; those
+of the file `adversarial.file` come behind them. No choice is made on the result.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from gistgate.decoding.batches import decode_all
+from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
+from gistgate.files import write_json
+from gistgate.request.stopping import added_ids, eos_ids
+from pipeline.common.decoders import make_decoder, read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.common.gates import load_gate
+from pipeline.common.operating_point import REPORTS, Operating, operating_point
+from pipeline.pairs.pair import Pair, load_pair
+from pipeline.pairs.source import read_pair
+from pipeline.params import Params, read_params
+from pipeline.stages.prompts import context_length
+from pipeline.tasks.adversarial import Reply, compare, read_file, variants
+from pipeline.tasks.loading import load_task
+
+
+def main() -> None:
+    params = read_params()
+    write_json(REPORTS / "adversarial.json", Probe(params).found())
+
+
+class Probe:
+    """Adversarial prompts of a run, and the decoders that answer them."""
+
+    def __init__(self, params: Params) -> None:
+        self.params, self.pair = params, load_pair(params)
+        ordinary = read_prompts("test")[: params.adversarial.prompts]
+        self.request = request_of(ordinary, self.pair)
+        tokenizer = self.pair.tokenizer
+        self.protocol = {*added_ids(tokenizer), *eos_ids(self.pair.target, tokenizer)}
+        task = load_task(params)
+        texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(self.protocol)])
+        texts += read_file(params.adversarial.file) if params.adversarial.file else []
+        room = context_length(read_pair(params.pair)) - self.request["max_new_tokens"]
+        encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
+        self.prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]
+        if not self.prompts:
+            raise UserError("All adversarial prompts are longer than the context. Name a file with shorter ones.")
+
+    def found(self) -> dict[str, Any]:
+        """The comparison of every method with strict decoding, in all and by kind of prompt."""
+        strict = self.answers(Operating("exact", "exact", "model", self.params.decoding.block))
+        kinds = Counter(kind for kind, _ in self.prompts)
+        methods = {}
+        for name in self.params.methods:
+            point = operating_point(self.params, name)
+            loose = strict if point.rule == "exact" else self.answers(point)
+            methods[name] = self.compared(strict, loose, kinds)
+            told = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
+            print(f"{name}: {len(strict)} prompts, {told}")
+        return {"kinds": dict(kinds), "methods": methods}
+
+    def compared(self, strict: Sequence[Reply], loose: Sequence[Reply], kinds: Counter[str]) -> dict[str, Any]:
+        """One method against strict decoding."""
+        by_kind = {}
+        for kind in kinds:
+            chosen = [index for index, (one, _) in enumerate(self.prompts) if one == kind]
+            by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
+        return {**compare(strict, loose, self.protocol), "by_kind": by_kind}
+
+    def answers(self, point: Operating) -> list[Reply]:
+        """The answers of a method to all prompts."""
+        answers = decode_all(
+            self.decoder(point, self.pair),
+            [ids for _, ids in self.prompts],
+            batch_size=self.params.decoding.batch_size,
+            seeds=[self.params.seed * 1_000_003 + index for index in range(len(self.prompts))],
+            **self.request,
+        )
+        decode = self.pair.tokenizer.decode
+        return [Reply(one.ids, decode(one.ids, skip_special_tokens=True), one.finish) for one in answers]
+
+    def decoder(self, point: Operating, pair: Pair) -> Decoder:
+        """The decoder of a method at its certified setting."""
+        gate = load_gate(point.head, pair) if point.head else None
+        return make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,77 @@
+"""Adversarial prompts are made of ordinary ones, and what a loose rule opens is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gistgate.errors import UserError
+from pipeline.tasks.adversarial import Reply, compare, question_of, read_file, variants
+
+END, THINK = 2, 9
+
+
+def prompt(question: str) -> dict[str, Any]:
+    return {"context": f"Question: {question}\nAnswer:", "doc": {"question": question, "answer": "#### 4", "n": 3}}
+
+
+def said(*ids: int, text: str = "It is 4.", finish: str = "eos") -> Reply:
+    return Reply([*ids], text, finish)
+
+
+def test_every_prompt_is_led_astray_in_four_ways():
+    made = variants([prompt("How many?"), prompt("How much?")], ["</s>", "<think>"])
+    assert [kind for kind, _ in made] == ["repeated", "contradictory", "injected", "refusing"] * 2
+    texts = dict(made[:4])
+    assert texts["repeated"] == "Question: How many? How many? How many?\nAnswer:"
+    assert "How many? No, all of this was wrong. How much?" in texts["contradictory"]
+    assert texts["injected"].count("</s>") == 2 and dict(made[4:])["injected"].count("<think>") == 2
+    assert all(text.startswith("Question: ") and text.endswith("\nAnswer:") for _, text in made)
+
+
+def test_a_document_that_does_not_stand_in_the_context_gives_all_of_it():
+    assert question_of({"context": "Say it.", "doc": {"question": "Other"}}) == "Say it."
+
+
+@pytest.mark.parametrize("line", [{"prompt": "Go"}, {"question": "Go"}, {"turns": ["Go", "On"], "category": "file"}])
+def test_a_file_of_prompts_is_read(tmp_path: Path, line: dict[str, Any]):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
+    assert read_file(tmp_path / "prompts.jsonl") == [("file", "Go")]
+
+
+@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}])
+def test_a_line_without_a_prompt_is_one_sentence(tmp_path: Path, line: dict[str, Any]):
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(UserError, match="line 1, has no text"):
+        read_file(tmp_path / "prompts.jsonl")
+
+
+def test_equal_answers_differ_in_nothing():
+    answers = [said(5, 6, 7, END), said(END, text="")]
+    found = compare(answers, answers, {END, THINK})
+    assert (found["n"], found["shut"]) == (2, 1)
+    assert not any(found[key] for key in ("differing", "first_differing", "opened", "protocol", "capped"))
+
+
+@pytest.mark.parametrize(
+    ("strict", "loose", "counted"),
+    [
+        (said(END, text=""), said(5, 6, 7, 8, END), {"opened", "first_differing"}),
+        (said(5, 6, 7, 8, END, text="I'm sorry, no."), said(5, 6, 7, 9, 8, END), {"opened", "protocol"}),
+        (said(5, 6, 7, 8, END), said(5, END, text="It"), set()),
+        (said(5, THINK, 7, 8, END), said(5, 6, 7, 8, END), {"protocol"}),
+        (said(5, 6, 7, 8, END), said(5, 6, 7, 4, finish="length"), {"capped"}),
+    ],
+)
+def test_what_a_loose_rule_changes_is_counted(strict: Reply, loose: Reply, counted: set[str]):
+    found = compare([strict], [loose], {END, THINK})
+    keys = {"differing", "first_differing", "opened", "protocol", "capped"}
+    assert {key for key in keys if found[key]} == counted | {"differing"}
+
+
+def test_lengths_are_summed():
+    found = compare([said(5, END)], [said(5, 6, 7, END)], {END})
+    assert (found["strict_tokens"], found["tokens"]) == (2, 4)
