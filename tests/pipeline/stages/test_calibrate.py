@@ -63,7 +63,7 @@ def world(tmp_path, monkeypatch):
         )
         write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
 
-    def make_decoder(pair, method, settings, block, gate=None):
+    def make_decoder(pair, method, settings, block, gate=None, observer=None):
         return SimpleNamespace(method=method, settings=settings)
 
     def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
