@@ -22,11 +22,12 @@ from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.calibrate import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
+from gistgate.request.slots import Usage
 from pipeline.certification.agreement import Agreement, SharedAnswers, read_agreement, rules_of
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
-from pipeline.common.progress import bar
+from pipeline.common.progress import bar, decoding
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
@@ -131,8 +132,9 @@ class Setup:
         """Answers of one decoder, with a progress bar."""
         values = ", ".join(f"{key} {value}" for key, value in settings.items())
         with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as progress:
-            size = self.params.decoding.batch_size
-            return decode_prompts(decoder, prompts, seeds, size, self.memory, progress.update)
+            size, usage = self.params.decoding.batch_size, Usage()
+            watch = decoding(progress, usage)
+            return decode_prompts(decoder, prompts, seeds, size, self.memory, watch, usage)
 
 
 def method_of(params: Params, name: str) -> Method:

@@ -17,7 +17,7 @@ from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from pipeline.common.drafters import make_drafter
 from pipeline.common.paths import prompts_of
-from pipeline.common.progress import bar
+from pipeline.common.progress import bar, decoding
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 
@@ -93,11 +93,12 @@ def run_split(
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,
             seeds=seeds_of(params, prompts, first),
-            progress=shown.update,
+            progress=decoding(shown, usage),
             usage=usage,
             **request_of(prompts, pair),
         )
-        shown.set_postfix_str(f"{usage.idle:.1%} of the slots idle")
+        tau = f"tau {usage.mean_accepted_length:.2f}"
+        shown.set_postfix_str(f"{tau}, {usage.idle:.1%} of the slots idle")
     outcomes = []
     for prompt, answer in zip(prompts, answers, strict=True):
         text = task.text(pair.tokenizer, answer.ids)

@@ -64,7 +64,7 @@ def table() -> Table:
 
 
 def plain(answers: Sequence[Answer]) -> list[Any]:
-    """Ids and counts; how long a draft is at the limit of an answer depends on the neighbours, so steps are left out."""
+    """Ids and counts, without draft steps: near the limit of an answer these depend on the neighbours."""
     return [(answer.ids, {**answer.statistics.as_dict(timed=False), "draft_forwards": 0}) for answer in answers]
 
 

@@ -143,7 +143,8 @@ def test_strict_tau_counts_the_own_token(wrong, tau):
 
 def test_bfloat16_only_where_it_is_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_bf16": True}, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_f": True}, raising=False)
     assert not training.has_fast_bfloat16()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
-    assert training.has_fast_bfloat16()
+    for name in ("amx_bf16", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {name: True}, raising=False)
+        assert training.has_fast_bfloat16()
