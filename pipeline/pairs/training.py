@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -66,6 +67,13 @@ class LanguageModule(pl.LightningModule):
         self.fast_bfloat16 = has_fast_bfloat16()
         self.automatic_optimization = False  # two optimisers, one backward pass
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
+        self.losses: list[float] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["losses"] = self.losses
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.losses = checkpoint["losses"]
 
     def loss(self, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
         """Mean cross entropy of the positions with a label; logits are made for these alone."""
@@ -87,6 +95,7 @@ class LanguageModule(pl.LightningModule):
             optimizer.zero_grad()
         self.steps_done += 1
         self.log("loss", loss.detach(), prog_bar=True)
+        self.losses.append(float(loss.detach()))
         return loss.detach()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -123,8 +132,8 @@ def train_model(
     documents: Sequence[dict[str, str]],
     seed: int,
     scratch: Path,
-) -> LlamaForCausalLM:
-    """Train a model on `documents`.
+) -> tuple[LlamaForCausalLM, list[float]]:
+    """Train a model on `documents`; returns the loss of every step as well.
 
     Args:
         scratch: folder of the checkpoint `<name>.ckpt`; a training that finds one there continues from it.
@@ -149,4 +158,4 @@ def train_model(
     )
     data = Batches(rows, batches, tokenizer.pad_token_id, params.save_every)
     trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
-    return model.eval().cpu()
+    return model.eval().cpu(), module.losses
