@@ -10,38 +10,41 @@ by `load_model(..., model_config={"target": "...", "draft": "..."})`.
 from typing import Any
 
 import mlflow
+import pandas
 
 from gistgate.build.decoder import build_decoder
-from gistgate.build.models import load_target
+from gistgate.build.models import Target, load_target
 from gistgate.build.wishes import Wishes
+from gistgate.decoding.decoder import Decoder
 
 
 class GateModel(mlflow.pyfunc.PythonModel):
     """Decodes prompts with the certified setting of the gate."""
 
     def load_context(self, context: Any) -> None:
-        self.gate, self.config, self.decoder = context.artifacts["gate"], dict(context.model_config), None
+        self.gate, self.config = context.artifacts["gate"], dict(context.model_config)
+        self.loaded: tuple[Target, Decoder] | None = None
 
-    def load(self) -> None:
-        """Load both models and put the decoder together."""
+    def load(self) -> tuple[Target, Decoder]:
+        """Both models, and the decoder that is put together from them."""
         config = self.config
-        self.target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
+        target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
         wishes = Wishes(draft=config["draft"], draft_revision=config["draft_revision"], gate=self.gate)
-        self.decoder = build_decoder(self.target.model, self.target.tokenizer, wishes)
+        return target, build_decoder(target.model, target.tokenizer, wishes)
 
-    def predict(self, context: Any, model_input: list[str], params: dict[str, Any] | None = None) -> list[str]:
-        """One answer for each prompt."""
-        if self.decoder is None:
-            self.load()
+    def predict(self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
+        """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""
+        self.loaded = self.loaded or self.load()
+        target, decoder = self.loaded
         config, asked = self.config, params or {}
-        prompts = [self.target.encode(prompt, config["chat"], config["system"]) for prompt in model_input]
-        answers = self.decoder.generate(
+        prompts = [target.encode(prompt, config["chat"], config["system"]) for prompt in model_input.iloc[:, 0]]
+        answers = decoder.generate(
             prompts,
             max_new_tokens=asked.get("max_new_tokens") or config["max_new_tokens"],
             stops=config["stops"],
-            eos_ids=self.target.eos_ids,
+            eos_ids=target.eos_ids,
         )
-        return [self.target.tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in answers]
+        return [target.tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in answers]
 
 
 mlflow.models.set_model(GateModel())
