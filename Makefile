@@ -26,6 +26,7 @@ help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
+	@python -m pipeline.common.forecast
 	python -m pipeline.repro
 
 studies: table certify retrieval segments speed  ## run every study below pipeline/studies that has stages

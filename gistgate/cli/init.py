@@ -14,8 +14,8 @@ from gistgate.errors import UserError
 
 def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the project.")],
-    target: Annotated[str | None, typer.Option(help="Target model: hub id or folder.")] = None,
-    draft: Annotated[str | None, typer.Option(help="Draft model: hub id or folder.")] = None,
+    target: Annotated[str | None, typer.Option(help="Target model: hub id, folder or GGUF file.")] = None,
+    draft: Annotated[str | None, typer.Option(help="Draft model: hub id, folder or GGUF file.")] = None,
     drafter: Annotated[
         str | None, typer.Option(help="In place of a draft model: suffix or lookup, which copy from the text.")
     ] = None,
@@ -24,6 +24,8 @@ def init(
     ] = None,
     target_revision: Annotated[str | None, typer.Option(help="Revision of the target on the hub.")] = None,
     draft_revision: Annotated[str | None, typer.Option(help="Revision of the draft on the hub.")] = None,
+    target_gguf: Annotated[str | None, typer.Option(help="GGUF file in the target's folder or repository.")] = None,
+    draft_gguf: Annotated[str | None, typer.Option(help="GGUF file in the draft's folder or repository.")] = None,
     dtype: Annotated[str, typer.Option(help="Type of the weights: float32, bfloat16 or float16.")] = "bfloat16",
     device_map: Annotated[str | None, typer.Option(help="Passed to from_pretrained, such as auto.")] = None,
     chat: Chat = False,
@@ -41,9 +43,20 @@ def init(
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
     if not task.endswith((".yaml", ".yml")) and task not in (OWN_TASK, *shipped_tasks()):
         module_of("gistgate.integrations.lm_eval.task_files", "pipeline").check_name(task)
-    models = {"target": target or "", "draft": draft or "", "drafter": drafter}
-    revisions = {"target_revision": target_revision, "draft_revision": draft_revision}
-    wanted = Wanted(folder, task=task, dtype=dtype, device_map=device_map, chat=chat, **models, **revisions)  # type: ignore[arg-type]
+    wanted = Wanted(
+        folder=folder,
+        target=target or "",
+        draft=draft or "",
+        drafter=drafter,
+        task=task,
+        target_revision=target_revision,
+        draft_revision=draft_revision,
+        target_gguf=target_gguf,
+        draft_gguf=draft_gguf,
+        dtype=dtype,
+        device_map=device_map,
+        chat=chat,
+    )
     for name in create(wanted):
         typer.echo(folder / name)
     fill = " Fill in data/tasks first." if task == OWN_TASK else ""

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 import gistgate
+from gistgate.build.weights import GGUF, check_gguf, placed
 from gistgate.errors import UserError
 from gistgate.files import write_atomic, write_text
 
@@ -38,6 +39,9 @@ class Wanted:
     """A task that comes along, a YAML file, or the name of an lm-eval task."""
     target_revision: str | None = None
     draft_revision: str | None = None
+    target_gguf: str | None = None
+    """GGUF file in the target's folder or repository; a target that is itself such a file needs none."""
+    draft_gguf: str | None = None
     dtype: str = "bfloat16"
     """Type of the weights in memory."""
     device_map: str | None = None
@@ -91,24 +95,54 @@ def settings_files(wanted: Wanted) -> dict[str, str]:
             rows="128" if small else "32",
             workers="2" if small else "1",
         ),
-        "requirements.txt": f"gistgate[pipeline]=={gistgate.__version__}\n",
+        "requirements.txt": f"gistgate[{extras(wanted)}]=={gistgate.__version__}\n",
     }
+
+
+def extras(wanted: Wanted) -> str:
+    """What the project needs besides the library."""
+    named = [wanted.target_gguf, wanted.draft_gguf]
+    is_gguf = any(named) or any(name.endswith(GGUF) for name in (wanted.target, wanted.draft))
+    return "pipeline,gguf" if is_gguf else "pipeline"
 
 
 def pair_files(wanted: Wanted) -> dict[str, str]:
     """The pair's file; a local folder is named by its absolute path, since stages run in the project."""
     if wanted.embedded:
         return {f"models/pairs/{EMBEDDED}.yaml": shared("embedded.yaml")}
-    values = {"dtype": wanted.dtype, "device_map": wanted.device_map, "drafter": wanted.drafter}
-    target = {**values, "target": local(wanted.target), "target_revision": wanted.target_revision}
-    draft = {**values, "draft": local(wanted.draft), "draft_revision": wanted.draft_revision}
-    text = as_yaml("target.yaml", target) + as_yaml("drafter.yaml" if wanted.drafter else "draft.yaml", draft)
+    target, target_gguf = located(wanted.target, wanted.target_gguf)
+    draft, draft_gguf = ("", None) if wanted.drafter else located(wanted.draft, wanted.draft_gguf)
+    values = {
+        "target": target,
+        "target_revision": wanted.target_revision,
+        "target_gguf": target_gguf,
+        "draft": draft,
+        "draft_revision": wanted.draft_revision,
+        "draft_gguf": draft_gguf,
+        "drafter": wanted.drafter,
+        "dtype": wanted.dtype,
+        "device_map": wanted.device_map,
+    }
+    text = as_yaml("target.yaml", values) + as_yaml("drafter.yaml" if wanted.drafter else "draft.yaml", values)
     return {f"models/pairs/{wanted.pair}.yaml": text}
 
 
 def as_yaml(template: str, values: dict[str, str | None]) -> str:
     """A template with its values as YAML; a JSON text is a YAML text too, whatever characters a path has."""
     return filled(template, **{name: json.dumps(value) for name, value in values.items()})
+
+
+def located(model: str, gguf: str | None) -> tuple[str, str | None]:
+    """Folder or hub id of a model, and the GGUF file in it; a model that is such a file becomes both.
+
+    Raises:
+        UserError: a folder or a file that is missing.
+    """
+    name, place = placed(model, gguf)
+    folder, file = local(name), place.get("gguf_file")
+    if Path(folder).is_dir():
+        check_gguf(folder, place)
+    return folder, file
 
 
 def local(model: str) -> str:

@@ -16,10 +16,23 @@ class Usage:
     """Slots that held an unfinished row."""
     available: int = 0
     """Slots that there were."""
+    tokens: int = 0
+    """Tokens of the finished rows."""
+    forwards: int = 0
+    """Target forwards of the finished rows."""
 
     def count(self, busy: int, available: int) -> None:
         """One more round."""
         self.busy, self.available = self.busy + busy, self.available + available
+
+    def finish(self, tokens: int, forwards: int) -> None:
+        """One more finished row."""
+        self.tokens, self.forwards = self.tokens + tokens, self.forwards + forwards
+
+    @property
+    def mean_accepted_length(self) -> float:
+        """tau of the finished rows; 0 before the first."""
+        return self.tokens / self.forwards if self.forwards else 0.0
 
     @property
     def idle(self) -> float:

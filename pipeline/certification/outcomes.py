@@ -22,10 +22,12 @@ from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.calibrate import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
-from pipeline.common.decoders import make_decoder, read_prompts
+from gistgate.request.slots import Usage
+from pipeline.certification.agreement import Agreement, SharedAnswers, read_agreement, rules_of
+from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
-from pipeline.common.progress import bar
+from pipeline.common.progress import bar, decoding
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair
 from pipeline.params import MethodParams, Params
@@ -92,19 +94,47 @@ class Setup:
             self.dependencies, method.rule, method.drafter, block, *files_behind(method.drafter),
             gate and gate_hash(gate),
         )  # fmt: skip
-        return self.kept(name, lambda settings: make_decoder(self.pair, method, settings, block, gate=gate), *depends)
+
+        def fresh(
+            settings: dict[str, Any], prompts: Sequence[Prompt], seeds: list[int], watcher: Agreement
+        ) -> list[Answer]:
+            decoder = make_decoder(self.pair, method, settings, block, gate=gate, observer=watcher)
+            return self.decode(name, decoder, settings, prompts, seeds)
+
+        shared = SharedAnswers(method.rule, rules_of(method), fresh)
+        if block == self.params.decoding.block and not method.head:
+            self.teach(shared)
+
+        def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
+            return shared.decode(settings, prompts, seeds_of(self.params, prompts, start))
+
+        return cached(decode, SCRATCH / "calibrate", name, *depends)
+
+    def teach(self, shared: SharedAnswers) -> None:
+        """Hand over the strict answers that some settings give as well."""
+        for split, prompts in self.prompts.items():
+            agreement = {key: ids for key, ids in read_agreement(split).items() if key in shared.rules}
+            for prompt, seed in zip(prompts, seeds_of(self.params, prompts), strict=True) if agreement else ():
+                keys = [key for key, ids in agreement.items() if prompt["id"] in ids]
+                shared.learn(prompt, seed, self.strict_answers({}, [prompt], 0)[0], keys)
 
     def kept(self, name: str, make: Callable[[dict[str, Any]], Decoder], *depends: Any) -> Decode:
         """Answers of the decoders that `make` returns, kept in the scratch folder."""
 
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
-            seeds = [self.params.seed * 1_000_003 + start + index for index in range(len(prompts))]
-            values = ", ".join(f"{key} {value}" for key, value in settings.items())
-            with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as progress:
-                size = self.params.decoding.batch_size
-                return decode_prompts(make(settings), prompts, seeds, size, self.memory, progress.update)
+            return self.decode(name, make(settings), settings, prompts, seeds_of(self.params, prompts, start))
 
         return cached(decode, SCRATCH / "calibrate", name, *depends)
+
+    def decode(
+        self, name: str, decoder: Decoder, settings: dict[str, Any], prompts: Sequence[Prompt], seeds: list[int]
+    ) -> list[Answer]:
+        """Answers of one decoder, with a progress bar."""
+        values = ", ".join(f"{key} {value}" for key, value in settings.items())
+        with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as progress:
+            size, usage = self.params.decoding.batch_size, Usage()
+            watch = decoding(progress, usage)
+            return decode_prompts(decoder, prompts, seeds, size, self.memory, watch, usage)
 
 
 def method_of(params: Params, name: str) -> Method:

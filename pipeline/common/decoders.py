@@ -17,7 +17,7 @@ from gistgate.request.statistics import Statistics
 from gistgate.request.stopping import eos_ids
 from pipeline.common.drafters import make_drafter
 from pipeline.common.paths import prompts_of
-from pipeline.common.progress import bar
+from pipeline.common.progress import bar, decoding
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 
@@ -66,6 +66,11 @@ def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
     }
 
 
+def seeds_of(params: Params, prompts: Sequence[dict[str, Any]], first: int = 0) -> list[int]:
+    """One seed for each prompt of a split from its place `first` on."""
+    return [params.seed * 1_000_003 + first + index for index in range(len(prompts))]
+
+
 def run_split(
     decoder: Decoder,
     task: Task,
@@ -74,10 +79,12 @@ def run_split(
     params: Params,
     title: str = "decode",
     prefilled: Prefilled | None = None,
+    first: int = 0,
 ) -> list[Outcome]:
     """Decode and score prompts in batches; a progress bar shows rate and time left.
 
-    `prefilled` remembers the prompts for the next setting that decodes them.
+    `prefilled` remembers the prompts for the next setting that decodes them; `first` is the place of the first prompt
+    in its split, which decides the seeds.
     """
     decode, usage = decode_all if prefilled is None else prefilled.decode_all, Usage()
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
@@ -85,12 +92,13 @@ def run_split(
             decoder,
             [prompt["ids"] for prompt in prompts],
             batch_size=params.decoding.batch_size,
-            seeds=[params.seed * 1_000_003 + index for index in range(len(prompts))],
-            progress=shown.update,
+            seeds=seeds_of(params, prompts, first),
+            progress=decoding(shown, usage),
             usage=usage,
             **request_of(prompts, pair),
         )
-        shown.set_postfix_str(f"{usage.idle:.1%} of the slots idle")
+        tau = f"tau {usage.mean_accepted_length:.2f}"
+        shown.set_postfix_str(f"{tau}, {usage.idle:.1%} of the slots idle")
     outcomes = []
     for prompt, answer in zip(prompts, answers, strict=True):
         text = task.text(pair.tokenizer, answer.ids)

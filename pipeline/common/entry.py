@@ -6,15 +6,21 @@ A stage's last two lines are `if __name__ == "__main__":` and `run(main)`.
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import typer
 
 from gistgate.errors import UserError, is_out_of_memory
 from gistgate.plain import printable
+from pipeline.common import forecast
+from pipeline.common.paths import PARAMS
+from pipeline.common.reading import read_yaml
 
 
 def run(main: Callable[..., object]) -> None:
@@ -22,8 +28,12 @@ def run(main: Callable[..., object]) -> None:
 
     What a person can mend becomes one sentence on stderr and exit status 1 (130 after an interruption).
     """
+    started = perf_counter()
     try:
-        main(**arguments(main))
+        given = arguments(main)
+        forecast.announce(pair_in_use())
+        main(**given)
+        forecast.note(perf_counter() - started)
     except UserError as error:
         leave(str(error))
     except OSError as error:
@@ -39,6 +49,15 @@ def run(main: Callable[..., object]) -> None:
         )
     except KeyboardInterrupt:
         leave("Interrupted. Start again to go on; finished shards are kept.", status=130)
+
+
+def pair_in_use() -> str | None:
+    """The pair that params.yaml names; None where it cannot be read, which the stage says itself."""
+    try:
+        content = read_yaml(Path(os.environ.get("GISTGATE_PARAMS") or PARAMS))
+    except UserError:
+        return None
+    return str(content.get("pair")) if isinstance(content, dict) else None
 
 
 def arguments(main: Callable[..., object]) -> dict[str, Any]:

@@ -7,19 +7,24 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from gistgate.files import read_json_lines
 from pipeline.common import tracking
+from pipeline.common.paths import prompts_of
+from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.params import Params
 
 
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | None = None) -> str | None:
     """Register the gate in `folder` as a new version and move the alias to it; None where MLflow is absent.
 
-    `mlflow.pyfunc.load_model("models:/gistgate@best").predict(features)` gives P(meaning kept) per row.
+    `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."])` generates text.
     """
     if importlib.util.find_spec("mlflow") is None:
         return None
     with tracking.run(params, "export", kind="export") as record:
         record.log_metrics(metrics or {})
+        if (prompts := prompts_of("calibration")).is_file():
+            record.log_data(prompts, "calibration")
         import mlflow
 
         warnings.filterwarnings("ignore", message=".*input example", category=UserWarning)
@@ -28,8 +33,9 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
                 name="gate",
                 python_model=str(Path(__file__).with_name("gate_pyfunc.py")),
                 artifacts={"gate": str(Path(folder).resolve())},
-                signature=signature(),
-                pip_requirements=["gistgate", "torch", "safetensors", "numpy"],
+                signature=signature(params.decoding.max_new_tokens),
+                model_config=configuration(params),
+                pip_requirements=["gistgate", "torch", "transformers", "safetensors"],
                 registered_model_name=tracking.MODEL,
             )
             version = str(info.registered_model_version)
@@ -37,13 +43,33 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
     return version
 
 
-def signature() -> Any:
-    """Rows of features in, one probability per row out; the number of features is the gate's own."""
-    import numpy
-    from mlflow.models import ModelSignature
-    from mlflow.types import Schema, TensorSpec
+def configuration(params: Params) -> dict[str, Any]:
+    """Which models the gate decodes with, and how prompts become answers; a user may name others when loading."""
+    source, prompts = read_pair(params.pair), prompts_of("test")
+    first = read_json_lines(prompts)[0] if prompts.is_file() else {}
+    return {
+        "target": place(source.target),
+        "target_gguf": source.target.gguf_file,
+        "draft": place(source.draft),
+        "draft_revision": source.draft.revision or "main",
+        "dtype": source.target.dtype,
+        "chat": params.prompting.chat_template,
+        "system": params.prompting.system,
+        "stops": list(first.get("stops", [])),
+        "max_new_tokens": first.get("max_new_tokens", params.decoding.max_new_tokens),
+    }
 
-    return ModelSignature(
-        inputs=Schema([TensorSpec(numpy.dtype("float32"), (-1, -1))]),
-        outputs=Schema([TensorSpec(numpy.dtype("float32"), (-1,))]),
-    )
+
+def place(source: ModelSource) -> str:
+    """Hub id, or the folder by its whole path."""
+    return str(Path(source.model).resolve()) if source.is_folder else source.model
+
+
+def signature(max_new_tokens: int) -> Any:
+    """Prompts in, answers out."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import ColSpec, DataType, ParamSchema, ParamSpec, Schema
+
+    text = Schema([ColSpec(DataType.string)])
+    limit = ParamSpec("max_new_tokens", DataType.long, max_new_tokens)
+    return ModelSignature(inputs=text, outputs=text, params=ParamSchema([limit]))

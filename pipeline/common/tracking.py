@@ -15,7 +15,8 @@ import json
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,16 +24,18 @@ from typing import Any, Protocol
 from filelock import FileLock, Timeout
 
 from gistgate.errors import UserError
-from gistgate.files import write_atomic
+from gistgate.files import fingerprint, write_atomic
 from pipeline.params import Params
 
 MODEL = "gistgate"
 """Name of the registered model."""
-ALIAS = "best"
+ALIAS = "champion"
 """Alias of the version that was exported last."""
 SQLITE = "sqlite:///"
 PATIENCE = 300
 """Seconds for which a writer waits for another one."""
+SERVERS = ("http", "databricks")
+"""Beginnings of URIs whose server keeps the artefacts itself; a database keeps rows alone."""
 
 
 class Record(Protocol):
@@ -50,10 +53,18 @@ class Record(Protocol):
     def log_figure(self, figure: Any, name: str) -> None:
         """A matplotlib figure under a file name."""
 
+    def log_curve(self, name: str, values: Sequence[float], every: int = 1) -> None:
+        """A metric over steps, the first value at step `every`."""
+
+    def log_data(self, path: str | Path, purpose: str) -> None:
+        """A file or folder that the run reads, by its place and a hash of its content."""
+
 
 @contextmanager
 def run(params: Params, name: str, kind: str) -> Iterator[Record]:
     """A run called `name`; `kind` ("head", "method", "export") becomes a tag, as do DVC experiment and revision.
+
+    A run that begins inside another one is nested in it.
 
     Raises:
         UserError: the tracking store cannot be used.
@@ -65,7 +76,7 @@ def run(params: Params, name: str, kind: str) -> Iterator[Record]:
         return
     with alone():
         mlflow = connect(params)
-        mlflow.start_run(run_name=name, tags=tags)
+        mlflow.start_run(run_name=name, tags=tags, nested=mlflow.active_run() is not None)
     status = "FAILED"
     try:
         yield MlflowRecord(mlflow)
@@ -150,7 +161,7 @@ def connect(params: Params) -> Any:
         name = experiment_name(params)
         if mlflow.get_experiment_by_name(name) is None:
             # The place of artefacts is frozen now; it has to be absolute, whatever directory this runs in.
-            local = uri.startswith("sqlite:")
+            local = not uri.startswith(SERVERS)
             mlflow.create_experiment(name, artifact_location=(root() / "mlruns").as_uri() if local else None)
         mlflow.set_experiment(name)
     except mlflow.exceptions.MlflowException as error:
@@ -177,6 +188,15 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{key}"] = value
     return flat
+
+
+def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What all rows have in common, flattened, and of every row the rest: the columns that a comparison needs."""
+    flat = {name: flatten(row) for name, row in rows.items()}
+    first = next(iter(flat.values()), {})
+    same = {key for key in first if all(key in row and row[key] == first[key] for row in flat.values())}
+    rest = {name: {key: value for key, value in row.items() if key not in same} for name, row in flat.items()}
+    return {key: first[key] for key in first if key in same}, rest
 
 
 def numbers(values: dict[str, Any]) -> dict[str, float]:
@@ -208,12 +228,26 @@ class MlflowRecord:
     def log_figure(self, figure: Any, name: str) -> None:
         self.mlflow.log_figure(figure, name)
 
+    def log_curve(self, name: str, values: Sequence[float], every: int = 1) -> None:
+        for place, value in enumerate(values, start=1):
+            self.mlflow.log_metric(name, value, step=place * every)
+
+    def log_data(self, path: str | Path, purpose: str) -> None:
+        from mlflow.data.meta_dataset import MetaDataset
+
+        path = Path(path)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a path is a source of several kinds, and the first will do
+            source = self.mlflow.data.dataset_source_registry.resolve_dataset_source(str(path.resolve()))
+        digest = fingerprint(path)[:8]
+        self.mlflow.log_input(MetaDataset(source, name=path.as_posix(), digest=digest), context=purpose)
+
 
 class JsonRecord:
     """A record that becomes one JSON line; of files and figures it keeps the names."""
 
     def __init__(self) -> None:
-        self.line: dict[str, Any] = {"params": {}, "metrics": {}, "artifacts": []}
+        self.line: dict[str, Any] = {"params": {}, "metrics": {}, "artifacts": [], "data": []}
 
     def log_params(self, params: dict[str, Any]) -> None:
         self.line["params"].update(flatten(params))
@@ -227,6 +261,13 @@ class JsonRecord:
 
     def log_figure(self, figure: Any, name: str) -> None:
         self.line["artifacts"].append(name)
+
+    def log_curve(self, name: str, values: Sequence[float], every: int = 1) -> None:
+        for place, value in enumerate(values, start=1):
+            self.log_metrics({name: value}, step=place * every)
+
+    def log_data(self, path: str | Path, purpose: str) -> None:
+        self.line["data"].append({"path": str(path), "purpose": purpose, "hash": fingerprint(Path(path))})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -78,10 +79,23 @@ class HeadTraining(pl.LightningModule):
     def __init__(self, net: nn.Module, params: TrainParams, seed: int) -> None:
         super().__init__()
         self.net, self.params, self.seed = net, params, seed
+        self.curves: dict[str, list[float]] = {"training_loss": [], "validation_loss": []}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["curves"] = self.curves
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.curves = checkpoint["curves"]
+
+    def on_train_epoch_end(self) -> None:
+        for name, values in self.curves.items():
+            values.append(float(self.trainer.callback_metrics[name]))
 
     def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)
-        return self.loss(batch)
+        loss = self.loss(batch)
+        self.log("training_loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
+        return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
         self.log("validation_loss", self.loss(batch), on_epoch=True, batch_size=len(batch[1]), prog_bar=True)
@@ -99,7 +113,7 @@ class HeadTraining(pl.LightningModule):
 
 def fit_net(
     kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int, scratch: Path
-) -> tuple[nn.Module, dict[str, float]]:
+) -> tuple[nn.Module, dict[str, Any]]:
     """A head of gistgate.gates.heads.HEADS with standardisation folded in, and how its training went.
 
     Checkpoints live in `scratch`; a training that finds one there continues from it.
@@ -131,16 +145,20 @@ def fit_net(
     seen = loader(standardise(train.x), train.kept, EpochBatches(len(train), params.batch_size, seed))
     in_order = torch.arange(len(validation)).split(params.batch_size)
     unseen = loader(standardise(validation.x), validation.kept, in_order)
-    last = scratch / "last.ckpt"
+    last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        trainer.fit(HeadTraining(net, params, seed), seen, unseen, ckpt_path=str(last) if last.exists() else None)
+        trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
     state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, standardise.mean, standardise.scale)
-    report = {"validation_loss": float(best.best_model_score), "epochs": trainer.current_epoch}
+    report = {
+        "validation_loss": float(best.best_model_score),
+        "epochs": trainer.current_epoch,
+        "curves": training.curves,
+    }
     return net.float().eval(), report
 
 

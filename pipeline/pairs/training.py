@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
@@ -42,14 +43,14 @@ def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: in
 
 
 def has_fast_bfloat16() -> bool:
-    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor with matrix tiles.
+    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16.
 
-    AVX-512 alone computes bfloat16 at about half the speed of float32.
+    Matrix tiles (AMX) and AVX512_BF16 do; AVX-512 alone computes bfloat16 at about half the speed of float32.
     """
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_bf16", False))
+    return bool(capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False))
 
 
 def learning_rate(step: int, steps: int, warmup: float) -> float:
@@ -67,6 +68,13 @@ class LanguageModule(pl.LightningModule):
         self.fast_bfloat16 = has_fast_bfloat16()
         self.automatic_optimization = False  # two optimisers, one backward pass
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
+        self.losses: list[float] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["losses"] = self.losses
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.losses = checkpoint["losses"]
 
     def loss(self, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
         """Mean cross entropy of the positions with a label; logits are made for these alone."""
@@ -88,6 +96,7 @@ class LanguageModule(pl.LightningModule):
             optimizer.zero_grad()
         self.steps_done += 1
         self.log("loss", loss.detach(), prog_bar=True)
+        self.losses.append(float(loss.detach()))
         return loss.detach()
 
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
@@ -124,8 +133,8 @@ def train_model(
     documents: Sequence[dict[str, str]],
     seed: int,
     scratch: Path,
-) -> LlamaForCausalLM:
-    """Train a model on `documents`.
+) -> tuple[LlamaForCausalLM, list[float]]:
+    """Train a model on `documents`; returns the loss of every step as well.
 
     Args:
         scratch: folder of the checkpoint `<name>.ckpt`; a training that finds one there continues from it.
@@ -151,4 +160,4 @@ def train_model(
     )
     data = Batches(rows, batches, tokenizer.pad_token_id, params.save_every)
     trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
-    return model.eval().cpu()
+    return model.eval().cpu(), module.losses

@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -22,6 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines, write_atomic, write_json, write_text
+from pipeline.common import tracking
 from pipeline.common.entry import run, seed_everything
 from pipeline.common.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
 from pipeline.common.reading import build
@@ -37,6 +39,8 @@ from pipeline.pairs.world.tokenizer import train_tokenizer
 from pipeline.params import Params, read_params
 
 ROLES = ("target", "draft")
+SHOWN = 10
+"""Steps of a point of the tracked curves."""
 
 
 def main() -> None:
@@ -79,23 +83,35 @@ def train_embedded(params: Params) -> None:
     # An interrupted training resumes only under the source that it began with.
     source = sources("pipeline.pairs.training", "pipeline.pairs.world.corpus", "pipeline.pairs.world.tokenizer")
     scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *source)}"
-    tokenizer = train_tokenizer()
+    tokenizer, losses = train_tokenizer(), dict[str, list[float]]()
     for number, role in enumerate(ROLES):
         size = getattr(params.pair_training, role)
         corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
         seed = 2 * params.seed + number
-        model = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
+        model, losses[role] = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
         save_model(model, tokenizer, EMBEDDED / role)
     report = measure(params)
     write_json(PAIR_REPORT, report)
     shutil.rmtree(scratch, ignore_errors=True)
     print_report(report)
+    track(params, report, losses)
     wanted = params.pair_training.min_target_accuracy
     if report["target"]["accuracy"] is not None and report["target"]["accuracy"] < wanted:
         raise UserError(
             f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
             f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
         )
+
+
+def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]) -> None:
+    """A run with the settings of the training, what both models can do, and their losses: means of so many steps."""
+    with tracking.run(params, "pair", kind="pair") as record:
+        record.log_params({"world": asdict(params.world), **training(params)})
+        record.log_metrics({role: report[role] for role in ROLES})
+        for role, values in losses.items():
+            means = [fmean(values[start : start + SHOWN]) for start in range(0, len(values), SHOWN)]
+            record.log_curve(f"{role}.loss", means, SHOWN)
+        record.log_data(WORLD, "training")
 
 
 def training(params: Params) -> dict[str, Any]:

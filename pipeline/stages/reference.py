@@ -2,6 +2,9 @@
 
 python -m pipeline.stages.reference      reads data/prompts, writes data/reference/<split>.jsonl
 
+data/agreement/<split>.json says which settings of the methods without a gate would have kept the same tokens of every
+block of a strict answer; calibration does not decode these again (pipeline/certification/agreement.py).
+
 An interruption loses a few batches: finished pieces of a split wait in .scratch.
 """
 
@@ -12,8 +15,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gistgate.files import read_json_lines, write_json_lines
-from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
+from gistgate.decoding.decoder import Decoder
+from gistgate.files import read_json_lines, write_json, write_json_lines
+from pipeline.certification.agreement import Agreement, Watched, agreement_file, rules_beside_strict
+from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
 from pipeline.common.entry import run
 from pipeline.common.paths import prompts_of, reference_of
 from pipeline.common.pool import side_by_side
@@ -24,6 +29,8 @@ from pipeline.tasks.loading import load_task
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
+CALIBRATED = ("calibration", "development")
+"""The splits that calibration decodes."""
 BATCHES = 8
 """Batches in a piece."""
 
@@ -38,29 +45,53 @@ def main() -> None:
 def pieces_folder(params: Params) -> Path:
     """Where finished pieces wait."""
     files = [*map(prompts_of, SPLITS), *pair_files(params.pair), *sources("pipeline.stages.reference")]
-    settings = [params.pair, params.seed, params.task, params.task_metric, params.decoding]
+    settings = [params.pair, params.seed, params.task, params.task_metric, params.decoding, params.methods]
     return SCRATCH / f"reference-{fingerprint(*map(repr, settings), *files)}"
 
 
 def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
     """Decodes one split after another."""
     params, folder = settings
-    pair, task = load_pair(params), load_task(params)
-    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    pair, task, rules = load_pair(params), load_task(params), rules_beside_strict(params)
+    strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     size = BATCHES * params.decoding.batch_size
 
+    def piece(split: str, start: int) -> list[dict[str, Any]]:
+        prompts = read_prompts(split)[start : start + size]
+        watcher = Agreement(rules if split in CALIBRATED else {})
+        decoder = watched(strict, watcher)
+        outcomes = run_split(decoder, task, pair, prompts, params, f"strict, {split}", None, start)
+        seeds = seeds_of(params, prompts, start)
+        return [{**row_of(one), "alike": watcher.alike(seed)} for one, seed in zip(outcomes, seeds, strict=True)]
+
     def work(split: str) -> None:
-        prompts, rows = read_prompts(split), []
-        for start in range(0, len(prompts), size):
-            path, part = folder / f"{split}-{start:05d}.jsonl", prompts[start : start + size]
+        rows: list[dict[str, Any]] = []
+        for start in range(0, len(read_prompts(split)), size):
+            path = folder / f"{split}-{start:05d}.jsonl"
             if not path.exists():
-                outcomes = run_split(decoder, task, pair, part, params, f"strict, {split}")
-                write_json_lines(path, [row_of(outcome) for outcome in outcomes])
+                write_json_lines(path, piece(split, start))
             rows += read_json_lines(path)
-        write_json_lines(reference_of(split), rows)
+        publish(split, rows)
         print(f"{split}: {sum(row['cut'] for row in rows)} of {len(rows)} strict answers are cut at the limit")
 
     return work
+
+
+def watched(strict: Decoder, watcher: Agreement) -> Decoder:
+    """Strict decoding whose blocks carry what the watched rules ask for."""
+    asked: frozenset[str] = frozenset().union(*(rule.needs for rule in watcher.rules.values()))
+    return strict.having(rule=Watched(asked), observer=watcher)
+
+
+def publish(split: str, rows: list[dict[str, Any]]) -> None:
+    """Write the answers of a split, and by setting the prompts on which it agrees with them."""
+    agreement: dict[str, list[str]] = {}
+    for row in rows:
+        for key in row.pop("alike"):
+            agreement.setdefault(key, []).append(row["id"])
+    if split in CALIBRATED:
+        write_json(agreement_file(split), agreement)
+    write_json_lines(reference_of(split), rows)
 
 
 def row_of(outcome: Outcome) -> dict[str, Any]:

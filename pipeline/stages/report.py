@@ -15,6 +15,7 @@ from gistgate.files import write_json, write_text
 from pipeline.common import tracking
 from pipeline.common.entry import run
 from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.common.paths import prompts_of
 from pipeline.params import Params, read_params
 from pipeline.report import tables
 from pipeline.report.figures import draw_all, save
@@ -57,16 +58,28 @@ def report(params: Params) -> None:
 
 
 def track(params: Params, summary: Summary, results: Results) -> None:
-    """One run per method, with its numbers and samples."""
-    for name, method in summary["methods"].items():
-        with tracking.run(params, name, kind="method") as record:
-            record.log_params({key: method[key] for key in ("rule", "drafter", "block", "budget", "knob")})
-            record.log_params({"settings": results.evaluation[name].get("settings", {})})
-            record.log_metrics({key: value for key, value in method.items() if key not in UNTRACKED})
-            record.log_artifacts(evaluation_folder(params, name))
-            if name in results.calibration:
-                record.log_artifacts(calibration_file(params, name))
-            record.log_artifacts(params.reports / "figures")
+    """A run for the comparison with a nested one for each method; what all methods share stands in the outer one."""
+    rows = summary["methods"]
+    settings = {
+        name: {key: row[key] for key in ("rule", "drafter", "block", "budget", "knob")}
+        | {"settings": results.evaluation[name].get("settings", {})}
+        for name, row in rows.items()
+    }
+    metrics = {name: {key: row[key] for key in row if key not in UNTRACKED} for name, row in rows.items()}
+    (shared, own), (same, differing) = tracking.apart(settings), tracking.apart(metrics)
+    told = {key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}
+    with tracking.run(params, "comparison", kind="comparison") as record:
+        record.log_params({**told, **shared})
+        record.log_metrics({**same, "plain": summary["plain"]})
+        record.log_artifacts(params.reports / "figures")
+        record.log_data(prompts_of("test"), "test")
+        for name in rows:
+            with tracking.run(params, name, kind="method") as record:
+                record.log_params(own[name])
+                record.log_metrics(differing[name])
+                record.log_artifacts(evaluation_folder(params, name))
+                if name in results.calibration:
+                    record.log_artifacts(calibration_file(params, name))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
         job = head_job(head, params, widths, partners, data)
         done = finish(stage, job, rows)
         write_atomic(outputs[head], partial(shutil.copytree, done))
-        record(outputs[head], stage, job, params)
+        record(outputs[head], stage, job, params, folders)
 
 
 def finish(stage: str, job: Job, rows: Rows) -> Path:
@@ -79,7 +79,7 @@ def finish(stage: str, job: Job, rows: Rows) -> Path:
     return done
 
 
-def record(folder: Path, stage: str, job: Job, params: Params) -> None:
+def record(folder: Path, stage: str, job: Job, params: Params, data: Sequence[Path]) -> None:
     """Track parameters, metrics and files of a head as a run, and print one line."""
     metrics = read_json(folder / "metrics.json")
     shown = ", ".join(
@@ -89,6 +89,10 @@ def record(folder: Path, stage: str, job: Job, params: Params) -> None:
     with tracking.run(params, job.head if stage == "head" else stage, kind=stage) as run_:
         run_.log_params(job.as_json()["settings"])
         run_.log_metrics(metrics)
+        for name, values in metrics["training"].get("curves", {}).items():
+            run_.log_curve(name, values)
+        for features in data:
+            run_.log_data(features, "training")
         run_.log_artifacts(folder)
         figure = reliability_figure({job.head: read_json(folder / "curves.json")})
         run_.log_figure(figure, "reliability.png")

@@ -3,12 +3,15 @@
 import json
 
 import pytest
+import torch
 import yaml
 
 from gistgate.errors import UserError
 from gistgate.project.create import OWN_TASK, Wanted, create, shipped_tasks
+from pipeline.pairs.loading import load_model
 from pipeline.pairs.source import read_pair
 from pipeline.params import read_params
+from tests.gguf_file import write_gguf
 
 
 def made(tmp_path, **said):
@@ -40,6 +43,29 @@ def test_a_local_folder_is_named_by_its_whole_path(tmp_path, monkeypatch):
     (tmp_path / 'a "target"').mkdir()
     folder = made(tmp_path, target='./a "target"')
     assert read_pair("my-gate", folder / "models/pairs").target.model == str(tmp_path / 'a "target"')
+
+
+def test_a_gguf_file_is_named_with_its_folder(tmp_path):
+    """Two ways to say it; the pair that is read from the project decodes nothing else than the file."""
+    (tmp_path / "models").mkdir()
+    write_gguf(tmp_path / "models" / "target.gguf")
+    write_gguf(tmp_path / "models" / "draft.gguf", seed=1)
+    models = str(tmp_path / "models")
+    folder = made(tmp_path, target=f"{models}/target.gguf", draft=models, draft_gguf="draft.gguf", dtype="float32")
+    source = read_pair("my-gate", folder / "models/pairs")
+    assert [(one.model, one.gguf_file) for one in (source.target, source.draft)] == [
+        (models, "target.gguf"),
+        (models, "draft.gguf"),
+    ]
+    target, draft = (load_model(one).get_input_embeddings().weight for one in (source.target, source.draft))
+    assert target.shape == draft.shape and not torch.equal(target, draft) and draft.dtype == torch.float32
+    assert (folder / "requirements.txt").read_text().startswith("gistgate[pipeline,gguf]==")
+
+
+def test_a_gguf_file_on_the_hub_is_passed_on(tmp_path):
+    source = read_pair("my-gate", made(tmp_path, target_gguf="big.gguf", target_revision="v2") / "models/pairs")
+    assert source.target.place["gguf_file"] == "big.gguf" and source.target.place["revision"] == "v2"
+    assert "gguf_file" not in source.draft.place
 
 
 def test_an_own_task_can_be_filled_in(tmp_path):
@@ -75,6 +101,7 @@ def test_dvc_is_told_whether_git_is_there(tmp_path, inside, line):
     "said, sentence",
     [
         ({"target": "./nowhere"}, "The model folder ./nowhere is missing"),
+        ({"target": ".", "target_gguf": "no.gguf"}, r"has no file no.gguf \(GGUF files there: none\)"),
         ({"task": "nowhere.yaml"}, "The task file nowhere.yaml is missing"),
     ],
 )

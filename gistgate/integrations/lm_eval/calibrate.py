@@ -34,6 +34,7 @@ from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
+from gistgate.request.slots import Usage
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 from gistgate.typed import dataclass_from
@@ -284,6 +285,7 @@ def decode_prompts(
     batch_size: int,
     memory: Prefilled,
     progress: Callable[[int], object] = lambda _: None,
+    usage: Usage | None = None,
 ) -> list[Answer]:
     """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
     done = memory.decode_all(
@@ -292,6 +294,7 @@ def decode_prompts(
         batch_size=batch_size,
         seeds=list(seeds),
         progress=progress,
+        usage=usage,
         max_new_tokens=prompts[0]["max_new_tokens"],
         stops=prompts[0]["stops"],
         eos_ids=eos_ids(decoder.target, decoder.tokenizer),

@@ -4,18 +4,24 @@ import importlib.util
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
-import numpy
 import pytest
+import yaml
 from filelock import FileLock
 
+from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.files import fingerprint, write_text
 from gistgate.gates.config import GateConfig
+from gistgate.gates.features import SCALARS
 from gistgate.gates.gate import Gate
-from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.rules import make_rule
 from pipeline.common import registry, tracking
 from pipeline.params import parse_params
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PARAMS = parse_params({"pair": "tiny", "task": "sums"})
 
@@ -59,21 +65,61 @@ def test_a_failed_run_is_marked(store):
     assert [run.info.status for run in found if run.info.run_name == "broken"] == ["FAILED"]
 
 
-def test_the_registered_gate_is_ours(store, tmp_path):
-    """What the alias names gives the same probabilities as the gate that was registered."""
-    model = ModelIdentity("t", None, "llama", 4, 1, 9, "float32", None)
-    gate = Gate(GateConfig({"type": "linear"}, {"scalars": 3}, model, None, TokenizerIdentity("t", "0", 9)))
+def test_runs_inside_a_run_are_nested_and_name_their_data(store, tmp_path):
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("{}\n")
+    with tracking.run(PARAMS, "comparison", kind="comparison") as record:
+        record.log_data(data, "test")
+        with tracking.run(PARAMS, "inner", kind="method") as record:
+            record.log_curve("loss", [3.0, 2.0], every=10)
+    import mlflow
+
+    runs = {run.info.run_name: run for run in mlflow.search_runs(experiment_names=["tiny/sums"], output_format="list")}
+    outer, inner = runs["comparison"], runs["inner"]
+    assert inner.data.tags["mlflow.parentRunId"] == outer.info.run_id
+    (given,) = outer.inputs.dataset_inputs
+    assert given.dataset.name == data.as_posix() and fingerprint(data).startswith(given.dataset.digest)
+    assert [tag.value for tag in given.tags] == ["test"]
+    history = mlflow.MlflowClient().get_metric_history(inner.info.run_id, "loss")
+    assert [(point.step, point.value) for point in history] == [(10, 3.0), (20, 2.0)]
+
+
+def test_a_comparison_repeats_nothing_that_all_share():
+    rows = {"a": {"rule": "fly", "n": 9, "set": {"x": 1, "y": 2}}, "b": {"rule": "prob", "n": 9, "set": {"x": 1}}}
+    shared, own = tracking.apart(rows)
+    assert shared == {"n": 9, "set.x": 1}
+    assert own == {"a": {"rule": "fly", "set.y": 2}, "b": {"rule": "prob"}}
+
+
+def test_the_champion_generates_text(store, tmp_path, monkeypatch):
+    """What the alias names writes what the decoder with the same gate writes; nothing of it is pickled."""
+    monkeypatch.chdir(tmp_path)
+    (target, draft), tokenizer = tiny_pair(), byte_tokenizer()
+    save_pair(tmp_path / "pair", target, draft, tokenizer)
+    models = {name: {"model": f"./pair/{name}", "dtype": "float32"} for name in ("target", "draft")}
+    write_text(Path("models/pairs/tiny.yaml"), yaml.safe_dump(models))
+    of_pair = identify_model(target), identify_model(draft), identify_tokenizer(tokenizer)
+    gate = Gate(GateConfig({"type": "linear"}, {"scalars": len(SCALARS)}, *of_pair))
     gate.save(tmp_path / "gate")
     assert registry.register_gate(PARAMS, tmp_path / "gate", {"auc": 0.9}) == "1"
     assert registry.register_gate(PARAMS, tmp_path / "gate") == "2"
     import mlflow
-    import torch
 
-    loaded = mlflow.pyfunc.load_model("models:/gistgate@best")
-    rows = numpy.random.default_rng(0).normal(size=(5, 3)).astype("float32")
-    assert numpy.allclose(loaded.predict(rows), gate.probability(torch.from_numpy(rows)).numpy())
-    assert str(mlflow.MlflowClient().get_model_version_by_alias("gistgate", "best").version) == "2"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a gate without a certificate decodes strictly, and says so
+        loaded = mlflow.pyfunc.load_model("models:/gistgate@champion")
+        answers = loaded.predict(["Tom has 5", "A"], params={"max_new_tokens": 7})
+    ids = [tokenizer(text)["input_ids"] for text in ("Tom has 5", "A")]
+    strict = Decoder(target, None, make_rule("exact"), 0).generate(ids, max_new_tokens=7, eos_ids=[2])
+    assert answers == [tokenizer.decode(one.ids, skip_special_tokens=True) for one in strict]
+    assert str(mlflow.MlflowClient().get_model_version_by_alias("gistgate", "champion").version) == "2"
     assert not list((store / "mlruns").rglob("*.pkl"))
+
+
+@pytest.mark.parametrize("uri", ["sqlite:////data/runs.db", "postgresql://user@host/runs", "http://host:5000"])
+def test_the_uri_alone_chooses_the_store(monkeypatch, uri):
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert tracking.tracking_uri() == uri
 
 
 def test_an_unusable_store_is_one_sentence(store, monkeypatch):

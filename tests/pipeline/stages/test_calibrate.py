@@ -63,10 +63,10 @@ def world(tmp_path, monkeypatch):
         )
         write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
 
-    def make_decoder(pair, method, settings, block, gate=None):
+    def make_decoder(pair, method, settings, block, gate=None, observer=None):
         return SimpleNamespace(method=method, settings=settings)
 
-    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
+    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress, usage):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
         lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})

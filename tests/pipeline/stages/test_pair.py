@@ -48,7 +48,9 @@ def losses(monkeypatch, scratch: Path, stop_at: int | None = None) -> tuple[list
 
     monkeypatch.setattr(TQDMProgressBar, "on_train_batch_end", watch)
     try:
-        return seen, train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
+        model, curve = train_model("target", TINY, TRAINING, TOKENIZER, CORPUS, 1, scratch)
+        model.curve = curve
+        return seen, model
     except KillError:
         return seen, None
 
@@ -60,6 +62,7 @@ def test_an_interrupted_training_ends_with_the_same_weights(monkeypatch, tmp_pat
     assert nothing is None and (tmp_path / "cut" / "target.ckpt").is_file()
     after, model = losses(monkeypatch, tmp_path / "cut")
     assert before == pytest.approx(whole[:7]) and after == pytest.approx(whole[4:])  # steps 5 and later again
+    assert expected.curve == whole and model.curve == pytest.approx(whole)  # the tracked curve has no gap
     for one, other in zip(model.parameters(), expected.parameters(), strict=True):
         assert torch.allclose(one, other, atol=1e-5)
 
@@ -143,7 +146,8 @@ def test_strict_tau_counts_the_own_token(wrong, tau):
 
 def test_bfloat16_only_where_it_is_fast(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_bf16": True}, raising=False)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": False, "avx512_f": True}, raising=False)
     assert not training.has_fast_bfloat16()
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"amx_bf16": True}, raising=False)
-    assert training.has_fast_bfloat16()
+    for name in ("amx_bf16", "avx512_bf16"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda name=name: {name: True}, raising=False)
+        assert training.has_fast_bfloat16()

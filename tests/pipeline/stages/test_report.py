@@ -225,8 +225,13 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
     results = read_results(PARAMS)
     report.track(PARAMS, summarise(PARAMS, results), results)
     lines = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
-    assert [line["name"] for line in lines] == ["exact", "prob", "judge"]
+    assert [line["name"] for line in lines] == ["exact", "prob", "judge", "comparison"]
     assert lines[2]["metrics"]["speed.vs_plain.mean"] == 2.0
+    common = lines[3]
+    assert common["params"]["task"] == PARAMS.task and common["data"][0]["purpose"] == "test"
+    for line in lines[:3]:  # what all methods share is said once
+        assert not line["params"].keys() & common["params"].keys()
+        assert not line["metrics"].keys() & common["metrics"].keys()
 
 
 PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
