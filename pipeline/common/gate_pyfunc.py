@@ -29,7 +29,10 @@ class GateModel(mlflow.pyfunc.PythonModel):
         """Both models, and the decoder that is put together from them."""
         config = self.config
         target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
-        wishes = Wishes(draft=config["draft"], draft_revision=config["draft_revision"], gate=self.gate)
+        named = {
+            name: config[name] for name in ("draft", "draft_revision", "quantise_draft") if config[name] is not None
+        }
+        wishes = Wishes(gate=self.gate, **named)
         return target, build_decoder(target.model, target.tokenizer, wishes)
 
     def predict(self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None) -> list[str]:

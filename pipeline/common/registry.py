@@ -50,14 +50,20 @@ def configuration(params: Params) -> dict[str, Any]:
     return {
         "target": place(source.target),
         "target_gguf": source.target.gguf_file,
-        "draft": place(source.draft),
-        "draft_revision": source.draft.revision or "main",
+        **drafting(source.draft),
         "dtype": source.target.dtype,
         "chat": params.prompting.chat_template,
         "system": params.prompting.system,
         "stops": list(first.get("stops", [])),
         "max_new_tokens": first.get("max_new_tokens", params.decoding.max_new_tokens),
     }
+
+
+def drafting(draft: ModelSource | None) -> dict[str, Any]:
+    """The draft model and how its weights are kept; None everywhere where the pair drafts without one."""
+    if draft is None:
+        return {"draft": None, "draft_revision": None, "quantise_draft": None}
+    return {"draft": place(draft), "draft_revision": draft.revision, "quantise_draft": draft.quantise}
 
 
 def place(source: ModelSource) -> str:
