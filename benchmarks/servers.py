@@ -50,6 +50,11 @@ class Configuration:
             words += ["--additional-config", json.dumps({"gistgate": dict(self.gistgate)})]
         return [*words, *self.options]
 
+    def described(self) -> dict[str, Any]:
+        """What a result says of the server."""
+        parts = {"speculation": self.speculation, "gistgate": self.gistgate, "dtype": self.dtype}
+        return {**parts, "options": list(self.options)}
+
 
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:

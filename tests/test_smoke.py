@@ -2,6 +2,9 @@
 
 import json
 import re
+import shutil
+import subprocess
+import sys
 
 import pytest
 import yaml
@@ -25,6 +28,32 @@ def test_every_stage_runs(project):
     assert set(summary["methods"]) == {"exact", "fly", "autojudge"}
     assert summary["methods"]["exact"]["accuracy_difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
     assert (project / "mlflow.db").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "stage, argument, outputs",
+    [
+        ("collect", "strict", "data/mismatches/strict"),
+        ("label", "strict", "data/labels/strict"),
+        ("evaluate", "all", "reports/evaluation"),
+    ],
+)
+def test_two_processes_of_torchrun_write_what_one_has_written(project, stage, argument, outputs):
+    """Byte for byte; nothing that the run before has kept is used."""
+    before = contents(project / outputs)
+    shutil.rmtree(project / ".scratch", ignore_errors=True)
+    shutil.rmtree(project / outputs)
+    module = ["-m", f"pipeline.stages.{stage}", argument]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *module]
+    done = subprocess.run(command, cwd=project, env=smoke.environment(project), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert contents(project / outputs) == before and len(before) > 1
+
+
+def contents(folder):
+    """Every file below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.files import read_json_lines, write_json_lines
+from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split
 from pipeline.common.entry import run
 from pipeline.common.paths import prompts_of, reference_of
@@ -32,7 +33,8 @@ def main() -> None:
     params = read_params()
     folder = pieces_folder(params)
     side_by_side(referring, (params, folder), SPLITS, params.decoding.workers, "reference", "split")
-    shutil.rmtree(folder, ignore_errors=True)
+    if ranks.is_first():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pieces_folder(params: Params) -> Path:
