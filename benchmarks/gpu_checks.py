@@ -47,8 +47,9 @@ def ids() -> dict[str, Any]:
     """Every rule on both engines, block lengths and batch sizes: ids equal those of the eager engine on the CPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     text, draft_text = scripts(PROMPT + ANSWER + 64, VOCABULARY, 0.2, seed=0)
+    size = "20M" if device() == "cuda" else "1M"
     models = {
-        place: [scripted("20M" if device() == "cuda" else "1M", script, VOCABULARY, torch.float32, "cpu").to(place) for script in (text, draft_text)]
+        place: [scripted(size, script, VOCABULARY, torch.float32, "cpu").to(place) for script in (text, draft_text)]
         for place in {"cpu", device()}
     }
     for role in range(2):  # the same random weights on both devices

@@ -47,6 +47,7 @@ def main(
     gate: Path = Path("models/export"),
     aside: int = 0,
     only: str = "",
+    running: str = "",
     options: str = "",
     results: Path = RESULTS,
 ) -> None:
@@ -63,6 +64,8 @@ def main(
         gate: folder of the exported gate.
         aside: adds a server that drafts nothing while more than so many requests run; 0 adds none.
         only: methods beside `plain`, with commas between them; empty takes all.
+        running: addresses of servers that run already with these configurations, as `plain=URL,strict=URL`; the others
+            are started.
         options: further options of vLLM's server, with spaces between them.
         results: folder of the result.
     """
@@ -72,9 +75,11 @@ def main(
     fields = configurations(workload, python, block, gate, aside, options.split())
     fields = {name: one for name, one in fields.items() if name == PLAIN or not only or name in only.split(",")}
     SCRATCH.mkdir(exist_ok=True)
+    known = dict(one.split("=", 1) for one in running.split(",") if one)
     with ExitStack() as stack:
         addresses = {
-            name: stack.enter_context(serving(one, SCRATCH / f"server-{name}.log")) for name, one in fields.items()
+            name: known.get(name) or stack.enter_context(serving(one, SCRATCH / f"server-{name}.log"))
+            for name, one in fields.items()
         }
         found = {}
         for level in levels:
@@ -105,7 +110,7 @@ def configurations(
     found["gate"] = server(speculation, {"gate": str(gate)})
     if aside:
         schedule = [[1, aside, block], [aside + 1, MOST, 0]]
-        found[f"gate, {aside} at most"] = server(
+        found["gate-aside"] = server(
             {**speculation, "num_speculative_tokens_per_batch_size": schedule}, {"gate": str(gate)}
         )
     return found
