@@ -42,6 +42,7 @@ def main(
     rates: str = "",
     rounds: int = 3,
     each: int = 4,
+    most: int = 256,
     seconds: float = 10.0,
     block: int = 8,
     gate: Path = Path("models/export"),
@@ -49,6 +50,7 @@ def main(
     only: str = "",
     running: str = "",
     options: str = "",
+    conditions: str = "",
     results: Path = RESULTS,
 ) -> None:
     """Measure every server at every level.
@@ -59,6 +61,7 @@ def main(
         rates: requests per second of the open loops, with commas between them.
         rounds: measured rounds; one more, which warms up, is thrown away.
         each: requests of every user in a round.
+        most: requests of a closed loop in a round, whatever the number of users.
         seconds: of arrivals in a round of an open loop.
         block: K, tokens in a draft.
         gate: folder of the exported gate.
@@ -67,6 +70,7 @@ def main(
         running: addresses of servers that run already with these configurations, as `plain=URL,strict=URL`; the others
             are started.
         options: further options of vLLM's server, with spaces between them.
+        conditions: what else the result should say of the measurement, such as other programs on the machine.
         results: folder of the result.
     """
     workload = Workload.load(MOST)
@@ -83,10 +87,12 @@ def main(
         }
         found = {}
         for level in levels:
-            number = each * level.users if level.users is not None else ceil(seconds * (level.rate or 0))
+            number = min(each * level.users, most) if level.users is not None else ceil(seconds * (level.rate or 0))
             found[level.name] = measure(workload, addresses, level, rounds, number)
     servers = {name: one.described() for name, one in fields.items()}
     payload = {"pair": workload.pair.name, "block": block, "rounds": rounds, "servers": servers, "levels": found}
+    if conditions:
+        payload["conditions"] = conditions
     save("serving", payload, results, lambda: figure(found))
 
 
@@ -160,7 +166,8 @@ def against(own: list[Round], plain: list[Round]) -> dict[str, Any]:
     )[""]
     means = {key: sum(one[key] for one in rounds) / len(rounds) for key in ("first_token", "between_tokens")}
     rate = sum(columns["tokens"]) / sum(columns["seconds"])
-    return {"tokens_per_second": rate, "vs_plain": ratio.as_dict(), **means, "n": len(rounds), "rounds": rounds}
+    best = max(one.tokens / one.seconds for one in own)
+    return {"tokens_per_second": rate, "best_tokens_per_second": best, "vs_plain": ratio.as_dict(), **means, "n": len(rounds), "rounds": rounds}
 
 
 def figure(measured: dict[str, Any]) -> Any:
