@@ -167,14 +167,8 @@ def against(own: list[Round], plain: list[Round]) -> dict[str, Any]:
     means = {key: sum(one[key] for one in rounds) / len(rounds) for key in ("first_token", "between_tokens")}
     rate = sum(columns["tokens"]) / sum(columns["seconds"])
     best = max(one.tokens / one.seconds for one in own)
-    return {
-        "tokens_per_second": rate,
-        "best_tokens_per_second": best,
-        "vs_plain": ratio.as_dict(),
-        **means,
-        "n": len(rounds),
-        "rounds": rounds,
-    }
+    speeds = {"tokens_per_second": rate, "best_tokens_per_second": best, "vs_plain": ratio.as_dict()}
+    return {**speeds, **means, "n": len(rounds), "rounds": rounds}
 
 
 def figure(measured: dict[str, Any]) -> Any:
