@@ -36,7 +36,9 @@ def test_a_server_gives_the_quality_of_the_in_process_run(place: Path, tmp_path:
     target, draft = str(place / "target"), str(place / "draft")
     shared = {"batch_size": 1, "max_length": 256}
     own = judged(
-        tasks, "gistgate", {"pretrained": target, "draft": draft, "rule": "exact", "dtype": "float32", **shared}
+        tasks,
+        "gistgate",
+        {"pretrained": target, "draft": draft, "rule": "exact", "dtype": "float32", "device": "cpu", **shared},
     )
     speculation = {"method": "draft_model", "model": draft, "num_speculative_tokens": 4}
     options = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]

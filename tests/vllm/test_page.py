@@ -57,7 +57,10 @@ def served(words: list[str], port: int, log: Path) -> Iterator[None]:
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words[2:]]
     with log.open("w") as out:
         process = subprocess.Popen(
-            [*command, "--host", "127.0.0.1", "--port", str(port), *SMALL], stdout=out, stderr=subprocess.STDOUT
+            [*command, "--host", "127.0.0.1", "--port", str(port), *SMALL],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=os.environ,
         )
         try:
             until_ready(process, f"http://127.0.0.1:{port}", log)
@@ -73,9 +76,9 @@ def test_the_five_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     assert {words[0] for words in lines[:2]} == set(ELSEWHERE)
     serve, client, calibrate = ([word.replace(":8000", f":{port}") for word in words] for words in lines[2:])
     with served(serve, port, folder / "log"):
-        asked = subprocess.run([sys.executable, *client[1:]], capture_output=True, text=True)
+        asked = subprocess.run([sys.executable, *client[1:]], capture_output=True, text=True, env=os.environ)
         assert asked.returncode == 0 and "rule=autojudge" in asked.stdout, asked.stderr
         command = [Path(sys.executable).parent / "gistgate", *calibrate[1:], *FEW]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
     assert (folder / "served-certificate.json").exists()
