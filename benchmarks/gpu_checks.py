@@ -25,6 +25,8 @@ from pipeline.common.entry import run
 
 PROMPT, ANSWER, VOCABULARY = 24, 40, 2048
 """Tokens of a prompt and of an answer, and the vocabulary, of the small models that compare engines."""
+COMPILED = {"cuda": 5, "cpu": 1}
+"""Shapes that get programs, which take up to half a minute each to build."""
 JUDGES: dict[str, dict[str, Any]] = {
     "exact": {},
     "prob": {"r": 1e-9},
@@ -45,17 +47,18 @@ def ids() -> dict[str, Any]:
     """Every rule on both engines, block lengths and batch sizes: ids equal those of the eager engine on the CPU."""
     torch.backends.cuda.matmul.allow_tf32 = False
     text, draft_text = scripts(PROMPT + ANSWER + 64, VOCABULARY, 0.2, seed=0)
+    size = "20M" if device() == "cuda" else "1M"
     models = {
-        place: [scripted("20M", script, VOCABULARY, torch.float32, "cpu").to(place) for script in (text, draft_text)]
+        place: [scripted(size, script, VOCABULARY, torch.float32, "cpu").to(place) for script in (text, draft_text)]
         for place in {"cpu", device()}
     }
     for role in range(2):  # the same random weights on both devices
         models[device()][role].load_state_dict(models["cpu"][role].state_dict())
     compared, compiled, loose = 0, 0, 0
+    every = len(JUDGES) * 4 // COMPILED[device()] + 1
     for number, ((name, settings), block, rows) in enumerate(product(JUDGES.items(), (2, 5), (1, 4))):
         reference = answers(models["cpu"], name, settings, block, rows, "eager", text)
-        # Building programs takes up to half a minute, so each rule gets them for one of its four shapes.
-        engines = ("eager", "compiled") if number % 5 == 0 else ("eager",)
+        engines = ("eager", "compiled") if number % every == 0 else ("eager",)
         for engine in engines:
             found = answers(models[device()], name, settings, block, rows, engine, text)
             if [one.ids for one in found] != [one.ids for one in reference]:
@@ -73,6 +76,7 @@ def answers(
 ) -> list[Any]:
     """Greedy answers of one rule; a compiled engine that falls back is an error."""
     target, draft = models
+    torch.manual_seed(0)  # the same gate every time
     gate = random_gate(target).to(target.device) if name == "autojudge" else None
     decoder = Decoder(target, ModelDrafter(draft), make_rule(name, **settings), block, gate=gate, engine=engine)
     with warnings.catch_warnings():
@@ -86,7 +90,7 @@ def shapes() -> dict[str, Any]:
     from benchmarks import shapes as benchmark
 
     found = benchmark.one(
-        "7B/0.5B" if device() == "cuda" else "150M/20M",
+        "7B/0.5B" if device() == "cuda" else "1M/1M",
         block=8, error=0.08, tokens=64, repeats=4, on_gpu=device() == "cuda",
     )  # fmt: skip
     return found
@@ -103,7 +107,7 @@ def of_a_run(name: str) -> Callable[[], dict[str, Any]]:
 
         with tempfile.TemporaryDirectory() as folder:
             module = importlib.import_module(f"benchmarks.{name}")
-            module.main(**SHORT[name], results=Path(folder))
+            module.main(**SHORT[device()][name], results=Path(folder))
             return dict(read_json(next(Path(folder).glob("*.json"))))
 
     return question
@@ -113,16 +117,19 @@ class Unasked(Exception):  # noqa: N818 (no error: there is nothing to ask)
     """A question that cannot be asked here; the message says why."""
 
 
-SHORT: dict[str, dict[str, Any]] = {
-    "speed": {"prompts": 8, "batches": "1,8"},
-    "limit": {"prompts": 8},
-    "memory": {},
+SHORT: dict[str, dict[str, dict[str, Any]]] = {
+    "cuda": {"speed": {"prompts": 8, "batches": "1,8"}, "limit": {"prompts": 8}, "memory": {}},
+    "cpu": {
+        "speed": {"prompts": 4, "batches": "1", "methods": "autojudge"},
+        "limit": {"prompts": 4, "calls": 2, "methods": "autojudge"},
+        "memory": {"prompts": 1, "batch": 1},
+    },
 }
-"""Sizes that let each benchmark of a finished run end within about a minute and a half."""
+"""Sizes that let each benchmark of a finished run end within about two minutes; on a processor they are a rehearsal."""
 QUESTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "ids": ids,
     "shapes": shapes,
-    **{name: of_a_run(name) for name in SHORT},
+    **{name: of_a_run(name) for name in SHORT["cpu"]},
 }
 """Question -> what answers it."""
 

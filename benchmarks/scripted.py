@@ -56,6 +56,13 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_attention_heads": 40,
         "num_key_value_heads": 8,
     },
+    "1M": {
+        "hidden_size": 96,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
     "20M": {
         "hidden_size": 384,
         "intermediate_size": 1024,
@@ -71,7 +78,7 @@ SHAPES: dict[str, dict[str, int]] = {
         "num_key_value_heads": 2,
     },
 }
-"""Layer shapes of published families by size; the two smallest are for a CPU."""
+"""Layer shapes of published families by size; the three smallest are for a CPU."""
 VOCABULARY = 151_936
 """Of the large shapes, in tokens."""
 

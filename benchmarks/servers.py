@@ -50,6 +50,11 @@ class Configuration:
             words += ["--additional-config", json.dumps({"gistgate": dict(self.gistgate)})]
         return [*words, *self.options]
 
+    def described(self) -> dict[str, Any]:
+        """What a result says of the server."""
+        parts = {"speculation": self.speculation, "gistgate": self.gistgate, "dtype": self.dtype}
+        return {**parts, "options": list(self.options)}
+
 
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:
@@ -63,17 +68,24 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
     with log.open("w") as out:
         process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=os.environ)
         try:
-            until = monotonic() + START
-            while not answers(address):
-                if process.poll() is not None or monotonic() > until:
-                    raise UserError(
-                        f"The server did not start. Its log is {log} and ends with: {log.read_text()[-2000:]}"
-                    )
-                sleep(1)
+            until_ready(process, address, log)
             yield address
         finally:
             process.terminate()
             process.wait(60)
+
+
+def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        UserError: it ends or does not answer in time; its log says why.
+    """
+    until = monotonic() + START
+    while not answers(address):
+        if process.poll() is not None or monotonic() > until:
+            raise UserError(f"The server did not start. Its log is {log} and ends with: {log.read_text()[-2000:]}")
+        sleep(1)
 
 
 def free_port() -> int:

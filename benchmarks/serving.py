@@ -1,18 +1,22 @@
 """What speculation costs and gains behind a server under load: vLLM plain, strict, and with rules of this library.
 
-    python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 5]
+    python -m benchmarks.serving --python .venv-vllm/bin/python [--users 1,4,16,64] [--rates 1,4] [--rounds 3]
 
 In the folder of a finished run. One server for each method runs all the time; rounds alternate between them, and every
-round sends the same prompts to each. A ratio above 1 means that the server writes more tokens per second than vLLM
-without speculation at the same level. Intervals are over rounds.
+round sends the same prompts to each, other ones than the rounds before. A ratio above 1 means that the server writes
+more tokens per second than vLLM without speculation at the same level. Intervals are over rounds. `--aside 16` adds a
+server with the gate that drafts nothing while more than so many requests run.
 """
 
 from __future__ import annotations
 
 import sys
 from contextlib import ExitStack
+from math import ceil
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from benchmarks.bench import RESULTS, save
 from benchmarks.load import Level, Round, drive
@@ -26,61 +30,115 @@ from pipeline.pairs.source import read_pair
 
 PLAIN = "plain"
 SERVABLE = ("fly", "ensemble", "prob-ratio", "typical")
-"""Rules without a gate that the plug-in serves, as far as the run has certified them."""
+"""Rules without a gate that the plug-in serves, as far as the run has certified them. The greedy form of `ensemble`
+needs vLLM's second model runner, which wants a GPU."""
+MOST = 1_000_000
+"""A number of running requests that no server reaches."""
 
 
 def main(
     python: str = sys.executable,
     users: str = "1,4,16,64",
     rates: str = "",
-    rounds: int = 5,
-    requests: int = 64,
-    block: int = 4,
+    rounds: int = 3,
+    each: int = 4,
+    most: int = 256,
+    seconds: float = 10.0,
+    block: int = 8,
     gate: Path = Path("models/export"),
+    aside: int = 0,
+    only: str = "",
+    running: str = "",
+    options: str = "",
+    conditions: str = "",
     results: Path = RESULTS,
 ) -> None:
-    workload = Workload.load(requests)
-    if len(workload.prompts) < requests:
-        raise UserError(f"The run has {len(workload.prompts)} test prompts. Ask for at most so many --requests.")
+    """Measure every server at every level.
+
+    Args:
+        python: interpreter of an environment with vLLM and this package.
+        users: sizes of the closed loops, with commas between them.
+        rates: requests per second of the open loops, with commas between them.
+        rounds: measured rounds; one more, which warms up, is thrown away.
+        each: requests of every user in a round.
+        most: requests of a closed loop in a round, whatever the number of users.
+        seconds: of arrivals in a round of an open loop.
+        block: K, tokens in a draft.
+        gate: folder of the exported gate.
+        aside: adds a server that drafts nothing while more than so many requests run; 0 adds none.
+        only: methods beside `plain`, with commas between them; empty takes all.
+        running: addresses of servers that run already with these configurations, as `plain=URL,strict=URL`; the others
+            are started.
+        options: further options of vLLM's server, with spaces between them.
+        conditions: what else the result should say of the measurement, such as other programs on the machine.
+        results: folder of the result.
+    """
+    workload = Workload.load(MOST)
     levels = [Level(users=int(one)) for one in users.split(",") if one]
     levels += [Level(rate=float(one)) for one in rates.split(",") if one]
-    fields = configurations(workload, python, block, gate)
+    fields = configurations(workload, python, block, gate, aside, options.split())
+    fields = {name: one for name, one in fields.items() if name == PLAIN or not only or name in only.split(",")}
     SCRATCH.mkdir(exist_ok=True)
+    known = dict(one.split("=", 1) for one in running.split(",") if one)
     with ExitStack() as stack:
         addresses = {
-            name: stack.enter_context(serving(one, SCRATCH / f"server-{name}.log")) for name, one in fields.items()
+            name: known.get(name) or stack.enter_context(serving(one, SCRATCH / f"server-{name}.log"))
+            for name, one in fields.items()
         }
-        measured = {level.name: measure(workload, addresses, level, rounds) for level in levels}
-    payload = {"pair": workload.pair.name, "block": block, "requests": requests, "rounds": rounds, "levels": measured}
-    save("serving", payload, results, lambda: figure(measured))
+        found = {}
+        for level in levels:
+            number = min(each * level.users, most) if level.users is not None else ceil(seconds * (level.rate or 0))
+            found[level.name] = measure(workload, addresses, level, rounds, number)
+    servers = {name: one.described() for name, one in fields.items()}
+    payload = {"pair": workload.pair.name, "block": block, "rounds": rounds, "servers": servers, "levels": found}
+    if conditions:
+        payload["conditions"] = conditions
+    save("serving", payload, results, lambda: figure(found))
 
 
-def configurations(workload: Workload, python: str, block: int, gate: Path) -> dict[str, Configuration]:
+def configurations(
+    workload: Workload, python: str, block: int, gate: Path, aside: int, options: list[str]
+) -> dict[str, Configuration]:
     """Every server by name."""
     source = read_pair(workload.pair.name)
     target = Path(source.target.model)
     speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
-    found = {
-        PLAIN: Configuration(target, python=python),
-        "strict": Configuration(target, speculation, {"strict": True}, python=python),
-    }
+
+    def server(drafts: dict[str, Any] | None, rule: dict[str, Any] | None) -> Configuration:
+        return Configuration(target, drafts, rule, python=python, options=options)
+
+    found = {PLAIN: server(None, None), "strict": server(speculation, {"strict": True})}
     for name in SERVABLE:
-        if name in workload.points:
+        if name in workload.points and (name != "ensemble" or torch.cuda.is_available()):
             rule = {"rule": name, "settings": workload.points[name].settings}
             probabilistic = {"draft_sample_method": "probabilistic"} if name == "ensemble" else {}
-            found[name] = Configuration(target, {**speculation, **probabilistic}, rule, python=python)
-    found["gate"] = Configuration(target, speculation, {"gate": str(gate)}, python=python)
+            found[name] = server({**speculation, **probabilistic}, rule)
+    found["gate"] = server(speculation, {"gate": str(gate)})
+    if aside:
+        schedule = [[1, aside, block], [aside + 1, MOST, 0]]
+        found["gate-aside"] = server(
+            {**speculation, "num_speculative_tokens_per_batch_size": schedule}, {"gate": str(gate)}
+        )
     return found
 
 
-def measure(workload: Workload, addresses: dict[str, str], level: Level, rounds: int) -> dict[str, Any]:
-    """All servers at one level, in turn."""
+def measure(
+    workload: Workload, addresses: dict[str, str], level: Level, rounds: int, requests: int
+) -> dict[str, dict[str, Any]]:
+    """All servers at one level, in turn, with `requests` new prompts in every round.
+
+    Raises:
+        UserError: the run has too few test prompts for one round.
+    """
+    if requests > len(workload.ids):
+        raise UserError(f"The run has {len(workload.ids)} test prompts, and a round at {level.name} asks {requests}.")
     length = workload.request["max_new_tokens"]
     names = list(addresses)
     done: dict[str, list[Round]] = {name: [] for name in names}
     for number in range(rounds + 1):  # the first round warms everything up
+        asked = [workload.ids[(number * requests + place) % len(workload.ids)] for place in range(requests)]
         for name in names if number % 2 else reversed(names):
-            measured = drive(addresses[name], MODEL, workload.ids, level, length, seed=number)
+            measured = drive(addresses[name], MODEL, asked, level, length, seed=number)
             if number:
                 done[name].append(measured)
     found = {name: against(done[name], done[PLAIN]) for name in names}
@@ -108,7 +166,9 @@ def against(own: list[Round], plain: list[Round]) -> dict[str, Any]:
     )[""]
     means = {key: sum(one[key] for one in rounds) / len(rounds) for key in ("first_token", "between_tokens")}
     rate = sum(columns["tokens"]) / sum(columns["seconds"])
-    return {"tokens_per_second": rate, "vs_plain": ratio.as_dict(), **means, "n": len(rounds), "rounds": rounds}
+    best = max(one.tokens / one.seconds for one in own)
+    speeds = {"tokens_per_second": rate, "best_tokens_per_second": best, "vs_plain": ratio.as_dict()}
+    return {**speeds, **means, "n": len(rounds), "rounds": rounds}
 
 
 def figure(measured: dict[str, Any]) -> Any:

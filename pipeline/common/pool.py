@@ -1,7 +1,8 @@
 """Independent pieces of a stage side by side: small matrices occupy one processor core, so a CPU takes several pieces.
 
 Every worker prepares once (loads the pair, the task) and then takes piece after piece. With one worker, or one piece,
-everything happens in this process with all its threads.
+everything happens in this process with all its threads. Processes of torchrun share the pieces, and each has workers
+of its own.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
 from gistgate.errors import UserError
+from pipeline.common import ranks
 from pipeline.common.progress import bar
 
 Item = TypeVar("Item")
@@ -27,11 +29,19 @@ _work: Callable[[Any], Any] | None = None
 def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], workers: int, title: str, unit: str) -> None:
     """`prepare(settings)(piece)` for every piece, with a progress bar; the first error stops the rest.
 
+    Where torchrun has started several processes, each takes its share, and all return when the last piece is done.
+
     Raises:
         UserError: a worker was killed from outside (usually for memory), or a piece raised one.
     """
+    _side_by_side(prepare, settings, ranks.own(pieces), workers, title, unit)
+    ranks.wait()
+
+
+def _side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], workers: int, title: str, unit: str) -> None:
     workers = min(workers, len(pieces))
     if workers <= 1:
+        ranks.take_device()
         work = prepare(settings) if pieces else None
         for piece in bar(pieces, title=title, unit=unit):
             assert work is not None
@@ -58,6 +68,7 @@ def _start(prepare: Prepare, settings: Any) -> None:
 
     global _work
     torch.set_num_threads(1)
+    ranks.take_device()
     _work = prepare(settings)
 
 

@@ -41,6 +41,10 @@ class Shards:
         if not self.path(index).exists():
             save_tensors(self.path(index), produce(), metadata)
 
+    def missing(self, count: int) -> list[int]:
+        """Shards that no earlier start has made."""
+        return [index for index in range(count) if not self.path(index).exists()]
+
     def publish(self, count: int, output: Path) -> None:
         """Move the finished whole into `output`; the scratch folder goes."""
         write_atomic(output, lambda part: copy_all([self.path(index) for index in range(count)], part))

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import torch.distributed as dist
 from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
@@ -50,7 +51,11 @@ class Standardisation:
 
 
 class EpochBatches(Sampler[Tensor]):
-    """Batches of row numbers in an order that follows from seed and epoch alone."""
+    """Batches of row numbers in an order that follows from seed and epoch alone.
+
+    Where several processes train together, each gets its part of every batch, so that the mean of their gradients is
+    the gradient of the batch.
+    """
 
     def __init__(self, num: int, size: int, seed: int) -> None:
         self.num, self.size, self.seed, self.epoch = num, size, seed, 0
@@ -65,7 +70,9 @@ class EpochBatches(Sampler[Tensor]):
     def __iter__(self) -> Iterator[Tensor]:
         # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets the epoch.
         generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
-        yield from torch.randperm(self.num, generator=generator).split(self.size)
+        number, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        for batch in torch.randperm(self.num, generator=generator).split(self.size):
+            yield batch[number::processes] if len(batch) >= processes else batch
 
 
 def loader(x_NF: Tensor, kept_N: Tensor, batches: Iterable[Tensor]) -> DataLoader:
@@ -134,7 +141,9 @@ def fit_net(
     trainer = pl.Trainer(
         max_epochs=params.epochs,
         accelerator="auto",
-        devices=1,
+        devices=params.devices,
+        strategy="ddp_spawn" if params.devices > 1 else "auto",
+        use_distributed_sampler=False,  # EpochBatches divides the rows
         logger=False,
         enable_model_summary=False,
         num_sanity_val_steps=0,
@@ -149,16 +158,16 @@ def fit_net(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
         trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
+    # Processes of their own leave nothing but files behind.
+    ended = torch.load(last, weights_only=True)
     state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, standardise.mean, standardise.scale)
-    report = {
-        "validation_loss": float(best.best_model_score),
-        "epochs": trainer.current_epoch,
-        "curves": training.curves,
-    }
+    score = ended["callbacks"][best.state_key]["best_model_score"]
+    curves = training.curves if training.curves["training_loss"] else ended["curves"]
+    report = {"validation_loss": float(score), "epochs": ended["epoch"] + 1, "curves": curves}
     return net.float().eval(), report
 
 

@@ -53,6 +53,8 @@ class TrainParams:
     """Width of the mlp head, in units."""
     dropout: Annotated[Number, between(0, 0.95)] = 0.1
     """Share of the mlp head's units that every training step leaves out, in [0, 1)."""
+    devices: Count = 1
+    """Processes that train one Lightning head together by Lightning's DDP, each on a GPU where there is one."""
 
     def features_of(self, head: str) -> tuple[str, ...]:
         """What a head sees, as feature ids."""

@@ -19,6 +19,7 @@ import torch
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
+from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
@@ -44,8 +45,12 @@ def main(name: str) -> None:
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
     shards = shards_of(params, name)
     rolls = name == "strict" and params.collect.recipe == "walk"
-    way = settled(params, read_prompts("train"), shards.folder / "way.json") if rolls else None
-    side_by_side(collecting, (params, name, way), range(count), params.decoding.workers, f"collect, {name}", "shard")
+    file = shards.folder / "way.json"
+    way = ranks.before_others(lambda: settled(params, read_prompts("train"), file)) if rolls else None
+    missing = shards.missing(count)
+    side_by_side(collecting, (params, name, way), missing, params.decoding.workers, f"collect, {name}", "shard")
+    if not ranks.is_first():
+        return
     Costs(shards.folder).report(f"collect-{name}", count, way)
     shards.publish(count, MISMATCH_FOLDER / name)
 

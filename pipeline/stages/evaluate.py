@@ -23,6 +23,7 @@ from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
+from pipeline.common import ranks
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.drafters import files_behind
 from pipeline.common.entry import run
@@ -55,7 +56,7 @@ def evaluate_all(params: Params, chosen: Sequence[str]) -> None:
     for name in missing:
         alike.setdefault(decoding_of(points[name]), []).append((points[name], folders[name]))
     side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
-    for name in chosen:
+    for name in chosen if ranks.is_first() else ():
         write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
 
 

@@ -17,6 +17,7 @@ import torch
 
 from gistgate.errors import UserError
 from gistgate.files import write_json
+from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
@@ -38,7 +39,10 @@ def main(goal: str) -> None:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
     output, shards = FEATURE_FOLDER / goal, shards_of(params, goal)
     count = num_shards(LABEL_FOLDER / GOALS[goal])
-    side_by_side(reading, (params, goal), range(count), params.decoding.workers, f"features, {goal}", "shard")
+    missing = shards.missing(count)
+    side_by_side(reading, (params, goal), missing, params.decoding.workers, f"features, {goal}", "shard")
+    if not ranks.is_first():
+        return
     shards.publish(count, output)
     same = torch.cat([shard["same_target"] for shard in read_shards(output)])  # a near tie may turn in another batch
     write_json(output / "summary.json", {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())})

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gistgate.files import write_json
+from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
@@ -38,8 +39,11 @@ def main(name: str) -> None:
     params = read_params()
     output, shards = LABEL_FOLDER / name, shards_of(params, name)
     count = num_shards(MISMATCH_FOLDER / name)
-    way = settled(params, read_prompts("train"), shards.folder / "way.json")
-    side_by_side(labelling, (params, name, way), range(count), params.decoding.workers, f"label, {name}", "shard")
+    way = ranks.before_others(lambda: settled(params, read_prompts("train"), shards.folder / "way.json"))
+    missing = shards.missing(count)
+    side_by_side(labelling, (params, name, way), missing, params.decoding.workers, f"label, {name}", "shard")
+    if not ranks.is_first():
+        return
     Costs(shards.folder).report(f"label-{name}", count, way)
     shards.publish(count, output)
     write_json(output / "summary.json", rates(concatenated([records for records, _ in read_records(output, LABELS)])))

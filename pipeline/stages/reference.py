@@ -18,6 +18,7 @@ from typing import Any
 from gistgate.decoding.decoder import Decoder
 from gistgate.files import read_json_lines, write_json, write_json_lines
 from pipeline.certification.agreement import Agreement, Watched, agreement_file, rules_beside_strict
+from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
 from pipeline.common.entry import run
 from pipeline.common.paths import prompts_of, reference_of
@@ -39,7 +40,8 @@ def main() -> None:
     params = read_params()
     folder = pieces_folder(params)
     side_by_side(referring, (params, folder), SPLITS, params.decoding.workers, "reference", "split")
-    shutil.rmtree(folder, ignore_errors=True)
+    if ranks.is_first():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pieces_folder(params: Params) -> Path:

@@ -33,6 +33,11 @@ def test_a_ratio_compares_tokens_per_second_and_not_seconds():
         return [Round(seconds, [Waited(tokens, 0.1, 0.5)])] * 4
 
     found = against(rounds(30, 2.0), rounds(10, 1.0))
-    assert found["tokens_per_second"] == 15
+    assert found["tokens_per_second"] == found["best_tokens_per_second"] == 15
     assert found["vs_plain"]["mean"] == pytest.approx(1.5) == found["vs_plain"]["low"]
     assert found["n"] == 4 and found["between_tokens"] == pytest.approx(0.4 / 29)
+
+
+def test_the_best_round_is_the_one_without_a_disturbance():
+    found = against([Round(seconds, [Waited(30, 0.1, 0.5)]) for seconds in (60.0, 2.0, 3.0)], [Round(1.0, [])] * 3)
+    assert found["best_tokens_per_second"] == 15 > found["tokens_per_second"]

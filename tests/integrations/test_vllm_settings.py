@@ -78,6 +78,14 @@ def test_another_block_than_the_certified_one_is_said(folder: Path, served: Serv
     assert policy.source == "uncertified operating point for 3 %"
 
 
+@pytest.mark.parametrize("schedule, certified", [((5, 0), True), ((5, 3, 0), False), ((0,), True)])
+def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
+    folder: Path, served: Served, schedule: tuple[int, ...], certified: bool
+):
+    policy = make_policy(Settings(gate=str(folder / "gate")), replace(served, schedule=schedule))
+    assert policy.source.startswith("uncertified") != certified
+
+
 @pytest.mark.parametrize(
     "changes, words",
     [

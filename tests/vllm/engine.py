@@ -89,7 +89,7 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
         "logprobs": [[step[t].logprob for step, t in zip(o.logprobs, o.token_ids)] for o in first if o.logprobs],
         "metrics": {name: value - before[name] for name, value in metrics(llm).items()},
         "counts": [
-            next(found for name, found in counts["requests"].items() if name.startswith(output.request_id))
+            next((found for name, found in counts["requests"].items() if name.startswith(output.request_id)), {})
             for output in outputs
             if counts
         ],

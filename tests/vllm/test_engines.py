@@ -52,6 +52,23 @@ def test_lookup_in_a_process_of_its_own(ask: Any, requests: list[dict[str, Any]]
     assert opened["metrics"]["accepted_tokens"] == opened["metrics"]["draft_tokens"] > 0
 
 
+@pytest.mark.parametrize("runner", ["V1", "V2"])
+def test_nothing_is_drafted_while_many_requests_run(ask: Any, requests: list[dict[str, Any]], place: Path, runner: str):
+    """vLLM's own schedule. Most requests end soon; the rest are strict until then and judged afterwards."""
+    short, long = 8, 40
+    crowd = [{**one, "params": {"max_tokens": long if number < 2 else short}} for number, one in enumerate(requests)]
+    schedule = [[1, 4, 5], [5, 1000, 0]]
+    speculation = {
+        "method": "draft_model", "model": str(place / "draft"), "num_speculative_tokens_per_batch_size": schedule
+    }  # fmt: skip
+    phases = [(OPEN, crowd), (None, crowd), (CLOSED, crowd)]
+    opened, plain, closed = ask(phases, speculation=speculation, runner=runner)
+    assert closed["ids"] == plain["ids"]
+    assert [ids[:short] for ids in opened["ids"]] == [ids[:short] for ids in plain["ids"]]
+    assert opened["ids"][:2] != plain["ids"][:2]
+    assert 0 < opened["metrics"]["accepted_tokens"] == opened["metrics"]["draft_tokens"] < 2 * long
+
+
 def test_two_tensor_parallel_processes_write_what_one_writes(ask: Any, requests: list[dict[str, Any]], place: Path):
     """A gate on hidden states; both ranks obey the first one's mask."""
     phases = [(configuration("autojudge", RULES["autojudge"], place), requests)]

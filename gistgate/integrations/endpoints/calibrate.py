@@ -9,29 +9,23 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
-
-import numpy as np
 
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, check_stop, fixed_sequence
 from gistgate.certificates.looks import Looks, level
-from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.certificates.scope import task_scope
-from gistgate.certificates.served import Lengths, ServedCertificate
+from gistgate.certificates.served import ServedCertificate
 from gistgate.errors import UserError
+from gistgate.integrations.endpoints.compared import Compared
 from gistgate.integrations.endpoints.kept import KeptAnswers
-from gistgate.integrations.endpoints.server import Asked, Endpoint, Served, connect
+from gistgate.integrations.endpoints.server import connect
 from gistgate.integrations.lm_eval.prompting import Document, Prompting
 from gistgate.integrations.lm_eval.prompts import distinct_documents, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 
-CHUNK = 64
-"""Prompts between two looks at the outcomes."""
 MOST_STOPS = 4
 """Stop texts that the protocol allows."""
 KEPT = Path(".scratch/endpoints.sqlite")
@@ -63,44 +57,6 @@ class Options:
     draw: int = 1
     looks: int = 1
     seed: int = 0
-
-
-@dataclass
-class Compared:
-    """Both servers on the calibration documents, chunk by chunk; every answer is kept for the lengths."""
-
-    task: Task
-    docs: Sequence[Document]
-    strict: Endpoint
-    loose: Endpoint
-    kept: KeptAnswers
-    concurrent: int
-
-    def __post_init__(self) -> None:
-        self.answers: tuple[list[Served], list[Served]] = ([], [])
-        self.scores: tuple[list[float], list[float]] = ([], [])
-
-    def chunks(self) -> Iterator[Decoded]:
-        """d = strict - loose score of the next documents."""
-        for start in range(0, len(self.docs), CHUNK):
-            docs = self.docs[start : start + CHUNK]
-            asked = [request(self.task, doc) for doc in docs]
-            for endpoint, answers, scores in zip((self.strict, self.loose), self.answers, self.scores, strict=True):
-                new = self.kept.answers(endpoint, asked, self.concurrent)
-                answers += new
-                scores += [self.task.score(doc, self.task.cut(one.text)) for doc, one in zip(docs, new, strict=True)]
-            first, second = (np.array(scores[start:], dtype=float) for scores in self.scores)
-            yield Decoded(first - second)
-
-    @property
-    def differing(self) -> int:
-        """Prompts that the servers answered differently."""
-        return sum(one.text != other.text for one, other in zip(*self.answers, strict=True))
-
-    def lengths(self) -> tuple[Lengths, Lengths]:
-        """Capped answers, length and score of the strict and the loose server."""
-        first, second = (described(*pair) for pair in zip(self.answers, self.scores, strict=True))
-        return first, second
 
 
 def certify(options: Options) -> tuple[ServedCertificate, Path]:
@@ -195,19 +151,6 @@ def documents(task: Task, options: Options) -> list[Document]:
             f"{options.draw} of {n} prompts. Lower --prompts or --draw, or take a larger task."
         )
     return drawn
-
-
-def request(task: Task, doc: Document) -> Asked:
-    """How a document is asked."""
-    prompt = task.messages(doc) if task.prompting.chat_template else task.context(doc, None)
-    return Asked(prompt, tuple(task.stops), task.max_new_tokens)
-
-
-def described(answers: Sequence[Served], scores: Sequence[float]) -> Lengths:
-    """Means over the answers of one server."""
-    tokens = [one.tokens for one in answers if one.tokens is not None]
-    mean = fmean(tokens) if len(tokens) == len(answers) else None
-    return Lengths(fmean(one.capped for one in answers), mean, fmean(scores))
 
 
 def body(text: str) -> dict[str, object]:

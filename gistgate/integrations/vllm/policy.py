@@ -60,7 +60,7 @@ def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str
     """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
     if settings.certificate is not None:
         proof = load_proof(settings.certificate)
-        check_proof(proof, served, gate, block=served.num_draft)
+        check_proof(proof, served, gate, block=served.block)
         point = proof.operating_point(settings.budget)
         return proof.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
     name, values = settings.rule or "autojudge", dict(settings.settings)
@@ -69,7 +69,7 @@ def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str
     point = gate.operating_point(settings.budget, served.drafter, name)
     check_proof(gate.proof, served, gate)
     source = f"operating point for {100 * point.budget:g} %"
-    broken = gate.proof.mismatch(block=served.num_draft)
+    broken = gate.proof.mismatch(block=served.block)
     if broken:
         log.warning("gistgate: %s", broken)
         source = f"uncertified {source}"

@@ -42,11 +42,21 @@ class Served:
     """Requests of the largest batch."""
     draft: str | None = None
     """Folder or hub id of the draft model; None for another method."""
+    schedule: tuple[int, ...] = ()
+    """Drafted tokens at other numbers of running requests, where vLLM's schedule names some."""
 
     @property
     def drafter(self) -> str:
         """Our id of the drafter; vLLM's name where we have none."""
         return DRAFTERS.get(self.method, self.method)
+
+    @property
+    def block(self) -> int:
+        """K that a certificate has to name: that of every round, or the first other one of the schedule.
+
+        A round without drafts is strict, so a schedule may name zero.
+        """
+        return next((num for num in self.schedule if num not in (0, self.num_draft)), self.num_draft)
 
     @cached_property
     def identity(self) -> ModelIdentity:
@@ -88,6 +98,7 @@ def read_served(config: Any) -> Served:
         eos_ids=eos_ids(model, text, tokenizer),
         max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
+        schedule=tuple(num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()),
     )
 
 

@@ -87,6 +87,20 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_weights(tmp_path, monk
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
+@pytest.mark.slow
+def test_two_processes_train_what_one_trains(tmp_path):
+    """Both see half of every batch; without dropout the weights agree up to rounding."""
+    settings = replace(SETTINGS, dropout=0.0, batch_size=100, epochs=3)
+    (one, alone), (two, together) = (
+        fit_net("mlp", made(), made(seed=1), replace(settings, devices=devices), 1, tmp_path / str(devices))
+        for devices in (1, 2)
+    )
+    assert together["epochs"] == alone["epochs"] == 3
+    assert together["validation_loss"] == pytest.approx(alone["validation_loss"], abs=1e-5)
+    for name, tensor in one.state_dict().items():
+        assert torch.allclose(tensor, two.state_dict()[name], atol=1e-4), name
+
+
 def test_maps_undo_a_distortion():
     """Logits that are twice too large are brought back to the probabilities behind them."""
     generator = np.random.default_rng(0)
