@@ -53,6 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.nn.init.normal_(gate.head.first.weight, std=0.1)
     gate.save(folder / "gate")
     scope = {"target": model_scope(saved), "draft": model_scope(draft), "gate": gate_hash(gate), "drafter": "model"}
+    scope["tokenizer"] = identify_tokenizer(byte_tokenizer()).vocabulary
     proof(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
     return folder
 
