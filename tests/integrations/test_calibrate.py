@@ -37,7 +37,7 @@ def folders(tmp_path_factory):
 def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path, monkeypatch, folders, capsys):
     monkeypatch.chdir(tmp_path)
     tasks = write_task(tmp_path, num_train=90)
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks))
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
     target, draft = folders
     options = Options(
         task="sums", budget=0.2, rule="prob-ratio", target=str(target), draft=str(draft), prompts=60, development=20,
@@ -59,7 +59,7 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path
 @pytest.mark.parametrize("stop, score, kind", [("clear", "task", BETTING), ("lost", "logprob", PLUG_IN)])
 def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, folders, capsys, stop, score, kind):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90)))
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90), False))
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     partners = identify_model(target), identify_model(draft), identify_tokenizer(byte_tokenizer())
     Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save("gate")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -25,6 +25,8 @@ NOISE = 0.1
 
 class Writes:
     """A tokenizer that writes every prompt as REFLECTION."""
+
+    added_tokens_decoder: ClassVar[dict[int, str]] = {}
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         assert text and not add_special_tokens

@@ -33,7 +33,7 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     given = parse_params({"pair": "tiny", "task": "sums"})
     any_answer = {'"#### (-?[0-9.,]+)"': '"(?s)(.)"'}  # a random model writes no numbers
     tasks = write_task(tmp_path, num_train=60, **any_answer)
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks))
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
     models = pair("llama", noise=0.1)
     for name, model in zip(("target", "draft"), models, strict=True):
         model.save_pretrained(f"models/tiny/{name}")
