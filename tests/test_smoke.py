@@ -36,7 +36,7 @@ def test_every_stage_runs(project):
     [
         ("collect", "strict", "data/mismatches/strict"),
         ("label", "strict", "data/labels/strict"),
-        ("evaluate", "all", "reports/evaluation"),
+        pytest.param("evaluate", "all", "reports/evaluation", marks=pytest.mark.long),
     ],
 )
 def test_two_processes_of_torchrun_write_what_one_has_written(project, stage, argument, outputs):
@@ -100,7 +100,7 @@ def without_a_draft(folder, target):
     (folder / "params.yaml").write_text(yaml.safe_dump(params, sort_keys=False))
 
 
-@pytest.mark.slow
+@pytest.mark.long  # a second run of the whole pipeline
 def test_every_stage_runs_without_a_draft_model_and_with_programs(project, tmp_path):
     """Everything that drafts is the drafter of the pair; everything that judges is a program."""
     shutil.copytree(project / "models/embedded/target", tmp_path / "target")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 
 from pipeline.common import ranks
 from tests.pipeline.common.test_pool import preparing
+
+ROOT = Path(__file__).parents[3]
 
 STAGE = """
 import sys
@@ -33,7 +36,10 @@ def start(folder: Path, *pieces: str) -> subprocess.CompletedProcess[str]:
     script = folder / "stage.py"
     script.write_text(STAGE)
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    return subprocess.run([*command, str(folder), *pieces], capture_output=True, text=True, timeout=300)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*command, str(folder), *pieces], env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 @pytest.mark.slow
