@@ -53,7 +53,9 @@ def main(
     check_finished((STUDIES / study / "dvc.yaml" if study else Path("dvc.yaml")).as_posix())
     code = origin(sorted({*REPORTING, *MODULES.get(study or "", ())}))
     if again:
-        publish_again(REPORTS if name is None else REPORTS / name, RESULTS if name is None else RESULTS / name, code)
+        publish_again(REPORTS / (name or ""), RESULTS / (name or ""), code)
+        if name == "table":
+            renew(Path("docs/rules.md"), RESULTS / "table")
         renew(readme, RESULTS)
     elif name is None:
         publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
