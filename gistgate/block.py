@@ -134,6 +134,8 @@ class Block:
     """True when the request takes the most probable token."""
     protocol: Tensor | None = None
     """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
+    begins: Tensor | None = None
+    """Rows whose answer begins with this block [B], bool: its first token is strict; None where none begins."""
     second: Tensor | None = None
     """Processed target logits [B, K, V] of a second reading of the draft, for the rules that ask for one."""
     thinking: Tensor | None = None
@@ -176,6 +178,14 @@ class Block:
             raise ValueError("A sampled block needs its uniforms.")
         p_x = self.draft_logprob.exp()
         return (self.uniforms[:, :-1] * self.draft_q <= p_x) & (p_x > 0) & self.valid
+
+    @property
+    def first(self) -> Tensor | None:
+        """First tokens of answers [B, K], bool; None where no answer begins."""
+        if self.begins is None:
+            return None
+        places_K = torch.arange(self.draft_ids.shape[1], device=self.draft_ids.device)
+        return self.begins[:, None] & (places_K == 0)
 
     @cached_property
     def draft_q(self) -> Tensor:

@@ -134,7 +134,11 @@ class Session:
         """The verdict on a block of `times` paths for every row, with what rule and gate know of it filled in."""
         rows = self.rows if times == 1 else [row for row in self.rows for _ in range(times)]
         state = self.state if times == 1 else {k: v.repeat_interleave(times, 0) for k, v in self.state.items()}
-        if fields := self.parts.context.fields(block, rows):
+        fields = self.parts.context.fields(block, rows)
+        begins = [not row.answer for row in rows]
+        if any(begins):
+            fields = {**fields, "begins": torch.tensor(begins, device=self.device)}
+        if fields:
             block = block.having(**fields)
         if self.parts.judged:
             assert self.parts.gate is not None

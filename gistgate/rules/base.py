@@ -110,14 +110,15 @@ def allowed(block: Block) -> Tensor:
     """Where looseness is permitted at all [B, K].
 
     A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
-    steers the protocol: the draft must not end an answer that the target goes on with, nor the reverse.
+    steers the protocol: the draft must not end an answer that the target goes on with, nor the reverse. The first
+    token of an answer decides most about what the answer does (a refusal begins there), so it is the target's as well.
     """
     may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
         ids_BK2 = torch.stack([block.draft_ids, block.top_ids[:, :-1]], dim=-1)
         # A handful of ids: comparing them all melts into one kernel of a compiled round, which `isin` would not.
         may &= (ids_BK2[..., None] != block.protocol).all(-1).all(-1)
-    return may
+    return may if block.first is None else may & ~block.first
 
 
 def settle(rule: Rule, block: Block, state: State) -> Acceptance:
@@ -130,8 +131,18 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
         stays_BK = strict_BK | (opinion_BK & allowed(block)) if loose else strict_BK
     else:
         stays_BK = opinion_BK & (strict_BK | allowed(block))
+        if block.first is not None:  # such a rule may refuse what the strict rule accepts
+            stays_BK = torch.where(block.first, strict_BK, stays_BK)
     length_B = leading(stays_BK)
-    return Acceptance(length_B, rule.own(block, length_B), reasons(strict_BK))
+    return Acceptance(length_B, own_of(rule, block, length_B), reasons(strict_BK))
+
+
+def own_of(rule: Rule, block: Block, length_B: Tensor) -> Tensor:
+    """The rule's token behind the accepted prefix [B]; the strict rule's where it is the first of an answer."""
+    own_B = rule.own(block, length_B)
+    if block.begins is None or rule.lossless:
+        return own_B
+    return torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
 
 
 def leading(stays_BK: Tensor) -> Tensor:

@@ -15,8 +15,8 @@ from pipeline.params import Params
 
 CHOOSING = "gistgate.certificates.search"
 """The module that chooses the settings to test."""
-APART = ("tracking", "benchmark", "methods", "prompts", "decoding")
-"""Blocks of params.yaml that choose nothing, or of which only a part does."""
+APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "prompts", "decoding")
+"""Keys of params.yaml that choose nothing, or of which only a part does."""
 TRAINING = ("collect", "label", "train")
 """Blocks that decide nothing about a method without a gate."""
 

@@ -15,6 +15,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.request.rows import Generation
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts
+from tests.decoding.continuing import continued
 from tests.decoding.watching import HalfGate, Markers, Watch
 from tests.rules.extremes import DEFAULT, OPEN, combinations
 from tests.tiny import byte_tokenizer
@@ -126,7 +127,7 @@ def test_an_open_rule_keeps_every_draft_token(rule_id: str, greedy: bool):
     target, draft = pair("llama", noise=0.3)
     rule = make_rule(rule_id, **OPEN[rule_id])
     decoder = Decoder(target, ModelDrafter(draft), rule, 4, gate=Always())
-    for answer in decoder.generate(BATCH, max_new_tokens=NUM, sampling=Sampling(0.0 if greedy else 1.0)):
+    for answer in continued(decoder, BATCH, NUM, sampling=Sampling(0.0 if greedy else 1.0)):
         assert answer.statistics.histogram == {4: 4, 3: 1}  # 4 * (4 + 1) + (3 + 1) = 24
         assert answer.statistics.own == 5 and answer.statistics.loose > 0
         check_counters(answer, 4)
@@ -156,6 +157,23 @@ def test_eos_and_markers_are_never_loose():
         assert not (kept & steering & ~block.strict).any()
         refused += int((~kept & steering & block.valid).sum())
     assert refused > 0 and all(answer.statistics.tokens == len(answer.ids) for answer in answers)
+
+
+def test_the_first_token_of_an_answer_is_the_target_s():
+    """Every other token of the draft stays."""
+    target, draft = pair("llama", noise=0.3)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 4)
+    answers = decoder.generate(BATCH, max_new_tokens=NUM)
+    assert [answer.ids[0] for answer in answers] == [text[0] for text in TEXTS]
+    corrected = [answer for answer in answers if answer.reasons[0] == Reason.OWN]
+    assert corrected, "the draft must have begun at least one answer in another way"
+    assert all(Reason.OWN not in answer.reasons[1:5] for answer in corrected)
+
+
+def test_a_text_that_goes_on_has_no_first_token():
+    target, draft = pair("llama", noise=0.3)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 4)
+    assert any(answer.reasons[0] == Reason.LOOSE for answer in continued(decoder, BATCH, NUM))
 
 
 def test_a_gate_is_asked_only_by_a_rule_that_needs_it():

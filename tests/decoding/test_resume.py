@@ -12,6 +12,7 @@ from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
+from tests.decoding.continuing import continued
 
 NUM = 12
 
@@ -40,7 +41,8 @@ def test_from_every_token_of_a_text(kind: str, draft: str):
     for (again, _), text, length in zip(resumed, texts, lengths, strict=True):
         already = len(text) - length
         assert again.ids[:already] == text[length:]
-        fresh = decoder.generate([text], max_new_tokens=NUM + 8 - already)[0]
+        left = NUM + 8 - already
+        [fresh] = continued(decoder, [text], left) if already else decoder.generate([text], max_new_tokens=left)
         assert again.ids[already:] == fresh.ids
         assert again.statistics.as_dict(timed=False)["histogram"] == fresh.statistics.as_dict()["histogram"]
         assert again.reasons[already:] == fresh.reasons and len(again.reasons) == len(again.ids)
@@ -61,7 +63,7 @@ def test_a_memory_of_a_continued_text_continues_again():
     again = decoder.resume(memories, [(n, [9]) for n in kept], [5, 12, 3], max_new_tokens=30)
     for memory, n, length, (answer, later) in zip(memories, kept, (5, 12, 3), again, strict=True):
         text = [*memory.text[:n], 9]
-        assert answer.ids == text[length:] + decoder.generate([text], max_new_tokens=30 - (n + 1 - length))[0].ids
+        assert answer.ids == text[length:] + continued(decoder, [text], 30 - (n + 1 - length))[0].ids
         assert later is not None and later.text[length:] == answer.ids
 
 

@@ -178,3 +178,20 @@ def test_reasons_follow_the_strict_mask(rule_id: str, settings: dict[str, Any]):
                 expected = Reason.CARRIED if strict and seen_loose else Reason.STRICT if strict else Reason.LOOSE
                 assert why == expected
                 seen_loose |= not strict
+
+
+@pytest.mark.parametrize("rule_id, settings", SETTINGS)
+def test_the_first_token_of_an_answer_is_strict(rule_id: str, settings: dict[str, Any]):
+    rule, differing = make_rule(rule_id, **settings), 0
+    for block in blocks(rule_id, batch=200):
+        free = accepted(rule, block)
+        outcome = accepted(rule, replace(block, begins=torch.arange(200) < 100))
+        assert torch.equal(outcome.length[100:], free.length[100:])
+        assert torch.equal(outcome.own_ids[100:], free.own_ids[100:])
+        if rule.lossless:
+            continue
+        strict, exact = block.strict[:100, 0], accepted(make_rule("exact"), block)
+        assert torch.equal(outcome.length[:100] > 0, strict)
+        assert torch.equal(outcome.own_ids[:100][~strict], exact.own_ids[:100][~strict])
+        differing += int((free.length[:100] > 0).ne(strict).sum())
+    assert differing or rule.lossless or rule_id not in OPEN or settings != OPEN[rule_id]

@@ -24,6 +24,7 @@ from gistgate.rules.base import draw
 from gistgate.rules.ensemble import Ensemble
 from tests.architectures import noisy_copy, prompts, tiny_model
 from tests.blocks import accepted, block, random_block
+from tests.decoding.continuing import continued
 from tests.rules.enumerating import P, Q, first_token
 
 Z = [math.log(0.5), math.log(0.3), math.log(0.2)]
@@ -154,7 +155,7 @@ def of_transformers(kind: str, noise: float, w: float | None, block: int) -> lis
 def of_ours(kind: str, noise: float, rule: Any, block: int) -> list[list[int]]:
     target, draft = models(kind, noise)
     decoder = Decoder(target, ModelDrafter(draft), rule, block)
-    return [answer.ids for answer in decoder.generate(PROMPTS, max_new_tokens=NUM)]
+    return [answer.ids for answer in continued(decoder, PROMPTS, NUM)]
 
 
 @has_weight

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from gistgate.block import Sampling
 from gistgate.decoding.commit import commit
 from gistgate.decoding.engines.program import Program
-from gistgate.decoding.engines.rounds import DraftSteps, Prefill, VerifyRound
+from gistgate.decoding.engines.rounds import FEED, DraftSteps, Prefill, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
@@ -65,7 +65,8 @@ class CompiledSession:
         function = DraftSteps(model, self.num, self.parts.vocabulary, self.sampling, gives_q)
         key = (self.batch, self.slots, "draft", self.num, self.parts.vocabulary, self.sampling, gives_q)
         with attending_to_slots(model):
-            return store_of(model).program(key, function, self._draft_memory, [self._ints(4), self._uniforms(self.num)])
+            inputs = [self._ints(FEED), self._uniforms(self.num)]
+            return store_of(model).program(key, function, self._draft_memory, inputs)
 
     def _verify_round(self) -> Program:
         parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)
@@ -76,7 +77,7 @@ class CompiledSession:
         key = (self.batch, self.slots, "verify", self.num, parts.vocabulary, self.sampling, width)
         q = torch.zeros(self.batch, self.num, width, device=self.device)
         valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
-        inputs = [self._ints(4), self._ints(self.num), valid, q, self._uniforms(self.num + 1)]
+        inputs = [self._ints(FEED), self._ints(self.num), valid, q, self._uniforms(self.num + 1)]
         with attending_to_slots(parts.target):
             return store_of(parts.target).program((*key, repr(parts.rule), gate, ids), function, self._memory, inputs)
 
@@ -139,12 +140,13 @@ class CompiledSession:
         spend(live, draft=between - started, verify=verified - between, total=perf_counter() - started)
 
     def _feed(self, live: Sequence[Row]) -> Tensor:
-        """Where every row stands [B, 4]; a row that has ended goes on writing into its own memory's beginning."""
-        feed = [[0, 0, 0, 0] for _ in range(self.batch)]
+        """Where every row stands [B, 5]; a row that has ended goes on writing into its own memory's beginning."""
+        feed = [[0] * FEED for _ in range(self.batch)]
         for row in live:
-            text = row.text
-            room = self.stop.max_new_tokens - (len(text) - row.prompt_length) - 1
-            feed[self.places[row.index]] = [text[-2] if len(text) > 1 else 0, text[-1], len(text) - 1, room]
+            text, written = row.text, len(row.text) - row.prompt_length
+            room = self.stop.max_new_tokens - written - 1
+            previous = text[-2] if len(text) > 1 else 0
+            feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, room, int(not written)]
         return torch.tensor(feed, device=self.device)
 
     def _drawn(self, live: Sequence[Row]) -> Tensor:

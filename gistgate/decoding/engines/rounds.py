@@ -1,7 +1,8 @@
 """The device's share of a round as pure functions of tensors: draft K tokens; verify, judge and accept them.
 
-Axis letters: B rows, K drafted tokens, V vocabulary, M memory tensors of a model. `feed [B, 4]` is what the host says
-about each row: its last two tokens, the number of the last one, and how many drafted tokens there is room for.
+Axis letters: B rows, K drafted tokens, V vocabulary, M memory tensors of a model. `feed [B, 5]` is what the host says
+about each row: its last two tokens, the number of the last one, how many drafted tokens there is room for, and 1 where
+the answer begins.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from gistgate.decoding.parts import Parts
 from gistgate.forward.states import tap
 from gistgate.rules.base import draw, settle
 
-PREVIOUS, LAST, AT, ROOM = range(4)
+PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)
 """Columns of `feed`."""
+FEED = 5
+"""How many they are."""
 
 
 def context_of(model: PreTrainedModel) -> int | None:
@@ -55,7 +58,7 @@ class DraftSteps:
     gives_q: bool
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, feed [B, 4], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
+        """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
         *memory, feed, uniforms = tensors
         # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
         # always keeps the shape, and reading one again changes nothing.
@@ -92,7 +95,7 @@ class VerifyRound:
     """Ids that are never accepted loosely [P]."""
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, feed [B, 4], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
+        """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
 
         The columns: K draft tokens, K reasons, the accepted length, the target's own token.
         """
@@ -111,6 +114,7 @@ class VerifyRound:
             uniforms=uniforms if uniforms.shape[1] else None,
             greedy=self.sampling.greedy,
             protocol=self.protocol,
+            begins=feed[:, BEGINS] > 0,
         )
         if parts.judged:
             assert parts.gate is not None

@@ -111,6 +111,7 @@ def rows_of(block: Block, index: Tensor) -> Block:
         hidden={layer: state[index] for layer, state in block.hidden.items()},
         gate_probs=some(block.gate_probs),
         uniforms=some(block.uniforms),
+        begins=some(block.begins),
         thinking=some(block.thinking),
         cost=some(block.cost),
     )
