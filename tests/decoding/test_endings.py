@@ -164,7 +164,7 @@ def test_the_first_token_of_an_answer_is_the_target_s():
     target, draft = pair("llama", noise=0.3)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 4)
     answers = decoder.generate(BATCH, max_new_tokens=NUM)
-    assert [answer.ids[0] for answer in answers] == [text[0] for text in TEXTS]
+    assert [answer.ids[0] for answer in answers] == [TEXTS[row][0] for row in range(len(BATCH))]
     corrected = [answer for answer in answers if answer.reasons[0] == Reason.OWN]
     assert corrected, "the draft must have begun at least one answer in another way"
     assert all(Reason.OWN not in answer.reasons[1:5] for answer in corrected)
