@@ -11,7 +11,13 @@ TEMPLATES = Path(__file__).parent / "templates"
 
 
 def render(
-    template: str, *, scripts: tuple[Path, ...], styles: tuple[Path, ...], connects: str = "'none'", **values: Any
+    template: str | Path,
+    *,
+    scripts: tuple[Path, ...],
+    styles: tuple[Path, ...],
+    connects: str = "'none'",
+    beside: tuple[Path, ...] = (),
+    **values: Any,
 ) -> str:
     """Fill a template of this folder, or one that is given by its whole path.
 
@@ -20,13 +26,14 @@ def render(
         scripts: JavaScript files that stand inside the page.
         styles: CSS files that stand inside the page.
         connects: where the page's script may send requests, as a source of a content security policy.
+        beside: further folders of templates that this one extends or imports.
         values: what the template shows; all of them are escaped.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     path = TEMPLATES / template
-    loader = FileSystemLoader([path.parent, TEMPLATES])
+    loader = FileSystemLoader([path.parent, *beside, TEMPLATES])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     script, style = joined(scripts), joined(styles)
     return environment.get_template(path.name).render(

@@ -38,7 +38,6 @@ def trace_page(
         title: heading of the page.
     """
     runs = [run] if strict is None else [run, strict]
-    spans = [] if strict is None else differences(texts(run), texts(strict))
     return render(
         "trace.html.j2",
         scripts=(TEMPLATES / "tokens.js",),
@@ -46,14 +45,21 @@ def trace_page(
         title=title,
         prompt=visible(prompt),
         claim=claim,
-        answers=[
-            {"name": one.name, "parts": parts(one, spans, first=one is run), "numbers": numbers(one.statistics)}
-            for one in runs
-        ],
-        differences=[] if strict is None else [compared(span, run, strict) for span in spans],
+        numbers=[numbers(one.statistics) for one in runs],
         meanings=MEANINGS,
         tables={name: flat(values) for name, values in named(certificate, provenance).items() if values},
+        **side_by_side(run, strict),
     )
+
+
+def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
+    """What the templates show of two answers: `answers` in segments, and the `differences` that number them."""
+    runs = [run] if strict is None else [run, strict]
+    spans = [] if strict is None else differences(texts(run), texts(strict))
+    return {
+        "answers": [{"name": one.name, "parts": parts(one, spans, first=one is run)} for one in runs],
+        "differences": [] if strict is None else [compared(span, run, strict) for span in spans],
+    }
 
 
 def write_trace(

@@ -26,6 +26,14 @@ STYLE: Any = {
     "svg.hashsalt": "gistgate",
 }
 MARKERS = "osD^vPX*<>"
+DESCRIBED = {
+    "frontier": "Accuracy lost against tokens per target forward, for every tested setting",
+    "speed": "Accuracy lost on the test prompts against speed, with intervals",
+    "reliability": "Predicted against observed probability that the meaning is kept",
+    "accepted_length": "Share of rounds by the number of accepted draft tokens",
+    "judgements": "Precision against recall of harmless mismatches at each method's certified setting",
+}
+"""Figures in words, for readers who do not see them."""
 
 Looks = dict[str, tuple[str, str]]
 """Colour and marker by method or head: the same in every figure."""

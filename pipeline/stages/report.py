@@ -18,8 +18,8 @@ from pipeline.common.operating_point import calibration_file, evaluation_folder
 from pipeline.common.paths import prompts_of
 from pipeline.params import Params, read_params
 from pipeline.report import tables
-from pipeline.report.figures import draw_all, save
-from pipeline.report.page import page
+from pipeline.report.figures import DESCRIBED, draw_all, save
+from pipeline.report.page import explained, page, provenance
 from pipeline.report.results import Results, read_results
 from pipeline.report.summary import Summary, as_csv, frontier, summarise
 
@@ -47,7 +47,9 @@ def report(params: Params) -> None:
             "report",
             summary=summary,
             machine=results.benchmark.get("machine"),
-            trace=results.trace,
+            trace=explained(results.trace),
+            provenance=provenance(results),
+            described=DESCRIBED,
             judgements=results.judgements,
             table=Markup(tables.html(summary)),
             figures={path.stem: base64.b64encode(path.read_bytes()).decode() for path in sorted(figures.glob("*.png"))},

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.demo.playing import decoding_threads, playground, served, wait_for
-from tests.pages.chromium import browser, note_of
+from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 
 pytest.importorskip("uvicorn")
 __all__ = ["browser"]
@@ -24,6 +24,11 @@ def page(browser, address):
     opened.goto(address)
     yield opened
     opened.close()
+
+
+@pytest.fixture
+def open_page(browser, address):
+    yield from opener(browser, address)
 
 
 def ask(page, prompt="Tom has"):
@@ -74,3 +79,8 @@ def test_an_error_is_shown_as_a_sentence(page):
     page.fill("#length", "4000")
     ask(page)
     page.get_by_text("exceed the context").wait_for()
+
+
+def test_it_can_be_read_without_colour_and_in_the_dark(open_page):
+    assert len(set(underlines(open_page()))) == 5
+    assert backgrounds(open_page) == BACKGROUNDS

@@ -6,7 +6,7 @@ import pytest
 
 from gistgate.pages.trace import trace_page
 from tests.pages.answers import LOOSE, STRICT
-from tests.pages.chromium import browser, note_of
+from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow
@@ -21,17 +21,7 @@ def address(tmp_path_factory):
 
 @pytest.fixture
 def open_page(browser, address):
-    """Open the page in a fresh profile with these settings of the browser."""
-    opened = []
-
-    def call(**settings):
-        opened.append(browser.new_page(**settings))
-        opened[-1].goto(address)
-        return opened[-1]
-
-    yield call
-    for page in opened:
-        page.close()
+    yield from opener(browser, address)
 
 
 def test_keys_move_between_tokens_and_show_their_probabilities(open_page):
@@ -55,15 +45,12 @@ def test_the_pointer_shows_probabilities(open_page):
 
 
 def test_reasons_differ_without_colour(open_page):
-    underline = "tokens => tokens.map(token => getComputedStyle(token).textDecoration.replace(/rgb.*/, ''))"
-    styles = open_page().locator(".legend .token").evaluate_all(underline)
+    styles = underlines(open_page())
     assert len(styles) == 5 and len(set(styles)) == 5
 
 
 def test_dark_mode_turns_the_page_dark(open_page):
-    code = "getComputedStyle(document.body).backgroundColor"
-    colours = {scheme: open_page(color_scheme=scheme).evaluate(code) for scheme in ("light", "dark")}
-    assert colours == {"light": "rgb(255, 255, 255)", "dark": "rgb(22, 24, 26)"}
+    assert backgrounds(open_page) == BACKGROUNDS
 
 
 @pytest.mark.parametrize("width", [360, 1200])

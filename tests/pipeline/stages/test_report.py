@@ -197,14 +197,15 @@ def test_the_whole_stage_twice_gives_equal_bytes(folder, monkeypatch):
     report.main()
     assert first == {name: Path("reports", name).read_bytes() for name in files}
     html = first["index.html"].decode()
-    assert "http" not in html.replace("data:image/png;base64", "")
-    assert 'class="loose" title="loose, gate 0.970, target 0.010">red<' in html
+    assert "://" not in html
+    assert 'aria-label="red: loose, gate 0.970, target 0.010"' in html and '<mark data-difference="1">' in html
     assert "How many &lt;b&gt;?" in html and html.count("data:image/png") == 4
 
 
 def shown(**more):
     summary = summarise(PARAMS, read_results(PARAMS))
-    content = {"machine": None, "trace": None, "judgements": None, "table": "", "figures": {}, **more}
+    content = {"machine": None, "trace": None, "judgements": None, "table": "", "figures": {}, "described": {}, **more}
+    content.setdefault("provenance", {})
     return page("report", summary=summary, **content)
 
 
