@@ -26,7 +26,9 @@ def write_records(path: Path, tested: Sequence[Tested], prompts: Sequence[Prompt
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
     for place, one in enumerate(tested):
-        rows = zip(prompts, strict, one.decoded.differences.tolist(), one.decoded.statistics, strict=True)
+        differences = one.decoded.differences.tolist()  # of the first prompts alone where the setting was left early
+        seen = slice(len(differences))
+        rows = zip(prompts[seen], strict[seen], differences, one.decoded.statistics, strict=True)
         for prompt, score, difference, counted in rows:
             capped = int(counted.tokens >= prompt["max_new_tokens"])
             table.writerow([place, prompt["id"], f"{score:.12g}", f"{score - difference:.12g}", counted.tokens, capped])

@@ -28,7 +28,7 @@ def decoding(shown: Any, usage: Usage) -> Callable[[int], None]:
 
 
 def lightning_bar(refresh_rate: int) -> Any:
-    """Lightning's bar, refreshed after so many steps; silent without a terminal."""
+    """Lightning's bar, refreshed after so many steps; silent for 0 and without a terminal."""
     from pytorch_lightning.callbacks import TQDMProgressBar
 
     return TQDMProgressBar(refresh_rate=refresh_rate if sys.stdout.isatty() else 0)

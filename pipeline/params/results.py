@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pipeline.common.reading import Count, Number, Share, between, block
 
@@ -17,6 +17,8 @@ class CalibrateParams:
     """Confidence of every certificate, in [0.5, 1)."""
     looks: Count = 1
     """Looks at the same calibration prompts that are planned, in looks; each gets an equal part of the error."""
+    stop: Literal["planned", "lost"] = "planned"
+    """When a setting is left: behind the last prompt, or as soon as a wager shows that it loses the largest budget."""
     settings: Count = 3
     """Settings per method that development prompts may send to certification behind the strictest, in settings."""
     evaluations: Count = 5

@@ -7,9 +7,10 @@
 Reads data/prompts and data/reference, writes <method>.json and <method>.csv below reports/calibration; the second file
 has the outcome of every prompt at every tested setting. Studies calibrate other methods by `calibrate_all`.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
-fails the largest budget. Before they are decoded, the look is recorded in the ledger; a second look at the same prompts
-with another choice is refused (docs/certificates.md). Decoded settings wait in a scratch folder under a fingerprint of
-everything that they depend on: an interruption loses one setting at most.
+fails the largest budget; with `calibrate.stop: lost` that one is left as soon as it is clear that it fails. Before
+they are decoded, the look is recorded in the ledger; a second look at the same prompts with another choice is refused
+(docs/certificates.md). Decoded settings wait in a scratch folder under a fingerprint of everything that they depend
+on: an interruption loses one setting at most.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ def calibrate(setup: Setup, name: str, study: str = "") -> tuple[Finding, dict[s
     Raises:
         UserError: the calibration prompts were judged before with another choice.
     """
-    params, outcomes, method = setup.params, setup.outcomes(name), method_of(setup.params, name)
+    params, method = setup.params, method_of(setup.params, name)
+    outcomes = setup.outcomes(name, chunk_of(params))
     request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name))
     look = looks_of(setup, name, study).before(method, request, setup.scorer.ternary, scope)
     finding = engine.calibrate(method, outcomes, request, look)
@@ -116,18 +118,23 @@ def calibrate(setup: Setup, name: str, study: str = "") -> tuple[Finding, dict[s
 
 
 def request_of(params: Params) -> Request:
-    """What params.yaml asks for: every planned prompt is decoded, and the bound is computed once."""
+    """What params.yaml asks for."""
     block = params.calibrate
     return Request(
         budgets=tuple(sorted({*block.budgets, params.headline_budget})),
         confidence=level(block.confidence, block.looks),
         n=params.prompts.calibration,
-        stop="planned",
+        stop=params.calibrate.stop,
         settings=block.settings,
         evaluations=block.evaluations,
         reserve=block.reserve,
         headline=params.headline_budget,
     )
+
+
+def chunk_of(params: Params) -> int | None:
+    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case."""
+    return None if params.calibrate.stop == "planned" else 2 * params.decoding.batch_size
 
 
 def place(method: Method, setting: Setting) -> dict[str, Any]:
@@ -136,8 +143,12 @@ def place(method: Method, setting: Setting) -> dict[str, Any]:
 
 
 def describe(method: Method, setting: Setting, decoded: Decoded, strict: Array, confidence: float) -> dict[str, Any]:
-    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores."""
+    """One decoded setting: losses and gains are prompts, `loss` and the bounds are shares; `strict [N]` are scores.
+
+    A setting that was left early has the first prompts alone.
+    """
     d, counted = decoded.differences, decoded.counted
+    strict = strict[: len(d)]
     bound = upper_bound(d, confidence)
     return {
         **place(method, setting),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -22,10 +22,11 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines, write_atomic, write_json, write_text
+from gistgate.files import read_json, read_json_lines, write_atomic, write_json, write_text
 from pipeline.common import tracking
 from pipeline.common.entry import run, seed_everything
 from pipeline.common.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
+from pipeline.common.pool import side_by_side
 from pipeline.common.reading import build
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import check_pair, load_pair
@@ -83,13 +84,8 @@ def train_embedded(params: Params) -> None:
     # An interrupted training resumes only under the source that it began with.
     source = sources("pipeline.pairs.training", "pipeline.pairs.world.corpus", "pipeline.pairs.world.tokenizer")
     scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *source)}"
-    tokenizer, losses = train_tokenizer(), dict[str, list[float]]()
-    for number, role in enumerate(ROLES):
-        size = getattr(params.pair_training, role)
-        corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
-        seed = 2 * params.seed + number
-        model, losses[role] = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
-        save_model(model, tokenizer, EMBEDDED / role)
+    side_by_side(trainer, (params, scratch), ROLES, params.decoding.workers, "train", "model")
+    losses = {role: read_json(losses_of(role, scratch)) for role in ROLES}
     report = measure(params)
     write_json(PAIR_REPORT, report)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -101,6 +97,28 @@ def train_embedded(params: Params) -> None:
             f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
             f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
         )
+
+
+def trainer(settings: tuple[Params, Path]) -> Callable[[str], None]:
+    """Trains and saves one model after the other; `settings` are the parameters and the folder of checkpoints."""
+    params, scratch = settings
+    quiet()
+    tokenizer = train_tokenizer()
+
+    def work(role: str) -> None:
+        size = getattr(params.pair_training, role)
+        corpus = documents(params.world, params.seed, "corpus", size.documents, dialect=role)
+        seed = 2 * params.seed + ROLES.index(role)
+        model, losses = train_model(role, size, params.pair_training, tokenizer, corpus, seed, scratch)
+        save_model(model, tokenizer, EMBEDDED / role)
+        write_json(losses_of(role, scratch), losses)
+
+    return work
+
+
+def losses_of(role: str, scratch: Path) -> Path:
+    """Where the losses of a training wait for the end of the stage."""
+    return scratch / f"{role}.losses.json"
 
 
 def track(params: Params, report: dict[str, Any], losses: dict[str, list[float]]) -> None:

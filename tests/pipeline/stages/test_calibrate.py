@@ -195,3 +195,16 @@ def test_another_choice_on_the_same_prompts_is_refused_and_nothing_is_decoded(wo
     with pytest.raises(UserError, match=r"already been judged.*Set prompts\.draw to \d+ in params\.yaml"):
         calibrate.main("prob")
     assert len([call for call in world.calls if call[1] == "calibration"]) == calls
+
+
+def test_a_setting_that_is_lost_is_left_early(world, monkeypatch):
+    """fly loses 12.5 % everywhere; prob keeps its certificates."""
+    world.params = parse_params({**PARAMS, "calibrate": {"stop": "lost"}})
+    for name in ("fly", "prob"):
+        start(world, monkeypatch, name)
+    [lost], kept = report("fly")["settings"], report("prob")
+    assert lost["n"] == 256 and lost["accuracy"] == 1 - 0.125
+    assert "leave no doubt" in report("fly")["budgets"]["0.05"]["refusal"]
+    rows = Path("reports/calibration/free/fly.csv").read_text().splitlines()
+    assert len(rows) == 1 + 256
+    assert kept["budgets"]["0.05"]["knob"] == 0.4 and kept["budgets"]["0.05"]["n"] == 1200
