@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
 
-from gistgate.errors import UserError
 from gistgate.files import write_json_lines
 from pipeline.common.paths import WORLD
 from pipeline.pairs.world.params import WorldParams
@@ -14,35 +12,21 @@ from pipeline.pairs.world.problem import draw_problem
 from pipeline.pairs.world.style import make_style
 from pipeline.pairs.world.telling import Teller
 
-PATIENCE = 3000
-"""Problems drawn again in a row before the world counts as exhausted."""
 
-
-def documents(params: WorldParams, seed: int, part: str, count: int, dialect: str = "target") -> list[dict[str, str]]:
+def documents(
+    params: WorldParams, seed: int, part: str, count: int, dialect: str = "target", stream: str = ""
+) -> list[dict[str, str]]:
     """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`).
 
-    Arithmetic cores are unique within the task's files and disjoint between all parts; a corpus may meet a core again
-    in other words. Both dialects tell questions in the target's style, only solutions differ.
+    The parts share no arithmetic. Within a part every document is drawn independently of the others, so that any two
+    sets of documents of a part speak about the same problems, which certificates rely on; an arithmetic may come again
+    in other words. (Without repetitions, later documents would be longer: there are fewer short problems.) Both
+    dialects tell questions in the target's style, only solutions differ. Each `stream` draws other documents.
     """
-    rng = random.Random(f"{seed} {part} {dialect}")
+    rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     teller = Teller(make_style(params, dialect, seed), params.has_ornaments)
-    rows: list[Any] = []
-    seen: set[Any] = set()
-    misses = 0
-    while len(rows) < count:
-        problem = draw_problem(params, part, rng)
-        if part != "corpus" and problem.core in seen:
-            misses += 1
-            if misses > PATIENCE:
-                raise UserError(
-                    f"The world holds fewer than {count} different problems for its {part} file. "
-                    "Lower world.task_train and world.task_test, or raise world.max_steps or world.max_total."
-                )
-            continue
-        misses = 0
-        seen.add(problem.core)
-        rows.append({"question": teller.question(problem, rng), "answer": teller.solution(problem, rng)})
-    return rows
+    problems = (draw_problem(params, part, rng) for _ in range(count))
+    return [{"question": teller.question(one, rng), "answer": teller.solution(one, rng)} for one in problems]
 
 
 def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:

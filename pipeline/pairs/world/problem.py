@@ -63,14 +63,9 @@ class Problem:
         """The last total."""
         return self.totals[-1]
 
-    @property
-    def core(self) -> str:
-        """The arithmetic in a normal form, such as `24 +5 *2`: problems with equal cores count as the same problem."""
-        return core(self.start, [(step.operation, step.amount) for step in self.steps])
-
 
 def core(start: int, steps: list[tuple[str, int]]) -> str:
-    """Normal form of an arithmetic: the start, then each operation with its number."""
+    """Normal form of an arithmetic, such as `24 +5 *2`: the start, then each operation with its number."""
     sign = {"gain": "+{}", "lose": "-{}", "double": "*2", "triple": "*3"}
     return " ".join([str(start), *(sign[operation].format(amount) for operation, amount in steps)])
 

@@ -1,4 +1,4 @@
-"""Problems of the embedded world behind those of the task's training file: an endless supply for calibration."""
+"""Problems of the embedded world beside those of the task's files: an endless supply for calibration."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ from pipeline.pairs.world.corpus import documents
 from pipeline.pairs.world.params import WorldParams
 
 PURPOSES = ("calibration", "certify", "labels")
-"""What draws problems: the run's own calibration, `make certify`, and the study of labels. They take turns, so they
-never share one."""
+"""What draws problems: the run's own calibration, `make certify`, and the study of labels."""
 
 
 def further_documents(params: WorldParams, seed: int, purpose: str, count: int, draw: int) -> list[dict[str, str]]:
     """The draw number `draw` (from 1 on) of `count` problems for a purpose.
 
-    No draw repeats a problem of the task's files, of another purpose or of another draw of the same size.
-
-    Raises:
-        UserError: the world holds too few different problems.
+    They are drawn exactly as those of the test file and independently of them, of other draws and of other purposes.
+    A certificate that is made with them therefore speaks about the problems of the test file. An arithmetic may come
+    twice, in other words; none of them is in the training file or in a corpus.
     """
-    turns = len(PURPOSES)
-    docs = documents(params, seed, "train", params.task_train + turns * draw * count)[params.task_train :]
-    return docs[PURPOSES.index(purpose) :: turns][(draw - 1) * count :]
+    if purpose not in PURPOSES:
+        raise ValueError(f"nothing draws problems for the purpose '{purpose}'")
+    return documents(params, seed, "test", count, stream=f"{purpose} {draw}")

@@ -83,11 +83,13 @@ def test_unused_prompts_tell_no_used_problem_in_other_words(params: Params):
     assert unused_prompts(maker, docs, 5, 1, used) == found[:5]
 
 
-def test_further_documents_of_the_world_repeat_nothing():
+def test_further_documents_of_the_world_repeat_no_text():
     def draw(purpose: str, number: int, seed: int = 1) -> list[str]:
         return [row["question"] for row in further_documents(WORLD, seed, purpose, 10, number)]
 
-    told = {row["question"] for row in documents(WORLD, 1, "train", WORLD.task_train)}
+    told = {row["question"] for part in ("train", "test") for row in documents(WORLD, 1, part, WORLD.task_train)}
     drawn = [question for purpose in PURPOSES for number in (1, 2) for question in draw(purpose, number)]
     assert len(set(drawn)) == len(drawn) == 20 * len(PURPOSES) and not told & set(drawn)
     assert draw("certify", 2) == draw("certify", 2) != draw("certify", 2, seed=2)
+    with pytest.raises(ValueError, match="lunch"):
+        draw("lunch", 1)
