@@ -75,7 +75,7 @@ def committed(path: Path) -> bytes:
 
 
 def is_lock(content: bytes) -> bool:
-    """Whether DVC can read a lock file with this content."""
+    """Whether this is the content of a whole lock file; DVC's own schema takes some beginnings of one as well."""
     from dvc.schema import COMPILED_LOCKFILE_SCHEMA
     from voluptuous import Invalid
 
@@ -84,7 +84,17 @@ def is_lock(content: bytes) -> bool:
         COMPILED_LOCKFILE_SCHEMA(found)
     except (yaml.YAMLError, Invalid, UnicodeDecodeError):
         return False
-    return isinstance(found, dict)
+    if not isinstance(found, dict) or not content.endswith(b"\n"):
+        return False
+    stages = (found.get("stages") or {}).values()
+    return all(
+        map(has_checksum, (entry for stage in stages for key in ("deps", "outs") for entry in stage.get(key, [])))
+    )
+
+
+def has_checksum(entry: dict[str, Any]) -> bool:
+    """Whether a file of a stage in a lock file has the checksum that it names."""
+    return entry.get("hash", "md5") in entry
 
 
 def mend_running(path: Path) -> None:
