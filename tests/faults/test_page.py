@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 FOUND = json.loads((ROOT / "benchmarks/results/reliability.json").read_text())
 SHOWN = {
     "damaged": "{damaged_cases} cases, {damaged_unclear} unclear",
-    "kills": "{kills} disturbances in {kills_passes} pass, {kills_lost} lost",
+    "kills": "{kills} disturbances in {kills_passes} passes on unchanged code, {kills_lost} lost",
     "hung": "{kills_hung} of the disturbances",
     "copies": "{copies_artefacts} artefacts, {copies_differing} differing",
     "sweep": "{sweep_passed} of {sweep_parts} parts have passed, {sweep_failed} failed",
