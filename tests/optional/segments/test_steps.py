@@ -80,7 +80,8 @@ def test_what_is_kept_is_counted():
 
 
 def test_what_passes_is_counted_by_the_opinion_alone():
-    """Every token is harmless to this gate, or near enough: the text keeps all segments, the opinion passes none."""
+    """Every token is harmless to this gate, or near enough: the text keeps all segments but the first, whose first token
+    is the target's, and the opinion passes none."""
 
     class Sure:
         layers, wants_q = frozenset(), False
@@ -91,7 +92,7 @@ def test_what_passes_is_counted_by_the_opinion_alone():
     rule = SegmentRule(threshold=1.0)
     for found in decode(Constant(0.0), rule, token_gate=Sure()), decode(Constant(0.0), replace(rule, ratio=1e-30)):
         counted = [answer.statistics.extra for answer in found]
-        assert all(one["segments"] == one["segments_kept"] > 0 == one["segments_passed"] for one in counted)
+        assert all(one["segments_kept"] >= one["segments"] - 1 > 0 == one["segments_passed"] for one in counted)
 
 
 def reward(labels, bias):
