@@ -80,7 +80,7 @@ def test_what_is_kept_is_counted():
 
 
 def test_what_passes_is_counted_by_the_opinion_alone():
-    """Every token is harmless to this gate, or near enough: the text keeps all segments but the first, whose first token
+    """Every token is harmless to this gate, or near enough: all segments stay but the first, whose first token
     is the target's, and the opinion passes none."""
 
     class Sure:
