@@ -17,6 +17,8 @@ SHOWN = {
     "sweep": "{sweep_passed} of {sweep_parts} parts have passed, {sweep_failed} failed",
     "soak": "{soak_requests:,} requests: {soak_growth_mib} MiB of growth after the first fifth, {soak_differing} of "
     "the last 100 answers differ",
+    "served": "{served_requests:,} requests: {served_growth_mib} MiB of growth after the first fifth, "
+    "{served_growth_without_mib} MiB without the plug-in; {served_differing} of the last 100 answers differ",
 }
 """Sentences of the page, with the counts of the file."""
 
