@@ -20,7 +20,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer
-from gistgate.integrations.lm_eval.calibrate import decode_prompts
+from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
 from pipeline.certification.agreement import Agreement, SharedAnswers, read_agreement, rules_of

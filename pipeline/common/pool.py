@@ -2,12 +2,15 @@
 
 Every worker prepares once (loads the pair, the task) and then takes piece after piece. With one worker, or one piece,
 everything happens in this process with all its threads. Processes of torchrun share the pieces, and each has workers
-of its own.
+of its own. Workers end with the process that started them, however that ends.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import sys
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -47,7 +50,7 @@ def _side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], worke
             assert work is not None
             work(piece)
         return
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context(_start_method())
     with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(prepare, settings)) as pool:
         try:
             futures = [pool.submit(_one, piece) for piece in pieces]
@@ -63,13 +66,30 @@ def _side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], worke
             raise
 
 
+def _start_method() -> str:
+    """A copy of this process has its imports, some six seconds of processor time; a GPU or torchrun forbids copying."""
+    import torch
+
+    may_copy = sys.platform == "linux" and not torch.cuda.is_available() and ranks.size() == 1
+    return "fork" if may_copy else "spawn"
+
+
 def _start(prepare: Prepare, settings: Any) -> None:
     import torch
 
     global _work
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    # A copied process must not use the threads that its parent had, so one thread is also what makes copies safe.
     torch.set_num_threads(1)
     ranks.take_device()
     _work = prepare(settings)
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _one(piece: Any) -> Any:

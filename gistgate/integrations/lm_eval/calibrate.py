@@ -5,7 +5,7 @@ The stages of the pipeline use the same engine, `gistgate.certificates.calibrati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,11 +31,10 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
+from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
-from gistgate.request.slots import Usage
-from gistgate.request.stopping import eos_ids
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 from gistgate.typed import dataclass_from
 
@@ -276,27 +275,3 @@ def outcomes_of(
 
     strict, loose = reader("exact", None), reader(method.rule, models.gate)
     return Outcomes(prompts, scorer, lambda asked, start: [one.ids for one in strict({}, asked, start)], loose)
-
-
-def decode_prompts(
-    decoder: Decoder,
-    prompts: Sequence[Prompt],
-    seeds: Sequence[int],
-    batch_size: int,
-    memory: Prefilled,
-    progress: Callable[[int], object] = lambda _: None,
-    usage: Usage | None = None,
-) -> list[Answer]:
-    """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
-    done = memory.decode_all(
-        decoder,
-        [prompt["ids"] for prompt in prompts],
-        batch_size=batch_size,
-        seeds=list(seeds),
-        progress=progress,
-        usage=usage,
-        max_new_tokens=prompts[0]["max_new_tokens"],
-        stops=prompts[0]["stops"],
-        eos_ids=eos_ids(decoder.target, decoder.tokenizer),
-    )
-    return [Answer(answer.ids, answer.statistics) for answer in done]

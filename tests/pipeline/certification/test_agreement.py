@@ -14,7 +14,7 @@ from gistgate.certificates.outcomes import Answer
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.model import ModelDrafter
-from gistgate.integrations.lm_eval.calibrate import decode_prompts
+from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.rules import RULES, make_rule
 from pipeline.certification.agreement import Agreement, SharedAnswers, Watched, forgets, key_of, rules_of
 from pipeline.params import MethodParams

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
+import torch
 
 from gistgate.errors import UserError
+from pipeline.common import pool
 from pipeline.common.pool import side_by_side
+
+ROOT = Path(__file__).parents[3]
 
 
 def preparing(folder):
@@ -52,3 +61,57 @@ def test_an_error_arrives_as_the_sentence_it_was(tmp_path, workers):
 def test_a_killed_worker_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="decoding.workers"):
         side_by_side(dying, tmp_path, ["a", "b"], 2, "test", "piece")
+
+
+def waiting(folder):
+    """Says that it began, then would take an hour."""
+
+    def work(piece):
+        (Path(folder) / f"began-{piece}-{os.getpid()}").touch()
+        time.sleep(3600)
+
+    return work
+
+
+STAGE = """
+import sys
+from pipeline.common.pool import side_by_side
+from tests.pipeline.common.test_pool import waiting
+
+if __name__ == "__main__":
+    side_by_side(waiting, sys.argv[1], ["a", "b"], 2, "test", "piece")
+"""
+
+
+def until(found, seconds=60.0):
+    """Wait until `found()` is true."""
+    end = time.monotonic() + seconds
+    while not found() and time.monotonic() < end:
+        time.sleep(0.05)
+    return found()
+
+
+@pytest.mark.slow
+def test_workers_end_with_a_stage_that_is_killed(tmp_path):
+    script = tmp_path / "stage.py"
+    script.write_text(STAGE)
+    stage = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], env={**os.environ, "PYTHONPATH": str(ROOT)}, text=True
+    )
+    assert until(lambda: len(list(tmp_path.glob("began-*"))) == 2)
+    workers = [int(path.name.split("-")[-1]) for path in tmp_path.glob("began-*")]
+    stage.send_signal(signal.SIGKILL)
+    stage.wait()
+    assert until(lambda: not any(map(psutil.pid_exists, workers)), 10)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems always start workers afresh")
+def test_workers_are_copies_of_the_stage_but_where_a_gpu_or_torchrun_forbids_it(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    assert pool._start_method() == "fork"
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert pool._start_method() == "spawn"
+    monkeypatch.delenv("WORLD_SIZE")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert pool._start_method() == "spawn"
