@@ -18,6 +18,7 @@ from typing import Any
 
 from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
@@ -98,6 +99,7 @@ class Evaluation:
         self.prompts = read_prompts("test")
         if not self.prompts:
             raise UserError("data/prompts/test.jsonl is empty. Run the stage `prompts` again.")
+        self.memory = Prefilled(params.decoding.prompt_memory_mb)
         self.judged: dict[str, Judged] = {}
         """What was judged already, by what the decoder does."""
 
@@ -121,6 +123,7 @@ class Evaluation:
             batch_size=self.params.decoding.batch_size,
             max_length=self.context_length,
             seed=self.params.seed,
+            memory=self.memory,
         )
         return judge(lm, self.task, self.prompts)
 

@@ -21,6 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.identity import identify_tokenizer
@@ -69,6 +70,39 @@ def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tok
     theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
     assert answers(evaluate(strict, tasks)) == answers(evaluate(theirs, tasks))
     assert strict.served.statistics.forwards < strict.served.statistics.tokens
+
+
+class Rows:
+    """An observer of a decoder that counts the rows of every round."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def __call__(self, block: Any, acceptance: Any, rows: list[Any]) -> None:
+        self.counts.append(len(rows))
+
+
+@pytest.mark.parametrize("memory", [None, 0, 100])
+def test_a_finished_row_gives_its_place_to_the_next_prompt(
+    tmp_path: Path, pair: Any, tokenizer: Any, memory: int | None
+) -> None:
+    tasks = write_task(tmp_path, num_test=9, **{'"\\n", "Q:"': '"\\n", "e"'})  # answers of unequal length
+    target, draft = pair
+    rows = Rows()
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, tokenizer=tokenizer, observer=rows)
+    kept = None if memory is None else Prefilled(memory)
+    lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3, memory=kept)
+    found = answers(evaluate(lm, tasks))
+    assert len(found) == 9 and lm.batch_size == 3
+    lengths = [answer.statistics.forwards for several in lm.served.answers.values() for answer in several]
+    assert max(lengths) > min(lengths)
+    # Batches of three would take as many rounds as the longest answer of each; here only the end has empty places.
+    full = [count for count in rows.counts if count == 3]
+    assert max(rows.counts) == 3 and len(rows.counts) - len(full) <= max(lengths)
+    assert found == answers(evaluate(HFLM(target, tokenizer=tokenizer, batch_size=1), tasks))
 
 
 def test_a_loose_rule_changes_answers_and_is_counted(tmp_path: Path, pair: Any, tokenizer: Any) -> None:

@@ -6,6 +6,7 @@ Importing this module registers the model `gistgate`.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import Any
@@ -14,13 +15,16 @@ import torch
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from torch import Tensor
+from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
 from gistgate.build.wishes import AUTO
 from gistgate.certificates.holds import check_request
+from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.served import Served
 from gistgate.observing.race import settle_batches
@@ -30,6 +34,8 @@ from gistgate.request.stopping import eos_ids
 HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
 """Generation arguments of tasks that change nothing here."""
 SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
+WAITING = 32
+"""Prompts that the harness hands over at once, for each row that is decoded: a finished row is followed by the next."""
 
 
 @register_model("gistgate")
@@ -45,6 +51,7 @@ class GatedLM(HFLM):
         decoder: Decoder | None = None,
         guards: str = "",
         seed: int = 0,
+        memory: Prefilled | None = None,
         **kwargs: Any,
     ) -> None:
         """Either hand over a loaded model and a decoder, or names, as `--model_args` does.
@@ -54,6 +61,7 @@ class GatedLM(HFLM):
             decoder: a decoder around that loaded model; then no other part is needed.
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
+            memory: keeps prompts that were read, for other decoders of the same pair.
             kwargs: the other fields of `gistgate.build.wishes.Wishes` (draft, gate, rule, block, ...), settings of the
                 rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
@@ -71,14 +79,22 @@ class GatedLM(HFLM):
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
         self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
+        self.memory, self.rows, self.is_quiet = memory, 0, False
         self.prompting: dict[str, Any] = {}
         """Chat template and system text of the task, as far as the harness asked for them."""
         self.served = Served()
         """Every answer by its prompt; after a run of several processes the first one has all."""
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-        """The harness's own method; processes bring their counters together afterwards."""
-        texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
+        rows: int | str = self.batch_size_per_gpu  # type: ignore[has-type]
+        self.is_quiet = disable_tqdm or self.rank != 0
+        self.rows = rows if isinstance(rows, int) else 0
+        try:
+            self.batch_size_per_gpu = rows * WAITING if self.rows else rows
+            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self.batch_size_per_gpu = rows
         if self.world_size > 1:
             gathered = self.gather_object(self.served) or []
             for rank, served in enumerate(gathered):
@@ -109,19 +125,26 @@ class GatedLM(HFLM):
         if self.proof is not None:
             check_request(self.proof, temperature=request["sampling"].temperature, **self.prompting)
         if self.is_to_measure:
-            settle_batches(self.decoder, prompts, **request)
+            settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
-        seeds = [self._seed(prompts, place) for place in range(len(prompts))]
-        answers = self.decoder.generate(prompts, seeds=seeds, **request)
+        decode = decode_all if self.memory is None else self.memory.decode_all
+        rows = self.rows or len(prompts)
+        with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=self.is_quiet) as shown:
+            seeds = self._seeds(prompts)
+            answers = decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
 
-    def _seed(self, prompts: Sequence[Sequence[int]], place: int) -> int:
-        """A seed that follows the prompt, not its place in a batch; repeated prompts get others."""
-        prompt = prompts[place]
-        repeats = self.served.times(prompt) + sum(other == prompt for other in prompts[:place])
-        return zlib.crc32(repr((self.seed, repeats, list(prompt))).encode())
+    def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
+        asked = Counter[tuple[int, ...]]()
+        seeds = []
+        for prompt in prompts:
+            repeats = self.served.times(prompt) + asked[tuple(prompt)]
+            seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
+            asked[tuple(prompt)] += 1
+        return seeds
 
     def get_model_info(self) -> dict[str, Any]:
         """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
