@@ -22,6 +22,7 @@ from dvc.lock import LockError, make_lock
 
 from gistgate.files import write_text
 from pipeline.common.entry import leave
+from pipeline.common.warm import warm
 
 TMP = Path(".dvc/tmp")
 COPIES = TMP / "gistgate"
@@ -35,7 +36,8 @@ def main(arguments: list[str]) -> int:
     if not Path(".dvc").is_dir():
         leave("This folder holds no DVC repository. Start again in the top folder of the project.")
     mend()
-    status: int = dvc(["repro", *arguments])
+    with warm():
+        status: int = dvc(["repro", *arguments])
     return status
 
 

@@ -17,7 +17,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from pipeline import smoke
-from tests.faults.kills import warm
+from pipeline.common.warm import SWITCH, write_client
 
 WIDE = "2g"
 """Size of the file system while nothing is to fail."""
@@ -58,24 +58,11 @@ class Ground:
     @contextlib.contextmanager
     def warm(self) -> Iterator[None]:
         """The warm process, and a `python` that hands commands over to it."""
-        modules = self.folder / "modules.json"
-        if not modules.exists():
-            listed = subprocess.run(
-                [sys.executable, "-c", warm.LISTED],
-                cwd=self.folder / "fresh",
-                capture_output=True,
-                text=True,
-                check=True,
-            )
-            modules.write_text(listed.stdout[listed.stdout.index("[") :])
         with tempfile.TemporaryDirectory() as place:
             self.socket = Path(place) / "socket"
-            client = self.folder / "bin/python"
-            client.parent.mkdir(exist_ok=True)
-            text = (Path(__file__).parent / "python.txt").read_text()
-            client.write_text(text.format(python=sys.executable, socket=self.socket))
-            client.chmod(0o755)
-            served = subprocess.Popen([sys.executable, "-m", "tests.faults.kills.warm", self.socket, modules])
+            write_client(self.folder / "bin", self.socket)
+            command = [sys.executable, "-m", "tests.faults.kills.warm", str(self.socket)]
+            served = subprocess.Popen(command, stdin=subprocess.PIPE)
             try:
                 while not self.socket.exists():
                     if served.poll() is not None:
@@ -91,6 +78,7 @@ class Ground:
         found = smoke.environment(self.rough)
         own = {
             "PATH": f"{self.folder / 'bin'}{os.pathsep}{found['PATH']}",
+            SWITCH: "off",
             "DVC_SITE_CACHE_DIR": str(self.rough / ".site"),
             "TMPDIR": str(self.rough / ".tmp"),
         }
@@ -108,7 +96,7 @@ class Ground:
         with log.open("w+") as out, socket.socket(socket.AF_UNIX) as asked:
             asked.connect(str(self.socket))
             command = {"words": words, "folder": str(self.rough), "environment": self.environment(extra)}
-            socket.send_fds(asked, [json.dumps(command).encode()], [0, out.fileno(), out.fileno()])
+            socket.send_fds(asked, [json.dumps(command).encode() + b"\n"], [0, out.fileno(), out.fileno()])
             told = asked.makefile()
             process = int(told.readline())
             asked.settimeout(patience)
