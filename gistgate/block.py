@@ -160,6 +160,11 @@ class Block:
         return self.logits.log_softmax(-1)
 
     @cached_property
+    def probs(self) -> Tensor:
+        """p [B, K + 1, V]."""
+        return self.logits.softmax(-1)
+
+    @cached_property
     def top_ids(self) -> Tensor:
         """t*, the target's most probable token of every row [B, K + 1]."""
         return self.logits.argmax(-1)

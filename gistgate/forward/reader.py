@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gistgate.forward.attention import attending, fused_on_cpu
 from gistgate.forward.cache import RowCache, join_rows, last_in_use, new_cache, right_aligned, take_row
 from gistgate.forward.logits import last_logits
 
@@ -37,6 +38,7 @@ class Reader:
         self.mask: Tensor | None = None
         """Slots in use [B, S]; None while every slot of every row is."""
         self._windowed = batch > 1 and has_window(model)
+        self._fused = fused_on_cpu(model)
         self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
     @property
@@ -77,9 +79,10 @@ class Reader:
             positions, mask = layout(self.model, self._used(num), num)
         if self._context:  # a draft may run over the end of a row that has less room than its neighbours
             positions = positions.clamp_max(self._context - 1)
-        logits = last_logits(
-            self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
-        )
+        with attending(self._fused):
+            logits = last_logits(
+                self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
+            )
         added = [num] * batch if valid is None else valid.sum(-1).tolist()
         self.known = [k + n for k, n in zip(self.known, added, strict=True)]
         return logits

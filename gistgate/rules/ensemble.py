@@ -46,16 +46,17 @@ class Ensemble(LooseRule):
         if self.w == 1:  # rounding can make two probabilities equal whose logits are not
             return block.strict
         if block.greedy:
-            return block.draft_ids == self.favourite(block.logits[:, :-1], draft_probs(block))
+            probs = block.probs[:, :-1]
+            return block.draft_ids == self.favourite(block.logits[:, :-1], probs, draft_probs(block))
         assert block.uniforms is not None
         # u <= 1 - w + w p(x) / q(x)
         nu_x_BK = (1 - self.w) * block.draft_q + self.w * block.draft_logprob.exp()
         return block.uniforms[:, :-1] * block.draft_q <= nu_x_BK
 
-    def favourite(self, logits: Tensor, q: Tensor) -> Tensor:
-        """The argmax of nu `[...]` for logits and q `[..., V]`, among the tokens that the target may write at all."""
-        nu = self.w * logits.softmax(-1) + (1 - self.w) * q
-        return nu.masked_fill(logits == -torch.inf, -1.0).argmax(-1)
+    def favourite(self, logits: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target may write."""
+        nu = ((1 - self.w) * q).add_(p, alpha=self.w)  # few passes: a vocabulary can have 150,000 tokens
+        return nu.masked_fill_(logits == -torch.inf, -1.0).argmax(-1)
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         own_B = own_token(block, length_B)
@@ -63,7 +64,8 @@ class Ensemble(LooseRule):
         if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
             return own_B
         rows_B, at_B = torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1)
-        favourite_B = self.favourite(block.logits[rows_B, at_B], draft_probs(block)[rows_B, at_B])
+        own = (rows_B, at_B)
+        favourite_B = self.favourite(block.logits[own], block.probs[own], draft_probs(block)[own])
         refused_B = length_B < block.valid.sum(-1)
         if block.protocol is not None:
             refused_B = refused_B & ~torch.isin(torch.stack([own_B, favourite_B]), block.protocol).any(0)

@@ -15,7 +15,7 @@ from pipeline.params import Params
 
 CHOOSING = "gistgate.certificates.search"
 """The module that chooses the settings to test."""
-APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "prompts", "decoding")
+APART = ("tracking", "benchmark", "adversarial", "allow_code", "engine", "methods", "prompts", "decoding")
 """Keys of params.yaml that choose nothing, or of which only a part does."""
 TRAINING = ("collect", "label", "train")
 """Blocks that decide nothing about a method without a gate."""

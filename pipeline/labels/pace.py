@@ -29,6 +29,8 @@ def settled(params: Params, prompts: Sequence[dict[str, Any]], file: Path) -> di
 
     A stage that goes on after an interruption keeps to what its first start has found.
     """
+    if params.engine.rollouts != "own":
+        return {"way": params.engine.rollouts}
     if params.label.way != "auto":
         return {"way": params.label.way}
     if not file.exists():

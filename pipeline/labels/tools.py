@@ -6,14 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
 from pipeline.labels.pace import Way, plain_of
 from pipeline.labels.rollouts import Roller
+from pipeline.labels.served_rollouts import GoOn, ServedRoller
 from pipeline.labels.verdicts import Judge, Meaning
 from pipeline.pairs.pair import Pair
+from pipeline.pairs.source import read_pair
 from pipeline.params import MethodParams, Params
 
 
@@ -21,7 +24,14 @@ class Tools:
     """The rollouts of one piece of a stage, and the verdicts on them."""
 
     def __init__(
-        self, decoder: Decoder, meaning: Meaning, params: Params, way: Way, cost: Cost, **request: Any
+        self,
+        decoder: Decoder,
+        meaning: Meaning,
+        params: Params,
+        way: Way,
+        cost: Cost,
+        engine: GoOn | None = None,
+        **request: Any,
     ) -> None:
         """Put the parts together; nothing is read yet.
 
@@ -32,13 +42,20 @@ class Tools:
             way: how greedy rollouts are decoded; sampled ones speculate unless `label.way` says "plain", because their
                 draws depend on it.
             cost: counts what is spent.
+            engine: makes the rollouts instead of the decoder; `way` means nothing to it.
             request: arguments of the decoder that all prompts share.
         """
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.memories = Memories(decoder, self.batch_size, params.decoding.prompt_memory_mb)
-        self.roller = self._rolling(way)
-        self.sampler = self._rolling("plain" if params.label.way == "plain" else "speculative")
+        self.roller: Roller | ServedRoller
+        self.sampler: Roller | ServedRoller
+        if engine is None:
+            self.roller = self._rolling(way)
+            self.sampler = self._rolling("plain" if params.label.way == "plain" else "speculative")
+        else:
+            self.roller = ServedRoller(engine, self.memories, meaning.tokenizer, cost, **request)
+            self.sampler = self.roller
 
     def _rolling(self, way: Way) -> Roller:
         decoder = plain_of(self.decoder) if way == "plain" else self.decoder
@@ -49,6 +66,21 @@ class Tools:
         return Judge(self.roller, self.meaning.same, self.meaning.is_given, audit=self._audit, rejoin=rejoin)
 
 
+def engine_of(params: Params) -> GoOn | None:
+    """What makes rollouts instead of the decoder, started once for a stage; None lets the decoder make them.
+
+    Raises:
+        UserError: several workers would each hold a target, or the engine cannot be started.
+    """
+    if params.engine.rollouts == "own":
+        return None
+    if params.decoding.workers > 1:
+        raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
+    from pipeline.labels.vllm_engine import VllmEngine
+
+    return VllmEngine(read_pair(params.pair).target, params.engine.arguments)
+
+
 def tools_of(
     params: Params,
     pair: Pair,
@@ -57,8 +89,9 @@ def tools_of(
     references: dict[int, list[int]],
     way: Way,
     cost: Cost,
+    engine: GoOn | None = None,
 ) -> Tools:
-    """The tools of a pair and a task; `references` by problem, as token ids."""
+    """The tools of a pair and a task; `references` by problem, as token ids, `engine` as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
-    return Tools(decoder, meaning, params, way, cost, **request_of(prompts, pair))
+    return Tools(decoder, meaning, params, way, cost, engine, **request_of(prompts, pair))

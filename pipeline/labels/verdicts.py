@@ -15,6 +15,7 @@ from gistgate.integrations.lm_eval.judging import INVALID
 from gistgate.integrations.lm_eval.prompting import Document
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.labels.rollouts import REJOINED, Answered, Ended, Roller, Rollout, rejoined_at
+from pipeline.labels.served_rollouts import ServedRoller
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
 """What may follow a text: an answer that one of them extends or replaces is not given yet."""
@@ -70,7 +71,7 @@ class Judge:
 
     def __init__(
         self,
-        roller: Roller,
+        roller: Roller | ServedRoller,
         same: Callable[[int, list[int]], bool],
         given: Answered | None,
         *,

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from gistgate.build.checks import hub_remedy
 from gistgate.build.weights import check_gguf, check_memory, weight_bytes, whole_model
@@ -31,6 +39,16 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if not source.device_map:
         model = model.to(source.place_of_weights)
     return quantise(model.eval().requires_grad_(False), source.quantise)
+
+
+def load_shape(source: ModelSource) -> PreTrainedModel:
+    """A model without its weights (on the device `meta`), for those who only ask what it is like."""
+    config = load_config(source)
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, source.dtype))
+    with contextlib.suppress(OSError):  # few models have no such file, and the configuration says the same then
+        model.generation_config = GenerationConfig.from_pretrained(source.model, revision=source.revision)
+    return model.eval().requires_grad_(False)
 
 
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:

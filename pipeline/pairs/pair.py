@@ -17,6 +17,7 @@ from pipeline.pairs.loading import (
     load_config,
     load_draft_tokenizer,
     load_model,
+    load_shape,
     load_tokenizer,
 )
 from pipeline.pairs.source import MODEL, ModelSource, read_pair
@@ -64,16 +65,18 @@ class Pair:
         return self.draft
 
 
-def load_pair(params: NamesPair, folder: Path = PAIRS) -> Pair:
-    """Load both models and the tokenizer, frozen and in evaluation mode.
+def load_pair(params: NamesPair, folder: Path = PAIRS, weights: bool = True) -> Pair:
+    """Load both models and the tokenizer, frozen and in evaluation mode; without `weights` only their shapes.
 
     Raises:
         UserError: unknown pair, a model that cannot be read or reached, vocabularies that differ, or too little memory.
     """
     source = read_pair(params.pair, folder)
     tokenizer = load_tokenizer(source)
-    check_room(source.models)
-    target, draft = load_model(source.target), None if source.draft is None else load_model(source.draft)
+    if weights:
+        check_room(source.models)
+    load = load_model if weights else load_shape
+    target, draft = load(source.target), None if source.draft is None else load(source.draft)
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
     sizes = {role: num_embeddings(model) for role, model in models.items()}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)

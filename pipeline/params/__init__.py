@@ -15,7 +15,7 @@ from gistgate.errors import UserError
 from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
-from pipeline.params.decoding import CollectParams, DecodingParams, LabelParams
+from pipeline.params.decoding import CollectParams, DecodingParams, EngineParams, LabelParams
 from pipeline.params.drafting import check_probabilities, drafter_of, heads_without, with_drafter
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.results import AdversarialParams, BenchmarkParams, CalibrateParams, TrackingParams
@@ -27,6 +27,7 @@ __all__ = [
     "CalibrateParams",
     "CollectParams",
     "DecodingParams",
+    "EngineParams",
     "LabelParams",
     "MethodParams",
     "PairTrainingParams",
@@ -68,6 +69,8 @@ class Params:
     """Sizes of the splits."""
     decoding: DecodingParams = field(default_factory=DecodingParams)
     """Shapes of decoding."""
+    engine: EngineParams = field(default_factory=EngineParams)
+    """What makes rollouts."""
     collect: CollectParams = field(default_factory=CollectParams)
     """Mining of mismatches."""
     label: LabelParams = field(default_factory=LabelParams)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import field
+from typing import Annotated, Any, Literal
 
 from pipeline.common.reading import Count, Natural, Number, Share, between, block
 
@@ -24,6 +25,16 @@ class DecodingParams:
     prompt_memory_mb: Natural = 1000
     """Keys and values of prompts that calibration keeps between settings, and of texts that rollouts start from, in
     megabytes; 0 reads prompts anew."""
+
+
+@block
+class EngineParams:
+    """What makes the rollouts of labels."""
+
+    rollouts: Literal["own", "vllm"] = "own"
+    """"own" is this library's decoder; "vllm" is an engine that serves large targets, and needs gistgate[vllm]."""
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Arguments of `vllm.LLM` besides model and dtype, such as tensor_parallel_size."""
 
 
 @block

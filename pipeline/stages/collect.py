@@ -30,7 +30,7 @@ from pipeline.labels.pace import Way, settled
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
 from pipeline.labels.tables import Table
 from pipeline.labels.texts import AnswerText, pack, read_references
-from pipeline.labels.tools import tools_of
+from pipeline.labels.tools import engine_of, tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
@@ -68,6 +68,7 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
     """Collects one shard after another."""
     params, name, way = settings
     torch.set_grad_enabled(False)
+    engine = engine_of(params) if way is not None else None
     pair, prompts = load_pair(params), read_prompts("train")
     shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
 
@@ -76,7 +77,7 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
         with cost.counting(pair.models):
             if name == "strict":
                 going: Way = "speculative" if way is None else way["way"]
-                tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost)
+                tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost, engine)
                 collect = strict_collector(params, tools, prompts)
             else:
                 collect = gated_collector(params, pair, prompts)

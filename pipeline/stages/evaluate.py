@@ -24,6 +24,9 @@ from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
+from gistgate.rules import make_rule
+from pipeline.certification.pieces import STRICT, Job, decoding_of, pieces_of
+from pipeline.certification.strict_answers import Decode, StrictAnswers
 from pipeline.common import ranks
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.drafters import files_behind
@@ -53,25 +56,19 @@ def evaluate_all(params: Params, chosen: Sequence[str]) -> None:
     points = {name: operating_point(params, name) for name in chosen}
     folders = {name: SCRATCH / f"evaluate-{name}-{dependencies(params, points[name])}" for name in chosen}
     missing = [name for name in chosen if not folders[name].is_dir()]
-    alike: dict[str, list[tuple[Operating, Path]]] = {}
-    for name in missing:
-        alike.setdefault(decoding_of(points[name]), []).append((points[name], folders[name]))
-    side_by_side(evaluator, params, list(alike.values()), params.decoding.workers, "evaluate", "decoder")
+    pieces = pieces_of([(points[name], folders[name]) for name in missing], params)
+    side_by_side(evaluator, params, pieces, params.decoding.workers, "evaluate", "decoder")
     for name in chosen if ranks.is_first() else ():
         write_atomic(evaluation_folder(params, name), lambda part, name=name: shutil.copytree(folders[name], part))  # type: ignore[misc]
 
 
-def decoding_of(point: Operating) -> str:
-    """A name for what a method's decoder does; all that run strictly share it."""
-    return repr((point.rule, point.drafter, point.block, point.settings, point.head))
-
-
-def evaluator(params: Params) -> Callable[[list[tuple[Operating, Path]]], None]:
-    """Judges methods that decode alike, each into its folder."""
+def evaluator(params: Params) -> Callable[[list[Job]], None]:
+    """Judges the methods of a piece, each into its folder."""
     evaluation = Evaluation(params)
 
-    def work(alike: list[tuple[Operating, Path]]) -> None:
-        for point, folder in alike:
+    def work(piece: list[Job]) -> None:
+        evaluation.share([point for point, _ in piece])
+        for point, folder in piece:
             write_atomic(folder, lambda part, point=point: evaluation.evaluate(point, part))  # type: ignore[misc]
 
     return work
@@ -100,22 +97,30 @@ class Evaluation:
         if not self.prompts:
             raise UserError("data/prompts/test.jsonl is empty. Run the stage `prompts` again.")
         self.memory = Prefilled(params.decoding.prompt_memory_mb)
+        self.shared = StrictAnswers({}, self.memory.decode_all)
         self.judged: dict[str, Judged] = {}
         """What was judged already, by what the decoder does."""
+
+    def share(self, points: Sequence[Operating]) -> None:
+        """Let strict decoding, if it is the first of these methods, answer for the others where they agree with it."""
+        loose = [point for point in points if point.rule != STRICT] if points[0].rule == STRICT else []
+        rules = {decoding_of(point): make_rule(point.rule, **point.settings) for point in loose}
+        self.shared = StrictAnswers(rules, self.memory.decode_all)
 
     def evaluate(self, point: Operating, folder: Path) -> None:
         """Judge one method and describe it in `folder`."""
         decoder, same = self.decoder(point), decoding_of(point)
         if same not in self.judged:
-            self.judged[same] = self.judge(decoder)
+            strict = point.rule == STRICT
+            self.judged[same] = self.judge(decoder, self.shared.strictly if strict else self.shared.loosely(same))
         judged = self.judged[same]
         write_json_lines(folder / "samples.jsonl", judged.samples)
         write_json(folder / "summary.json", self.summary(point, judged))
         tau, cut = judged.statistics.mean_accepted_length, f"{judged.cut} of {len(judged.samples)} answers cut"
         print(f"{point.method}: accuracy {judged.accuracy:.4f}, tau {tau:.3f}, {cut} at the limit")
 
-    def judge(self, decoder: Decoder) -> Judged:
-        """lm-eval's verdict on a decoder."""
+    def judge(self, decoder: Decoder, decode: Decode | None = None) -> Judged:
+        """lm-eval's verdict on a decoder; `decode` stands in for the memory of prompts."""
         lm = GatedLM(
             self.pair.target,
             decoder=decoder,
@@ -123,7 +128,7 @@ class Evaluation:
             batch_size=self.params.decoding.batch_size,
             max_length=self.context_length,
             seed=self.params.seed,
-            memory=self.memory,
+            decode=decode or self.memory.decode_all,
         )
         return judge(lm, self.task, self.prompts)
 

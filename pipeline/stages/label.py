@@ -29,7 +29,7 @@ from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMAT
 from pipeline.labels.selecting import chosen_rows
 from pipeline.labels.tables import Table, concatenated, num_rows, picked
 from pipeline.labels.texts import pack, read_records, read_references
-from pipeline.labels.tools import tools_of
+from pipeline.labels.tools import engine_of, tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
@@ -60,7 +60,9 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
     """Labels one shard after another."""
     params, name, way = settings
     torch.set_grad_enabled(False)
-    pair, task, prompts, references = load_pair(params), load_task(params), read_prompts("train"), read_references()
+    engine = engine_of(params)
+    pair = load_pair(params, weights=engine is None)
+    task, prompts, references = load_task(params), read_prompts("train"), read_references()
     shards, found = shards_of(params, name), read_records(MISMATCH_FOLDER / name, MISMATCHES)
     sizes = [num_rows(records) for records, _ in found]
     chosen = chosen_rows(concatenated([records for records, _ in found]), params).split(sizes)
@@ -69,7 +71,7 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
         (records, texts), cost = found[index], Cost()
         records = {column: values for column, values in records.items() if column in MISMATCHES}
         with cost.counting(pair.models):
-            tools = tools_of(params, pair, task, prompts, references, way["way"], cost)
+            tools = tools_of(params, pair, task, prompts, references, way["way"], cost, engine)
             labels = Labeller(tools, prompts, params.label, params.seed).label(records, texts, chosen[index])
         Costs(shards.folder).save(index, cost)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from gistgate.decoding.decoder import Decoder
 from gistgate.files import read_json_lines, write_json, write_json_lines
-from pipeline.certification.agreement import Agreement, Watched, agreement_file, rules_beside_strict
+from pipeline.certification.agreement import Agreement, agreement_file, rules_beside_strict
+from pipeline.certification.strict_answers import watched
 from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
 from pipeline.common.entry import run
@@ -77,12 +77,6 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
         print(f"{split}: {sum(row['cut'] for row in rows)} of {len(rows)} strict answers are cut at the limit")
 
     return work
-
-
-def watched(strict: Decoder, watcher: Agreement) -> Decoder:
-    """Strict decoding whose blocks carry what the watched rules ask for."""
-    asked: frozenset[str] = frozenset().union(*(rule.needs for rule in watcher.rules.values()))
-    return strict.having(rule=Watched(asked), observer=watcher)
 
 
 def publish(split: str, rows: list[dict[str, Any]]) -> None:

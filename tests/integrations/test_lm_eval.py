@@ -20,6 +20,7 @@ from lm_eval.tasks import TaskManager
 from transformers import PreTrainedTokenizerFast
 
 from gistgate.block import Sampling
+from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.model import ModelDrafter
@@ -93,8 +94,8 @@ def test_a_finished_row_gives_its_place_to_the_next_prompt(
     target, draft = pair
     rows = Rows()
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, tokenizer=tokenizer, observer=rows)
-    kept = None if memory is None else Prefilled(memory)
-    lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3, memory=kept)
+    decode = decode_all if memory is None else Prefilled(memory).decode_all
+    lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3, decode=decode)
     found = answers(evaluate(lm, tasks))
     assert len(found) == 9 and lm.batch_size == 3
     # Places become empty at the end alone; batches of three would have empty places and full ones again.

@@ -4,13 +4,13 @@ Rows that accept different lengths need neither holes nor padding, and rolling b
 its slot, and what lies behind a row's last token is never looked at. Nothing here depends on values, so programs with
 fixed addresses can be made of it.
 
-Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per key/value head.
+Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.decoding.engines.program import UnsupportedError
+from gistgate.forward.attention import SPECIAL, attend, attending, configs_of
 from gistgate.forward.logits import last_logits
 
 ATTENTION = "gistgate_slots"
-"""Name under which transformers finds `attend`."""
+"""Name under which transformers finds `attend_to_slots`."""
 
 
 class SlotLayer(CacheLayerMixin):
@@ -58,48 +59,28 @@ class SlotLayer(CacheLayerMixin):
     get_max_cache_shape = get_max_length
 
 
-def attend(
+def attend_to_slots(
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor,
     scaling: float | None = None,
-    dropout: float = 0.0,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of query heads in groups `[B, H G, N, D]` to `[B, H, S, D]`, which are not repeated for it.
-
-    The mask `[B, 1, N, S]` is added. Softmax is computed in float32, as transformers does.
-    """
-    for name in ("softcap", "s_aux", "position_bias"):
+    """`gistgate.forward.attention.attend`; what it does not know has no program."""
+    for name in SPECIAL:
         if kwargs.get(name) is not None:
             raise UnsupportedError(f"{type(module).__name__} wants '{name}' in its attention")
-    batch, heads, num, width = query.shape
-    kv_heads = key.shape[1]
-    groups = heads // kv_heads
-    grouped = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, groups * num, width)
-    scores = (grouped @ key.transpose(2, 3)).view(batch, kv_heads, groups, num, -1) + attention_mask[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).view(batch, kv_heads, groups * num, -1)
-    out = (weights @ value).view(batch, heads, num, value.shape[-1])
-    return out.transpose(1, 2).contiguous(), None
+    return attend(query, key, value, attention_mask, scaling)
 
 
-ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend)
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_to_slots)
 
 
-@contextmanager
-def attending_to_slots(model: PreTrainedModel) -> Iterator[None]:
-    """While open, forwards of `model` use `attend`; programs made meanwhile keep it."""
-    configs = [module.config for module in model.modules() if hasattr(module, "config")]
-    kept = [(config, config._attn_implementation) for config in {id(config): config for config in configs}.values()]
-    for config, _ in kept:
-        config._attn_implementation = ATTENTION
-    try:
-        yield
-    finally:
-        for config, name in kept:
-            config._attn_implementation = name
+def attending_to_slots(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While open, forwards of `model` use `attend_to_slots`; programs made meanwhile keep it."""
+    return attending(configs_of(model), ATTENTION)
 
 
 @torch.no_grad()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -24,7 +24,6 @@ from gistgate.build.wishes import AUTO
 from gistgate.certificates.holds import check_request
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.served import Served
 from gistgate.observing.race import settle_batches
@@ -51,7 +50,7 @@ class GatedLM(HFLM):
         decoder: Decoder | None = None,
         guards: str = "",
         seed: int = 0,
-        memory: Prefilled | None = None,
+        decode: Callable[..., list[Generation]] = decode_all,
         **kwargs: Any,
     ) -> None:
         """Either hand over a loaded model and a decoder, or names, as `--model_args` does.
@@ -61,7 +60,7 @@ class GatedLM(HFLM):
             decoder: a decoder around that loaded model; then no other part is needed.
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
-            memory: keeps prompts that were read, for other decoders of the same pair.
+            decode: stands in for `gistgate.decoding.batches.decode_all`, such as that of a memory of prompts.
             kwargs: the other fields of `gistgate.build.wishes.Wishes` (draft, gate, rule, block, ...), settings of the
                 rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
@@ -79,7 +78,7 @@ class GatedLM(HFLM):
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
         self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
-        self.memory, self.rows, self.is_quiet = memory, 0, False
+        self.decode, self.rows, self.is_quiet = decode, 0, False
         self.prompting: dict[str, Any] = {}
         """Chat template and system text of the task, as far as the harness asked for them."""
         self.served = Served()
@@ -127,11 +126,10 @@ class GatedLM(HFLM):
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
-        decode = decode_all if self.memory is None else self.memory.decode_all
         rows = self.rows or len(prompts)
         with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=self.is_quiet) as shown:
             seeds = self._seeds(prompts)
-            answers = decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
+            answers = self.decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)

@@ -127,7 +127,7 @@ def ensemble(rule: Ensemble, block: RowBlock) -> Tensor:
 
     def favourite(z: Tensor, row_N: Tensor) -> Tensor:
         q = logits_of(row_N).float().softmax(-1)
-        return rule.favourite(z, F.pad(q, (0, z.shape[-1] - q.shape[-1])))
+        return rule.favourite(z, z.softmax(-1), F.pad(q, (0, z.shape[-1] - q.shape[-1])))
 
     best_N = rows.each(favourite, torch.arange(len(rows.ids), device=rows.ids.device))
     return best_N[rows.places[:, :-1]] == block.draft_ids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import yaml
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.integrations.lm_eval.task_files import find_task
@@ -170,3 +172,28 @@ def test_the_projects_tasks_load_from_a_folder(tmp_path: Path, name: str) -> Non
     task = find_task(name, data=str(tmp_path), folder=Path(__file__).parents[3] / "data/tasks")
     assert task.has_training_docs()
     assert "1000 + 1?" in task.doc_to_text(task.test_docs()[0])
+
+
+@pytest.mark.slow
+def test_strict_answers_are_decoded_once_for_all_that_give_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A nearly strict setting takes over the answers that strict decoding gives, and its own are those it has alone."""
+    calibrated("prob", 0.1)
+    decoded: list[tuple[str, int]] = []
+    run = Prefilled.decode_all
+
+    def counting(self: Prefilled, decoder: Any, prompts: Any, **request: Any) -> Any:
+        decoded.append((decoder.rule.id, len(prompts)))
+        return run(self, decoder, prompts, **request)
+
+    monkeypatch.setattr(Prefilled, "decode_all", counting)
+    start(monkeypatch, "all")
+    found = {name: read_json_lines(REPORTS / name / "samples.jsonl") for name in ("prob", "fly")}
+    together = dict(decoded)
+    shutil.rmtree(".scratch")
+    decoded.clear()
+    for name in found:
+        start(monkeypatch, name)
+        assert read_json_lines(REPORTS / name / "samples.jsonl") == found[name]
+    alone = dict(decoded)
+    assert alone == {"prob": 5, "fly": 5}
+    assert together["exact"] == 5 and sum(together.get(name, 0) for name in alone) < 10

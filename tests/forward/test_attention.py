@@ -1,0 +1,90 @@
+"""Attention of few new tokens is that of the fused kernel, and nobody else notices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from gistgate.forward import attention
+from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu
+from gistgate.forward.reader import Reader
+from tests.architectures import tiny_model
+
+
+def drawn(num: int, heads: int = 6, kv_heads: int = 2, dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(num)
+    shapes = ((3, heads, num, 8), (3, kv_heads, 20, 8), (3, kv_heads, 20, 8))
+    return tuple(torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
+
+
+def mask_of(num: int) -> torch.Tensor:
+    """Each row sees another part of the slots; the first token of the first row sees nothing, as padding does."""
+    seen = torch.rand(3, 1, num, 20, generator=torch.Generator().manual_seed(1)) < 0.6
+    seen[..., 0] = True
+    seen[0, 0, 0] = False
+    return seen
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+@pytest.mark.parametrize("kind", ["truth", "numbers", "none"])
+@pytest.mark.parametrize("num", [1, 5])
+def test_it_is_the_attention_of_the_fused_kernel(num, kind, kv_heads):
+    query, key, value = drawn(num, kv_heads=kv_heads)
+    seen = mask_of(num)
+    mask = {"truth": seen, "none": None, "numbers": torch.zeros(seen.shape).masked_fill(~seen, -1e30)}[kind]
+    found, _ = attend(query, key, value, mask, 0.3)
+    theirs = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True)
+    sighted = slice(1, None) if kind != "none" else slice(None)
+    assert found.isfinite().all()
+    torch.testing.assert_close(found[sighted], theirs.transpose(1, 2)[sighted], rtol=1e-5, atol=1e-6)
+
+
+def test_half_precision_has_the_error_of_its_rounding():
+    query, key, value = drawn(3, dtype=torch.bfloat16)
+    found, _ = attend(query, key, value, mask_of(3), None)
+    exact, _ = attend(query.float(), key.float(), value.float(), mask_of(3), None)
+    assert found.dtype == torch.bfloat16
+    torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize(("num", "special"), [(MOST + 1, {}), (5, {"softcap": 1.0}), (5, {"no mask": True})])
+def test_the_rest_goes_to_the_fused_kernel(monkeypatch, num, special):
+    asked = []
+    monkeypatch.setattr(attention, "sdpa_attention_forward", lambda *given, **more: asked.append(more) or (None, None))
+    query, key, value = drawn(num)
+    mask = None if special.pop("no mask", False) else mask_of(num)
+    attend_to_few(torch.nn.Identity(), query, key, value, mask, scaling=0.3, dropout=0.0, **special)
+    assert asked == [{"scaling": 0.3, "dropout": 0.0, **special}]
+
+
+def test_only_forwards_of_a_reader_use_it_and_the_choice_of_a_model_stays(monkeypatch):
+    chosen = []
+    monkeypatch.setitem(
+        attention.ALL_ATTENTION_FUNCTIONS._global_mapping,
+        attention.FEW,
+        lambda *given, **more: chosen.append(given[1].shape[2]) or attend_to_few(*given, **more),
+    )
+    model = tiny_model("llama")
+    reader = Reader(model, 2)
+    reader.read(torch.tensor([[5, 6, 7], [8, 9, 10]]), torch.tensor([[True] * 3, [False, True, True]]), 1)
+    assert chosen == [3] * model.config.num_hidden_layers and model.config._attn_implementation == "sdpa"
+    model(torch.tensor([[1, 2]]))
+    assert len(chosen) == model.config.num_hidden_layers
+
+
+def test_a_model_that_chose_otherwise_keeps_its_choice():
+    config = LlamaConfig(
+        vocab_size=20, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    config._attn_implementation = "eager"
+    assert fused_on_cpu(LlamaForCausalLM(config)) == []
+
+
+def test_the_choice_comes_back_after_an_error():
+    model = tiny_model("llama")
+    reader = Reader(model, 1)
+    with pytest.raises(IndexError):
+        reader.read(torch.tensor([[10**6]]), None, 1)
+    assert model.config._attn_implementation == "sdpa"

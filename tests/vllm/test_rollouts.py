@@ -1,0 +1,71 @@
+"""Rollouts that vLLM makes are those of the decoder: same ids, same ends, from the same forced tokens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.rules import make_rule
+from pipeline.labels.cost import Cost
+from pipeline.labels.memories import Memories
+from pipeline.labels.rollouts import Roller, Rollout
+from tests.tiny import byte_tokenizer
+
+pytestmark = pytest.mark.vllm
+ROOT = Path(__file__).parents[2]
+
+SCRIPT = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from tests.vllm.engine import prepare
+
+job = json.loads(Path(sys.argv[1]).read_text())
+prepare(job)
+from pipeline.labels.cost import Cost
+from pipeline.labels.rollouts import Rollout
+from pipeline.labels.served_rollouts import ServedRoller
+from pipeline.labels.vllm_engine import VllmEngine
+from pipeline.pairs.source import ModelSource
+from tests.tiny import byte_tokenizer
+
+source = ModelSource(job["target"], dtype="float32")
+engine = VllmEngine(source, {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8})
+roller = ServedRoller(engine, None, byte_tokenizer(), Cost(), **job["request"])
+rollouts = [Rollout(**one) for one in job["rollouts"]]
+found = {str(rejoin): [asdict(ended) for ended in roller.run(rollouts, rejoin=rejoin)] for rejoin in (None, 8)}
+Path(sys.argv[2]).write_text(json.dumps(found))
+"""
+
+
+def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    target = AutoModelForCausalLM.from_pretrained(place / "target", dtype="float32").eval()
+    decoder = Decoder(target, None, make_rule("exact"), tokenizer=tokenizer)
+    prompts = [[1, 40, 50], [1, 60, 61, 62]]
+    plain = [answer.ids for answer in decoder.generate(prompts, max_new_tokens=80, eos_ids=(), stops=())]
+    request = {"max_new_tokens": 80, "eos_ids": [plain[0][60]], "stops": [tokenizer.decode(plain[1][50:53])]}
+    own = [answer.ids for answer in decoder.generate(prompts, **request)]
+    rollouts = [
+        {"problem": n, "prompt": prompts[n], "text": own[n], "position": at, "token": 70, "reference": own[n]}
+        for n in range(2)
+        for at in range(0, len(own[n]) - 1, 6)
+    ]
+    job = {"target": str(place / "target"), "cache": str(tmp_path), "request": request, "rollouts": rollouts}
+    (tmp_path / "job.json").write_text(json.dumps(job))
+    command = [sys.executable, "-c", SCRIPT, tmp_path / "job.json", tmp_path / "found.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads((tmp_path / "found.json").read_text())
+    roller = Roller(decoder, Memories(decoder, 8), 8, Cost(), **request)
+    asked = [Rollout(**one) for one in rollouts]
+    whole = roller.run(asked)
+    assert [(ended["ids"], ended["finish"]) for ended in found["None"]] == [(one.ids, one.finish) for one in whole]
+    early = roller.run(asked, rejoin=8)
+    assert [ended["finish"] for ended in found["8"]] == [one.finish for one in early]
