@@ -46,10 +46,17 @@ sys.exit(status) if status >= 0 else os.kill(os.getpid(), -status)
 
 @contextlib.contextmanager
 def warm() -> Iterator[None]:
-    """Let the commands of this process be forks of a warm one, where the system can do that."""
-    if sys.platform != "linux" or os.environ.get(SWITCH) == "off":
+    """Let the commands of this process be forks of a warm one, where the system can do that and has room for it."""
+    with contextlib.ExitStack() as stack:
+        if sys.platform == "linux" and os.environ.get(SWITCH) != "off":
+            with contextlib.suppress(OSError):
+                stack.enter_context(started())
         yield
-        return
+
+
+@contextlib.contextmanager
+def started() -> Iterator[None]:
+    """The warm process at work, and the small `python` in front of PATH."""
     path = os.environ["PATH"]
     with tempfile.TemporaryDirectory(prefix="gistgate-") as folder:
         socket = Path(folder) / "socket"

@@ -70,7 +70,7 @@ class Params:
     decoding: DecodingParams = field(default_factory=DecodingParams)
     """Shapes of decoding."""
     engine: EngineParams = field(default_factory=EngineParams)
-    """What makes rollouts."""
+    """What makes rollouts and reads states."""
     collect: CollectParams = field(default_factory=CollectParams)
     """Mining of mismatches."""
     label: LabelParams = field(default_factory=LabelParams)

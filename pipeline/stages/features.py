@@ -24,6 +24,8 @@ from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, read_shards, sources
 from pipeline.labels.features import FeatureReader
 from pipeline.labels.schema import FEATURE_FOLDER, FEATURES, LABEL_FOLDER, LABELS, PLACE, checked, feature_columns
+from pipeline.labels.served_features import served_features
+from pipeline.labels.state_features import StateFeatures
 from pipeline.labels.tables import Table, num_rows
 from pipeline.labels.texts import Texts, read_records
 from pipeline.pairs.pair import load_pair, pair_files
@@ -63,8 +65,13 @@ def shards_of(params: Params, goal: str) -> Shards:
 def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Reads the features of one shard after another."""
     params, goal = settings
-    pair, prompts, names = load_pair(params), read_prompts("train"), features_of(params, goal)
-    reader = FeatureReader(pair, prompts, names, params.decoding.block)
+    served = params.engine.states != "own"
+    pair, prompts, names = load_pair(params, weights=not served), read_prompts("train"), features_of(params, goal)
+    reader: FeatureReader | StateFeatures
+    if served:
+        reader = served_features(params, pair, prompts, names)
+    else:
+        reader = FeatureReader(pair, prompts, names, params.decoding.block)
     shards, labels = shards_of(params, goal), read_records(LABEL_FOLDER / GOALS[goal], LABELS)
     request = request_of(prompts, pair)
 

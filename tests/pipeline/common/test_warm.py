@@ -132,6 +132,16 @@ def test_the_switch_leaves_everything_as_it_is(monkeypatch):
         assert os.environ["PATH"] == before
 
 
+def test_without_room_for_it_commands_run_as_ever(monkeypatch):
+    def full(**_given):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(warm.tempfile, "TemporaryDirectory", full)
+    before = os.environ["PATH"]
+    with warm.warm():
+        assert os.environ["PATH"] == before
+
+
 def test_the_process_ends_with_the_run_that_started_it():
     script = "import time; from pipeline.common.warm import warm\nwith warm(): print(flush=True); time.sleep(3600)"
     run = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)

@@ -1,0 +1,42 @@
+"""vLLM's own dump of hidden states, on a processor as well; vLLM imports this module by its path.
+
+vLLM's method `extract_hidden_states` leaves the target's states in a cache, and its connector
+`ExampleHiddenStatesConnector` copies them into files with streams and events of CUDA. Without CUDA the copy is a plain
+one, and finished when it returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.distributed.kv_transfer.kv_connector.v1.example_hidden_states_connector import (
+    ExampleHiddenStatesConnector,
+    extract_from_kv_cache,
+)
+
+from gistgate.files import save_tensors
+
+
+class StatesOnCpu(ExampleHiddenStatesConnector):
+    """Writes the states of every finished request into a file of its own."""
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: Any) -> str | None:
+        return None
+
+    def _submit_async_write(self, pending: Any) -> None:
+        if not self._is_tp_rank_zero:
+            return
+        blocks = torch.tensor(pending.block_ids)[:, None] * self._block_size
+        slots = (blocks + torch.arange(self._block_size)).flatten()
+        states = extract_from_kv_cache(self._kv_cache, slots, len(pending.token_ids))
+        save_tensors(pending.filename, {"hidden_states": states.contiguous(), "token_ids": pending.token_ids})
+        self._req_copy_events[pending.req_id] = Finished()
+
+
+class Finished:
+    """What a connector asks whether a copy has come to its end."""
+
+    def query(self) -> bool:
+        return True

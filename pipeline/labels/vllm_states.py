@@ -1,0 +1,82 @@
+"""Hidden states of whole texts from vLLM, in the numerics of the engine that will serve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.errors import UserError
+from pipeline.pairs.source import ModelSource
+
+ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.integrations.vllm.states"}
+"""vLLM's own connector copies with CUDA."""
+
+
+class VllmStates:
+    """A target that vLLM holds, asked for the states of its layers."""
+
+    def __init__(self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path) -> None:
+        """Start vLLM.
+
+        Args:
+            source: the target.
+            layers: numbers of layers whose outputs are wanted, counted from 1.
+            arguments: those of `vllm.LLM` besides the model and its dtype.
+            folder: where states wait until they are read.
+
+        Raises:
+            UserError: vLLM is missing.
+        """
+        try:
+            import vllm
+            from vllm.config import KVTransferConfig
+        except ImportError as error:
+            raise UserError(
+                "engine.states is vllm, but vLLM is not installed here. Install gistgate[vllm] into this environment, "
+                "or set engine.states to own in params.yaml."
+            ) from error
+        folder.mkdir(parents=True, exist_ok=True)
+        connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
+        aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        self.once = vllm.SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        self.llm = vllm.LLM(
+            source.model,
+            dtype=source.dtype,
+            revision=source.revision,
+            skip_tokenizer_init=True,
+            enable_prefix_caching=False,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": aux},
+            },
+            kv_transfer_config=KVTransferConfig(
+                kv_role="kv_producer", kv_connector_extra_config={"shared_storage_path": str(folder)}, **connector
+            ),
+            **arguments,
+        )
+
+    def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The states after every token of each text [n, layers, D]."""
+        from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stored
+
+        done = self.llm.generate([prompt(text) for text in texts], self.once, use_tqdm=False)
+        self.llm.generate([prompt([0])], self.once, use_tqdm=False)  # states are written in the step behind their own
+        found = []
+        for text, output in zip(texts, done, strict=True):
+            path = output.kv_transfer_params["hidden_states_path"]
+            states = stored.load_hidden_states(path)
+            stored.cleanup_hidden_states(path)
+            if states["token_ids"].tolist() != list(text):
+                raise UserError("vLLM returned the states of another text. Report this with the version of vLLM.")
+            found.append(states["hidden_states"])
+        return found
+
+
+def prompt(text: Sequence[int]) -> dict[str, list[int]]:
+    """A text as vLLM takes it."""
+    return {"prompt_token_ids": list(text)}
