@@ -12,11 +12,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from gistgate.request.stopping import added_ids, eos_ids
+from gistgate.rules import make_rule
+from pipeline.certification.agreement import DRAFTER
+from pipeline.certification.pieces import STRICT, decoding_of, may_share
+from pipeline.certification.strict_answers import Decode, StrictAnswers
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -54,12 +58,16 @@ class Probe:
 
     def found(self) -> dict[str, Any]:
         """The comparison of every method with strict decoding, in all and by kind of prompt."""
-        strict = self.answers(Operating("exact", "exact", "model", self.params.decoding.block))
+        points = {name: operating_point(self.params, name) for name in self.params.methods}
+        loose_points = [point for point in points.values() if point.rule != STRICT and may_share(point, self.params)]
+        rules = {decoding_of(point): make_rule(point.rule, **point.settings) for point in loose_points}
+        shared = StrictAnswers(rules, Prefilled(self.params.decoding.prompt_memory_mb).decode_all)
+        exact = Operating(STRICT, STRICT, DRAFTER, self.params.decoding.block)
+        strict = self.answers(exact, shared.strictly)
         kinds = Counter(kind for kind, _ in self.prompts)
         methods = {}
-        for name in self.params.methods:
-            point = operating_point(self.params, name)
-            loose = strict if point.rule == "exact" else self.answers(point)
+        for name, point in points.items():
+            loose = strict if point.rule == STRICT else self.answers(point, shared.loosely(decoding_of(point)))
             methods[name] = self.compared(strict, loose, kinds)
             told = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
             print(f"{name}: {len(strict)} prompts, {told}")
@@ -73,7 +81,7 @@ class Probe:
             by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
         return {**compare(strict, loose, self.protocol), "by_kind": by_kind}
 
-    def answers(self, point: Operating) -> list[Reply]:
+    def answers(self, point: Operating, decode_all: Decode) -> list[Reply]:
         """The answers of a method to all prompts."""
         answers = decode_all(
             self.decoder(point, self.pair),
