@@ -42,6 +42,8 @@ class VllmStates:
         folder.mkdir(parents=True, exist_ok=True)
         connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
         aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        self.behind = ""
+        """File of the last request without meaning."""
         self.once = vllm.SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
         self.llm = vllm.LLM(
             source.model,
@@ -65,7 +67,11 @@ class VllmStates:
         from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stored
 
         done = self.llm.generate([prompt(text) for text in texts], self.once, use_tqdm=False)
-        self.llm.generate([prompt([0])], self.once, use_tqdm=False)  # states are written in the step behind their own
+        # States are written in the step behind their own, so a request without meaning follows; its own come last.
+        (behind,) = self.llm.generate([prompt([0])], self.once, use_tqdm=False)
+        if self.behind:
+            stored.cleanup_hidden_states(self.behind)
+        self.behind = behind.kv_transfer_params["hidden_states_path"]
         found = []
         for text, output in zip(texts, done, strict=True):
             path = output.kv_transfer_params["hidden_states_path"]
