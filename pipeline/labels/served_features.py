@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gistgate.errors import UserError
 from pipeline.common.resume import SCRATCH
 from pipeline.labels.output_layer import load_output_layer
 from pipeline.labels.state_features import StateFeatures, numbers_of
+from pipeline.labels.vllm_start import check_alone
 from pipeline.labels.vllm_states import VllmStates
 from pipeline.pairs.loading import load_model
 from pipeline.pairs.pair import Pair
@@ -24,8 +24,7 @@ def served_features(
     Raises:
         UserError: several workers would each hold a target, or the target has no such states.
     """
-    if params.decoding.workers > 1:
-        raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
+    check_alone(params)
     source = read_pair(params.pair)
     numbers = numbers_of(names, pair.target.config.get_text_config().num_hidden_layers)
     states = VllmStates(source.target, numbers, params.engine.arguments, SCRATCH / "states")

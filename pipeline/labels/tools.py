@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.labels.cost import Cost
@@ -15,6 +14,7 @@ from pipeline.labels.pace import Way, plain_of
 from pipeline.labels.rollouts import Roller
 from pipeline.labels.served_rollouts import GoOn, ServedRoller
 from pipeline.labels.verdicts import Judge, Meaning
+from pipeline.labels.vllm_start import check_alone
 from pipeline.pairs.pair import Pair
 from pipeline.pairs.source import read_pair
 from pipeline.params import MethodParams, Params
@@ -74,8 +74,7 @@ def engine_of(params: Params) -> GoOn | None:
     """
     if params.engine.rollouts == "own":
         return None
-    if params.decoding.workers > 1:
-        raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
+    check_alone(params)
     from pipeline.labels.vllm_engine import VllmEngine
 
     return VllmEngine(read_pair(params.pair).target, params.engine.arguments)

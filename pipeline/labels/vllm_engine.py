@@ -1,4 +1,4 @@
-"""The target in vLLM: rollouts of large targets at the speed of a serving engine. vLLM is imported here alone."""
+"""The target in vLLM: rollouts of large targets at the speed of a serving engine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gistgate.block import Sampling
-from gistgate.errors import UserError
 from pipeline.labels.served_rollouts import Asked
+from pipeline.labels.vllm_start import start_vllm
 from pipeline.pairs.source import ModelSource
 
 
@@ -18,34 +18,16 @@ class VllmEngine:
         """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype.
 
         Raises:
-            UserError: vLLM is missing, or the target is one that it is not given.
+            UserError: as `start_vllm`.
         """
-        try:
-            import vllm
-        except ImportError as error:
-            raise UserError(
-                "engine.rollouts is vllm, but vLLM is not installed here. Install gistgate[vllm] into this "
-                "environment, or set engine.rollouts to own in params.yaml."
-            ) from error
-        if source.gguf_file:
-            raise UserError(
-                f"{source.model} is a GGUF file, which is not handed over to vLLM. Name a folder of safetensors, "
-                " or set engine.rollouts to own in params.yaml."
-            )
-        self.vllm = vllm
-        self.llm = vllm.LLM(
-            source.model,
-            dtype=source.dtype,
-            revision=source.revision,
-            skip_tokenizer_init=True,
-            enable_prefix_caching=True,
-            **arguments,
-        )
+        self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
 
     def __call__(self, asked: Sequence[Asked], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
         """New tokens of every text."""
+        from vllm import SamplingParams
+
         params = [
-            self.vllm.SamplingParams(
+            SamplingParams(
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 top_p=sampling.top_p,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gistgate.errors import UserError
+from pipeline.labels.vllm_start import start_vllm
 from pipeline.pairs.source import ModelSource
 
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.integrations.vllm.states"}
@@ -29,46 +30,36 @@ class VllmStates:
             folder: where states wait until they are read.
 
         Raises:
-            UserError: vLLM is missing.
+            UserError: as `start_vllm`.
         """
-        try:
-            import vllm
-            from vllm.config import KVTransferConfig
-        except ImportError as error:
-            raise UserError(
-                "engine.states is vllm, but vLLM is not installed here. Install gistgate[vllm] into this environment, "
-                "or set engine.states to own in params.yaml."
-            ) from error
         folder.mkdir(parents=True, exist_ok=True)
         connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
+        extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
         aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
         self.behind = ""
         """File of the last request without meaning."""
-        self.once = vllm.SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
-        self.llm = vllm.LLM(
-            source.model,
-            dtype=source.dtype,
-            revision=source.revision,
-            skip_tokenizer_init=True,
+        self.llm = start_vllm(
+            "engine.states",
+            source,
+            arguments,
             enable_prefix_caching=False,
             speculative_config={
                 "method": "extract_hidden_states",
                 "num_speculative_tokens": 1,
                 "draft_model_config": {"hf_config": aux},
             },
-            kv_transfer_config=KVTransferConfig(
-                kv_role="kv_producer", kv_connector_extra_config={"shared_storage_path": str(folder)}, **connector
-            ),
-            **arguments,
+            kv_transfer_config={"kv_role": "kv_producer", **extra, **connector},
         )
 
     def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
         """The states after every token of each text [n, layers, D]."""
+        from vllm import SamplingParams
         from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stored
 
-        done = self.llm.generate([prompt(text) for text in texts], self.once, use_tqdm=False)
+        once = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        done = self.llm.generate([prompt(text) for text in texts], once, use_tqdm=False)
         # States are written in the step behind their own, so a request without meaning follows; its own come last.
-        (behind,) = self.llm.generate([prompt([0])], self.once, use_tqdm=False)
+        (behind,) = self.llm.generate([prompt([0])], once, use_tqdm=False)
         if self.behind:
             stored.cleanup_hidden_states(self.behind)
         self.behind = behind.kv_transfer_params["hidden_states_path"]

@@ -129,7 +129,7 @@ def test_the_stage_writes_what_training_reads(tmp_path, monkeypatch, pair, promp
     features = ("lookahead", "h_tok:post")
     params = Params(train=TrainParams(features=features), decoding=DecodingParams(block=BLOCK, workers=1))
     monkeypatch.setattr(stage, "read_params", lambda: params)
-    monkeypatch.setattr(stage, "load_pair", lambda _params: pair)
+    monkeypatch.setattr(stage, "load_pair", lambda _params, weights=True: pair)
     monkeypatch.setattr(stage, "pair_files", lambda _pair: [])
     monkeypatch.setattr(stage, "read_prompts", lambda _split: prompts)
     monkeypatch.setattr(stage, "request_of", lambda _prompts, _pair: REQUEST)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Roller, Rollout
 from pipeline.labels.served_rollouts import Asked, ServedRoller
+from pipeline.labels.vllm_engine import VllmEngine
+from pipeline.labels.vllm_states import VllmStates
+from pipeline.pairs.source import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.tiny import byte_tokenizer
 
@@ -111,10 +115,14 @@ def test_an_engine_needs_one_worker():
     assert tools.engine_of(params) is None  # type: ignore[arg-type]
 
 
-def test_a_missing_vllm_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "vllm", None)
-    from pipeline.labels.vllm_engine import VllmEngine
-    from pipeline.pairs.source import ModelSource
+@pytest.mark.parametrize("key", ["engine.rollouts", "engine.states"])
+def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, tmp_path, key):
+    def begin(source):
+        return VllmEngine(source, {}) if key == "engine.rollouts" else VllmStates(source, [1], {}, tmp_path)
 
-    with pytest.raises(UserError, match=r"gistgate\[vllm\]"):
-        VllmEngine(ModelSource("some/model"), {})
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(UserError, match=rf"gistgate\[vllm\].*set {key} to own"):
+        begin(ModelSource("some/model"))
+    monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
+    with pytest.raises(UserError, match=f"GGUF file.*set {key} to own"):
+        begin(ModelSource("some/model", gguf_file="weights.gguf"))

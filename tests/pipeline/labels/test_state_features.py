@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline.labels.served_features import served_features
 
 from gistgate.errors import UserError
 from pipeline.labels.features import FeatureReader
 from pipeline.labels.output_layer import load_output_layer
+from pipeline.labels.served_features import served_features
 from pipeline.labels.state_features import StateFeatures, numbers_of
 from pipeline.labels.tables import num_rows
 from pipeline.pairs.source import ModelSource
