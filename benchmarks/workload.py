@@ -31,8 +31,13 @@ class Workload:
     prompts: list[dict[str, Any]]
 
     @classmethod
-    def load(cls, num_prompts: int, split: str = "test") -> Workload:
+    def load(cls, num_prompts: int, split: str = "test", pair: str | None = None) -> Workload:
         """The first prompts of a split of the run in this folder: choices belong to `development`, claims to `test`.
+
+        Args:
+            num_prompts: at most so many.
+            split: development or test.
+            pair: name of another pair with the same target; default: the run's own.
 
         Raises:
             UserError: it has no prompts, or its pair cannot be loaded.
@@ -40,7 +45,8 @@ class Workload:
         params = read_params()
         if not Path("data/prompts/test.jsonl").exists():
             raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
-        return cls(table_params(params), load_pair(params), read_prompts(split)[:num_prompts])
+        loaded = load_pair(params if pair is None else replace(params, pair=pair))
+        return cls(table_params(params), loaded, read_prompts(split)[:num_prompts])
 
     @property
     def ids(self) -> list[list[int]]:

@@ -1,0 +1,191 @@
+"""Whether a vLLM server writes what this library's decoder writes: ids with the gate closed, scores with it open.
+
+    python -m benchmarks.served --python .venv-vllm/bin/python [--number 200] [--users 8] [--pair NAME]
+
+In the folder of a finished run. One server after another answers the first test prompts: vLLM with a draft and without
+the plug-in, twice; the plug-in with its gate closed; and every certified method at its setting. Each method also
+decodes the same prompts in this process. Two runs of the server without the plug-in say how much its answers differ by
+themselves, since the rows of a batch come together otherwise every time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import sleep
+from typing import Any
+from urllib.request import urlopen
+
+from openai import AsyncOpenAI
+
+from benchmarks.bench import RESULTS, save
+from benchmarks.load import SECONDS
+from benchmarks.servers import MODEL, Configuration, serving
+from benchmarks.serving import SERVABLE
+from benchmarks.workload import Workload
+from gistgate.errors import UserError
+from gistgate.integrations.vllm.metrics import INTERVAL
+from pipeline.common.decoders import run_split
+from pipeline.common.entry import run
+from pipeline.common.gates import gate_folder
+from pipeline.common.operating_point import Operating
+from pipeline.common.paths import SCRATCH
+from pipeline.pairs.source import PairSource, read_pair
+from pipeline.tasks.loading import load_task
+
+COUNTED = ("blocks", "loose")
+"""Counters of the plug-in that are read."""
+Score = Callable[[dict[str, Any], list[int]], float]
+"""The task's metric of a prompt's answer."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answer, of a server or of this process."""
+
+    ids: list[int]
+    score: float
+    cut: bool
+
+
+def main(
+    python: str = sys.executable,
+    number: int = 200,
+    users: int = 8,
+    pair: str = "",
+    rules: str = "",
+    options: str = "",
+    results: Path = RESULTS,
+) -> None:
+    """Compare every method.
+
+    Args:
+        python: interpreter of an environment with vLLM and this package.
+        number: test prompts.
+        users: requests that a server has at once.
+        pair: the pair as a server holds it, where the run's draft is quantised; default: the run's own.
+        rules: rules without a gate at explicit settings, as JSON, which stand in for the certified methods; so a run
+            can be compared before its calibration.
+        options: further options of vLLM's servers, with spaces between them.
+        results: folder of the result.
+    """
+    workload = Workload.load(number, pair=pair or None)
+    block, score = workload.params.decoding.block, scoring(workload)
+    plain = server_of(read_pair(workload.pair.name), block, python, options.split())
+
+    def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
+        SCRATCH.mkdir(exist_ok=True)
+        with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
+            return asyncio.run(answers(address, workload, users, score)), counters(address) if "rule" in (
+                value or {}
+            ) else {}
+
+    first, (again, _), (closed, _) = ask("plain", None), ask("again", None), ask("closed", {"strict": True})
+    found: dict[str, Any] = {"again": compared(again, first[0]), "closed": compared(closed, first[0])}
+    for name, point in points(workload, json.loads(rules or "{}")).items():
+        served, counted = ask(name, rule_of(point))
+        own = decoded(workload, point)
+        found[name] = {**compared(served, own[0]), "served": figures(served, counted), "own": figures(*own)}
+        print(f"{name}: {found[name]['equal']} of {number} answers have equal ids", flush=True)
+    said = {"pair": workload.pair.name, "block": block, "users": users, "dtype": plain.dtype, "n": number}
+    save("served", {**said, "methods": found}, results)
+
+
+def server_of(source: PairSource, block: int, python: str, options: list[str]) -> Configuration:
+    """A server that drafts with the pair's own draft.
+
+    Raises:
+        UserError: the pair has none.
+    """
+    if source.draft is None:
+        raise UserError("The pair of this run has no draft model, which the server would draft with.")
+    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
+    return Configuration(Path(source.target.model), speculation, None, source.target.dtype, python, options)
+
+
+def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Operating]:
+    """The settings that are compared, by method."""
+    if not rules:
+        servable = {*SERVABLE} - {"ensemble"}  # its greedy form needs vLLM's second model runner, which wants a GPU
+        return {name: one for name, one in workload.points.items() if one.head is not None or one.rule in servable}
+    block = workload.params.decoding.block
+    return {name: Operating(name, name, "model", block, settings, certified=False) for name, settings in rules.items()}
+
+
+def rule_of(point: Operating) -> dict[str, Any]:
+    """A method's setting as the plug-in reads it."""
+    gate = {"gate": str(gate_folder(point.head))} if point.head else {}
+    return {"rule": point.rule, "settings": dict(point.settings), **gate}
+
+
+def scoring(workload: Workload) -> Score:
+    """The run's own metric."""
+    task = load_task(workload.params)
+    return lambda prompt, ids: task.score(prompt["doc"], task.text(workload.pair.tokenizer, ids))
+
+
+async def answers(address: str, workload: Workload, users: int, score: Score) -> list[Answer]:
+    """A server's greedy answers to all prompts."""
+    free = asyncio.Semaphore(users)
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
+
+        async def ask(prompt: dict[str, Any]) -> Answer:
+            async with free:
+                done = await client.completions.create(
+                    model=MODEL,
+                    prompt=prompt["ids"],
+                    max_tokens=prompt["max_new_tokens"],
+                    stop=prompt["stops"] or None,
+                    temperature=0.0,
+                    extra_body={"return_token_ids": True},
+                )
+            first = done.choices[0]
+            ids = list((first.model_extra or {})["token_ids"])  # vLLM's own field
+            return Answer(ids, score(prompt, ids), first.finish_reason == "length")
+
+        return list(await asyncio.gather(*map(ask, workload.prompts)))
+
+
+def counters(address: str) -> dict[str, float]:
+    """What the plug-in has counted, once its workers have written it."""
+    sleep(2.5 * INTERVAL)
+    with urlopen(f"{address}/metrics", timeout=10) as page:
+        lines = [line.split() for line in page.read().decode().splitlines() if line.startswith("gistgate_")]
+    values = {words[0]: words[-1] for words in lines}
+    return {name: float(values[f"gistgate_{name}_total"]) for name in COUNTED}
+
+
+def decoded(workload: Workload, point: Operating) -> tuple[list[Answer], dict[str, float]]:
+    """The answers of this process and its counts, which leave out the forward that reads a prompt, as vLLM's do."""
+    task, params = load_task(workload.params), workload.params
+    done = run_split(workload.at(point, "eager"), task, workload.pair, workload.prompts, params, point.method)
+    blocks = sum(one.statistics.forwards for one in done) - len(done)
+    loose = sum(one.statistics.loose for one in done)
+    return [Answer(one.ids, one.score, one.cut) for one in done], {"blocks": blocks, "loose": loose}
+
+
+def compared(some: list[Answer], others: list[Answer]) -> dict[str, int]:
+    """On how many prompts two lists of answers have equal ids, and unequal scores."""
+    pairs = list(zip(some, others, strict=True))
+    unequal = sum(one.score != other.score for one, other in pairs)
+    return {"equal": sum(one.ids == other.ids for one, other in pairs), "unequal_scores": unequal, "n": len(pairs)}
+
+
+def figures(done: list[Answer], counted: dict[str, float]) -> dict[str, float]:
+    """Score, share of loose tokens and tokens per forward of one side."""
+    tokens = sum(len(one.ids) for one in done)
+    return {
+        "right": sum(one.score for one in done),
+        "cut": sum(one.cut for one in done),
+        "tokens": tokens,
+        "loose_share": counted["loose"] / tokens,
+        "tokens_per_forward": tokens / (counted["blocks"] + len(done)),
+    }
+
+
+if __name__ == "__main__":
+    run(main)
