@@ -68,8 +68,8 @@ def main(
         number: test prompts.
         users: requests that a server has at once.
         pair: the pair as a server holds it, where the run's draft is quantised; default: the run's own.
-        rules: rules without a gate at explicit settings, as JSON, which stand in for the certified methods; so a run
-            can be compared before its calibration.
+        rules: methods at explicit settings, as JSON, which stand in for the certified ones; so a run can be compared
+            before its calibration. A rule without a gate need not be a method of the run.
         options: further options of vLLM's servers, with spaces between them.
         results: folder of the result.
     """
@@ -112,8 +112,12 @@ def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Op
     if not rules:
         servable = {*SERVABLE} - {"ensemble"}  # its greedy form needs vLLM's second model runner, which wants a GPU
         return {name: one for name, one in workload.points.items() if one.head is not None or one.rule in servable}
-    block = workload.params.decoding.block
-    return {name: Operating(name, name, "model", block, settings, certified=False) for name, settings in rules.items()}
+    block, methods = workload.params.decoding.block, workload.params.methods
+    heads = {name: methods[name].head for name in rules if name in methods}
+    return {
+        name: Operating(name, name, "model", block, settings, head=heads.get(name), certified=False)
+        for name, settings in rules.items()
+    }
 
 
 def rule_of(point: Operating) -> dict[str, Any]:

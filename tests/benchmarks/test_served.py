@@ -10,6 +10,7 @@ from benchmarks.served import Answer, compared, figures, points, rule_of, server
 from gistgate.errors import UserError
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.source import ModelSource, PairSource
+from pipeline.params import MethodParams
 
 SERVED = [Answer([1, 2, 3], 1.0, False), Answer([4, 5], 0.0, True)]
 
@@ -29,12 +30,14 @@ def test_the_forwards_that_read_prompts_count_as_forwards():
 def test_the_certified_methods_that_a_server_can_run_are_compared_or_named_rules():
     loose = {name: Operating(name, name, "model", 8) for name in ("fly", "ensemble", "random")}
     gate = Operating("gate", "autojudge", "model", 8, {"risk": 0.1}, head="logistic")
-    params = SimpleNamespace(decoding=SimpleNamespace(block=6))
+    methods = {"autojudge": MethodParams("autojudge", learned=True, head="mlp")}
+    params = SimpleNamespace(decoding=SimpleNamespace(block=6), methods=methods)
     workload = SimpleNamespace(points={**loose, "gate": gate}, params=params)
     assert list(points(workload, {})) == ["fly", "gate"]
     assert rule_of(gate) == {"rule": "autojudge", "settings": {"risk": 0.1}, "gate": "models/heads/logistic"}
-    named = points(workload, {"prob-ratio": {"r": 0.3}})
+    named = points(workload, {"prob-ratio": {"r": 0.3}, "autojudge": {"risk": 0.2}})
     assert rule_of(named["prob-ratio"]) == {"rule": "prob-ratio", "settings": {"r": 0.3}}
+    assert rule_of(named["autojudge"])["gate"] == "models/heads/mlp"
     assert named["prob-ratio"].block == 6
 
 
