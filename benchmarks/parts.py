@@ -88,7 +88,7 @@ class DraftStep:
     def compiled(self, room: int) -> Callable[[], object]:
         """A replay of the program."""
         steps = DraftSteps(self.model, self.num, self.model.config.vocab_size, Sampling(), False)
-        feed = torch.tensor([[1, 1, room, self.num]], device=self.model.device)
+        feed = torch.tensor([[1, 1, room, self.num, 0]], device=self.model.device)
         inputs = [feed, torch.zeros(1, 0, dtype=torch.float64, device=self.model.device)]
         program, memory = built(self.model, ("steps", self.num), steps, room, inputs)
         return lambda: program(*memory, *inputs)
@@ -109,7 +109,7 @@ class Verification:
         if session is None:
             raise UserError(f"The rule '{self.decoder.rule.id}' runs on the eager engine. Leave it out.")
         device = self.decoder.target.device
-        feed = torch.tensor([[1, 1, room, num]], device=device)
+        feed = session._feed([row])
         valid = torch.ones(1, num, dtype=torch.bool, device=device)
         width = self.decoder.vocabulary if session._has_q else 0
         q = torch.full((1, num, width), 1 / max(width, 1), device=device)
