@@ -13,22 +13,16 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from time import sleep
 from typing import Any
-from urllib.request import urlopen
 
-from openai import AsyncOpenAI
-
+from benchmarks.answers import Answer, Score, asked, compared, counters, figures
 from benchmarks.bench import RESULTS, save
-from benchmarks.load import SECONDS
-from benchmarks.servers import MODEL, Configuration, serving
+from benchmarks.servers import Configuration, serving
 from benchmarks.serving import SERVABLE
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
-from gistgate.integrations.vllm.metrics import INTERVAL
 from pipeline.common.decoders import run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder
@@ -36,20 +30,6 @@ from pipeline.common.operating_point import Operating
 from pipeline.common.paths import SCRATCH
 from pipeline.pairs.source import PairSource, read_pair
 from pipeline.tasks.loading import load_task
-
-COUNTED = ("blocks", "loose")
-"""Counters of the plug-in that are read."""
-Score = Callable[[dict[str, Any], list[int]], float]
-"""The task's metric of a prompt's answer."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One answer, of a server or of this process."""
-
-    ids: list[int]
-    score: float
-    cut: bool
 
 
 def main(
@@ -80,7 +60,7 @@ def main(
     def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
         SCRATCH.mkdir(exist_ok=True)
         with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
-            return asyncio.run(answers(address, workload, users, score)), counters(address) if "rule" in (
+            return asyncio.run(asked(address, workload.prompts, users, score)), counters(address) if "rule" in (
                 value or {}
             ) else {}
 
@@ -132,37 +112,6 @@ def scoring(workload: Workload) -> Score:
     return lambda prompt, ids: task.score(prompt["doc"], task.text(workload.pair.tokenizer, ids))
 
 
-async def answers(address: str, workload: Workload, users: int, score: Score) -> list[Answer]:
-    """A server's greedy answers to all prompts."""
-    free = asyncio.Semaphore(users)
-    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
-
-        async def ask(prompt: dict[str, Any]) -> Answer:
-            async with free:
-                done = await client.completions.create(
-                    model=MODEL,
-                    prompt=prompt["ids"],
-                    max_tokens=prompt["max_new_tokens"],
-                    stop=prompt["stops"] or None,
-                    temperature=0.0,
-                    extra_body={"return_token_ids": True},
-                )
-            first = done.choices[0]
-            ids = list((first.model_extra or {})["token_ids"])  # vLLM's own field
-            return Answer(ids, score(prompt, ids), first.finish_reason == "length")
-
-        return list(await asyncio.gather(*map(ask, workload.prompts)))
-
-
-def counters(address: str) -> dict[str, float]:
-    """What the plug-in has counted, once its workers have written it."""
-    sleep(2.5 * INTERVAL)
-    with urlopen(f"{address}/metrics", timeout=10) as page:
-        lines = [line.split() for line in page.read().decode().splitlines() if line.startswith("gistgate_")]
-    values = {words[0]: words[-1] for words in lines}
-    return {name: float(values[f"gistgate_{name}_total"]) for name in COUNTED}
-
-
 def decoded(workload: Workload, point: Operating) -> tuple[list[Answer], dict[str, float]]:
     """The answers of this process and its counts, which leave out the forward that reads a prompt, as vLLM's do."""
     task, params = load_task(workload.params), workload.params
@@ -170,25 +119,6 @@ def decoded(workload: Workload, point: Operating) -> tuple[list[Answer], dict[st
     blocks = sum(one.statistics.forwards for one in done) - len(done)
     loose = sum(one.statistics.loose for one in done)
     return [Answer(one.ids, one.score, one.cut) for one in done], {"blocks": blocks, "loose": loose}
-
-
-def compared(some: list[Answer], others: list[Answer]) -> dict[str, int]:
-    """On how many prompts two lists of answers have equal ids, and unequal scores."""
-    pairs = list(zip(some, others, strict=True))
-    unequal = sum(one.score != other.score for one, other in pairs)
-    return {"equal": sum(one.ids == other.ids for one, other in pairs), "unequal_scores": unequal, "n": len(pairs)}
-
-
-def figures(done: list[Answer], counted: dict[str, float]) -> dict[str, float]:
-    """Score, share of loose tokens and tokens per forward of one side."""
-    tokens = sum(len(one.ids) for one in done)
-    return {
-        "right": sum(one.score for one in done),
-        "cut": sum(one.cut for one in done),
-        "tokens": tokens,
-        "loose_share": counted["loose"] / tokens,
-        "tokens_per_forward": tokens / (counted["blocks"] + len(done)),
-    }
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.served import Answer, compared, figures, points, rule_of, server_of
+from benchmarks.answers import Answer, compared, figures
+from benchmarks.served import points, rule_of, server_of
 from gistgate.errors import UserError
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.source import ModelSource, PairSource
