@@ -118,14 +118,15 @@ class Unasked(Exception):  # noqa: N818 (no error: there is nothing to ask)
 
 
 SHORT: dict[str, dict[str, dict[str, Any]]] = {
-    "cuda": {"speed": {"prompts": 8, "batches": "1,8"}, "limit": {"prompts": 8}, "memory": {}},
+    "cuda": {"speed": {"prompts": 8, "batches": "1,8"}, "limit": {"prompts": 8, "methods": "autojudge"}, "memory": {}},
     "cpu": {
         "speed": {"prompts": 4, "batches": "1", "methods": "autojudge"},
-        "limit": {"prompts": 4, "calls": 2, "methods": "autojudge"},
+        "limit": {"prompts": 4, "calls": 2, "methods": "autojudge", "engines": "eager"},
         "memory": {"prompts": 1, "batch": 1},
     },
 }
-"""Sizes that let each benchmark of a finished run end within about two minutes; on a processor they are a rehearsal."""
+"""Sizes that let each benchmark of a finished run end within about two minutes. On a processor they are a rehearsal, and
+`shapes` alone builds the programs that `limit` would build."""
 QUESTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "ids": ids,
     "shapes": shapes,
