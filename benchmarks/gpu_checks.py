@@ -125,8 +125,8 @@ SHORT: dict[str, dict[str, dict[str, Any]]] = {
         "memory": {"prompts": 1, "batch": 1},
     },
 }
-"""Sizes that let each benchmark of a finished run end within about two minutes. On a processor they are a rehearsal, and
-`shapes` alone builds the programs that `limit` would build."""
+"""Sizes that let each benchmark of a finished run end within about two minutes. On a processor they are a rehearsal,
+and `shapes` alone builds the programs that `limit` would build."""
 QUESTIONS: dict[str, Callable[[], dict[str, Any]]] = {
     "ids": ids,
     "shapes": shapes,
