@@ -1,11 +1,11 @@
-"""Whether a vLLM server writes what this library's decoder writes: ids with the gate closed, scores with it open.
+"""Whether a vLLM server writes what this library's decoder writes: ids where it is strict, scores where a gate is open.
 
     python -m benchmarks.served --python .venv-vllm/bin/python [--number 200] [--users 8] [--pair NAME]
 
 In the folder of a finished run. One server after another answers the first test prompts: vLLM with a draft and without
-the plug-in, twice; the plug-in with its gate closed; and every certified method at its setting. Each method also
-decodes the same prompts in this process. Two runs of the server without the plug-in say how much its answers differ by
-themselves, since the rows of a batch come together otherwise every time.
+the plug-in, twice; with the plug-in, which is told to be strict; and every certified method at its setting. Each method
+also decodes the same prompts in this process. Two runs of the server without the plug-in say how much its answers
+differ by themselves, since the rows of a batch come together otherwise every time.
 """
 
 from __future__ import annotations
@@ -60,12 +60,11 @@ def main(
     def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
         SCRATCH.mkdir(exist_ok=True)
         with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
-            return asyncio.run(asked(address, workload.prompts, users, score)), counters(address) if "rule" in (
-                value or {}
-            ) else {}
+            done = asyncio.run(asked(address, workload.prompts, users, score))
+            return done, counters(address) if value and "rule" in value else {}
 
-    first, (again, _), (closed, _) = ask("plain", None), ask("again", None), ask("closed", {"strict": True})
-    found: dict[str, Any] = {"again": compared(again, first[0]), "closed": compared(closed, first[0])}
+    first, (again, _), (strict, _) = ask("plain", None), ask("again", None), ask("strict", {"strict": True})
+    found: dict[str, Any] = {"again": compared(again, first[0]), "strict": compared(strict, first[0])}
     for name, point in points(workload, json.loads(rules or "{}")).items():
         served, counted = ask(name, rule_of(point))
         own = decoded(workload, point)
