@@ -13,6 +13,7 @@ from openai import AsyncOpenAI
 
 from benchmarks.load import SECONDS
 from benchmarks.servers import MODEL
+from gistgate.errors import UserError
 from gistgate.integrations.vllm.metrics import INTERVAL
 
 COUNTED = ("blocks", "loose")
@@ -53,11 +54,20 @@ async def asked(address: str, prompts: Sequence[dict[str, Any]], users: int, sco
 
 
 def counters(address: str) -> dict[str, float]:
-    """What the plug-in has counted, once its workers have written it."""
+    """What the plug-in has counted, once its workers have written it.
+
+    Raises:
+        UserError: the plug-in does not run in the server.
+    """
     sleep(2.5 * INTERVAL)
     with urlopen(f"{address}/metrics", timeout=10) as page:
         lines = [line.split() for line in page.read().decode().splitlines() if line.startswith("gistgate_")]
     values = {words[0]: words[-1] for words in lines}
+    if not values:
+        raise UserError(
+            f"The plug-in does not run in the server at {address}. Install gistgate into the server's environment; the "
+            "server's log in .scratch says what kept it from loading."
+        )
     return {name: float(values[f"gistgate_{name}_total"]) for name in COUNTED}
 
 

@@ -53,6 +53,7 @@ def main(
         options: further options of vLLM's servers, with spaces between them.
         results: folder of the result.
     """
+    settings = settings_of(rules)
     workload = Workload.load(number, pair=pair or None)
     block, score = workload.params.decoding.block, scoring(workload)
     plain = server_of(read_pair(workload.pair.name), block, python, options.split())
@@ -65,13 +66,30 @@ def main(
 
     first, (again, _), (strict, _) = ask("plain", None), ask("again", None), ask("strict", {"strict": True})
     found: dict[str, Any] = {"again": compared(again, first[0]), "strict": compared(strict, first[0])}
-    for name, point in points(workload, json.loads(rules or "{}")).items():
+    for name, point in points(workload, settings).items():
         served, counted = ask(name, rule_of(point))
         own = decoded(workload, point)
         found[name] = {**compared(served, own[0]), "served": figures(served, counted), "own": figures(*own)}
         print(f"{name}: {found[name]['equal']} of {number} answers have equal ids", flush=True)
     said = {"pair": workload.pair.name, "block": block, "users": users, "dtype": plain.dtype, "n": number}
     save("served", {**said, "methods": found}, results)
+
+
+def settings_of(rules: str) -> dict[str, dict[str, Any]]:
+    """Settings by method.
+
+    Raises:
+        UserError: this is no JSON object.
+    """
+    try:
+        found = json.loads(rules or "{}")
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(
+            f'--rules {rules} is no JSON object. Write methods with settings, such as {{"fly": {{"theta": 1}}}}.'
+        )
+    return found
 
 
 def server_of(source: PairSource, block: int, python: str, options: list[str]) -> Configuration:

@@ -105,7 +105,7 @@ def configurations(
     speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
 
     def server(drafts: dict[str, Any] | None, rule: dict[str, Any] | None) -> Configuration:
-        return Configuration(target, drafts, rule, python=python, options=options)
+        return Configuration(target, drafts, rule, source.target.dtype, python, options)
 
     found = {PLAIN: server(None, None), "strict": server(speculation, {"strict": True})}
     for name in SERVABLE:

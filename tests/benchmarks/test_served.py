@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from benchmarks.answers import Answer, compared, figures
-from benchmarks.served import points, rule_of, server_of
+from benchmarks.served import points, rule_of, server_of, settings_of
 from gistgate.errors import UserError
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.source import ModelSource, PairSource
@@ -48,3 +48,10 @@ def test_the_server_holds_the_pair_in_its_own_dtype():
     assert command[command.index("--dtype") + 1] == "bfloat16" and "some/draft" in " ".join(command)
     with pytest.raises(UserError, match="no draft model"):
         server_of(PairSource(target, drafter="suffix"), 6, "python", [])
+
+
+@pytest.mark.parametrize("rules", ["{fly", "[1]"])
+def test_rules_that_are_no_object_are_refused(rules):
+    with pytest.raises(UserError, match="no JSON object"):
+        settings_of(rules)
+    assert settings_of("") == {}

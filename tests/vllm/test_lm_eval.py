@@ -1,4 +1,4 @@
-"""lm-eval scores a server by the command of docs/serving.md, and gets the answers of the same rule in one process."""
+"""lm-eval scores a server by the command of docs/serving.md, and gets the strict answers of one process."""
 
 from __future__ import annotations
 
