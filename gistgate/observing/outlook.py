@@ -34,7 +34,7 @@ class Costs:
     verify: Mapping[int, float]
     """v(K): verifying K drafted tokens and the one before them, in target steps, by K."""
 
-    def verification(self, block: int) -> float:
+    def verification(self, block: float) -> float:
         """v at any K: linear between the measured ones, and the nearest of them outside."""
         known = sorted(self.verify)
         below = max((k for k in known if k <= block), default=known[0])
