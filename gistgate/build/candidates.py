@@ -10,13 +10,14 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistgate.build.choose import MODEL, NONE, STRICT, Choice, certified_point
-from gistgate.build.decoder import assemble, load_gate
-from gistgate.build.drafters import Sources, make_drafter
+from gistgate.build.decoder import assemble, binding_of, load_gate
+from gistgate.build.drafters import STOPPING, Sources, make_drafter
 from gistgate.build.models import Target, load_draft
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.holds import check_parts, check_request, load_proof
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.observing.tuning import PLAIN, Candidate
 
@@ -32,26 +33,33 @@ class Workshop:
         model, tokenizer = target.model, target.tokenizer
         self.draft: PreTrainedModel | None = None
         if wishes.draft is not None:
-            self.draft = load_draft(wishes.draft, model, tokenizer, wishes.draft_revision)
+            self.draft = load_draft(wishes.draft, model, tokenizer, **wishes.lighter)
         self.gate = load_gate(wishes.gate, model, self.draft, tokenizer)
-        self.sources = Sources(model, tokenizer, self.draft, wishes.datastore, wishes.corpus)
+        self.sources = Sources(model, tokenizer, self.draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
         self.refused: list[str] = []
         """Why certificates could not take part, a sentence for each."""
 
     def candidates(self, certificates: Sequence[str]) -> list[Candidate]:
-        """Plain decoding, strict decoding with every K and drafter, and the certified settings."""
+        """Plain decoding, what the certificates permit, and strict decoding with every K and the drafters of both."""
+        certified = [one for place in certificates for one in self.certified(place)]
+        own = [MODEL, "lookup"] if self.draft is not None else ["lookup"]
         strict = [
             Candidate(f"strict {drafter} K={block}", self.decoder(Choice(STRICT, {}, block, drafter)))
-            for drafter in ([MODEL] if self.draft is not None else []) + ["lookup"]
+            for drafter in dict.fromkeys([*own, *(one.proof.drafter for one in certified if one.proof)])
             for block in BLOCKS
         ]
         plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
-        return [plain, *strict, *(one for place in certificates for one in self.certified(place))]
+        return [plain, *strict, *certified]
+
+    def drafter(self, name: str) -> Drafter | None:
+        """A drafter; only those that can end their drafts are told when to."""
+        told = self.sources if name in STOPPING else replace(self.sources, stopping=None)
+        return make_drafter(name, told)
 
     def decoder(self, choice: Choice) -> Decoder:
         """The decoder of a choice; a strict one asks no gate."""
         gate: Any = None if choice.rule == STRICT else self.gate
-        drafter = make_drafter(choice.drafter, self.sources)
+        drafter = self.drafter(choice.drafter)
         return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.wishes.engine)
 
     def certified(self, place: str) -> Iterator[Candidate]:
@@ -76,7 +84,8 @@ class Workshop:
         """
         check_request(proof, chat=self.chat, system=self.system)
         gate = self.gate if proof.scope.get("gate") is not None else None
-        used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards}
+        drafting = binding_of(self.drafter(proof.drafter))
+        used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards, "drafting": drafting}
         data: Path | None = self.sources.behind(proof.drafter)
         check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
 

@@ -8,13 +8,14 @@ from typing import Annotated
 import typer
 
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Length, System, TargetName, with_wishes
+from gistgate.cli.options import Chat, Dtype, Length, Prompts, System, TargetName, with_wishes
+from gistgate.cli.reading import read_prompts
 
 
 @with_wishes
 def fit_draft(
     target: TargetName,
-    prompts: Annotated[Path, typer.Argument(help="Text file, one development prompt per line.")],
+    prompts: Prompts,
     *,
     wishes: Wishes,
     out: Annotated[Path, typer.Option(help="JSON file to write, for --stop-drafting.")],
@@ -25,11 +26,10 @@ def fit_draft(
 ) -> None:
     """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
     from gistgate.cli.decode import load
-    from gistgate.files import read_text
     from gistgate.observing.drafting import fit_stopping
 
+    lines = read_prompts(prompts)
     loaded = load(target, dtype, wishes, chat=chat, system=system)
-    lines = [line for line in read_text(prompts).splitlines() if line.strip()]
     ids = [loaded.target.encode(line, chat, system) for line in lines]
     stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     stopping.save(out)
@@ -46,7 +46,9 @@ def fit_draft(
 
 def draft_vocabulary(
     target: TargetName,
-    texts: Annotated[Path, typer.Argument(help="Text file, one training text per line: prompts or, better, answers.")],
+    texts: Annotated[
+        str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
+    ],
     *,
     draft: Annotated[str, typer.Option(help="Draft model: hub id or folder.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
@@ -55,13 +57,12 @@ def draft_vocabulary(
 ) -> None:
     """Count the most frequent tokens of some texts; end and special tokens are always among them."""
     from gistgate.build.models import load_draft, load_target
-    from gistgate.files import read_text
     from gistgate.forward.output import Subset
 
+    lines = read_prompts(texts)
     loaded = load_target(target, dtype)
     model = load_draft(draft, loaded.model, loaded.tokenizer)
-    lines = [line for line in read_text(texts).splitlines() if line.strip()]
-    counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids if lines else []
+    counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
     subset.save(out)
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")

@@ -29,4 +29,6 @@ def read_prompts(place: str) -> list[str]:
     else:
         text = sys.stdin.read() if place == STANDARD_INPUT else read_text(place)
         found = [line for line in text.splitlines() if line.strip()]
-    return [one for one in found if one]
+    if not (kept := [one for one in found if one]):
+        raise UserError(f"{place} holds no prompt. Write one prompt per line.")
+    return kept

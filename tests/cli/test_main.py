@@ -126,7 +126,7 @@ def test_doctor_needs_a_drafter_and_prompts(run, pair, tmp_path):
     (tmp_path / "empty.txt").write_text("\n")
     for arguments in (("--draft", pair / "draft"), ()):
         status, _, said = run("doctor", pair / "target", tmp_path / "empty.txt", *arguments)
-        assert status == 1 and "Pass at least one prompt and a draft" in said
+        assert status == 1 and "holds no prompt. Write one prompt per line" in said
 
 
 def test_ends_of_drafts_are_measured_and_used(run, pair, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 from gistgate.build.preference import preferred
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import read_proof
+from gistgate.drafters.stopping import Stopping
 from gistgate.gates.gate import Gate
 from gistgate.observing import tuning
 from tests.certificates.proofs import point, proof_for
@@ -73,6 +74,26 @@ def test_a_certificate_of_another_pair_is_left_out(tune, gate, tmp_path):
     replace(kept, scope={**kept.scope, "tokenizer": "another"}).save(tmp_path / "other")
     status, _, err = tune("--also", tmp_path / "other")
     assert status == 0 and "Left out" in err and "because of another tokenizer" in err
+
+
+def test_strict_decoding_is_timed_with_every_certified_drafter(tune, gate, tmp_path):
+    assert not [name for name in json.loads(tune("--json")[1])["screened"] if "suffix" in name]
+    kept = read_proof(gate)
+    replace(kept, drafter="suffix").save(tmp_path / "copied")
+    status, out, err = tune("--json", "--also", tmp_path / "copied")
+    assert status == 0 and "Left out" not in err
+    names = json.loads(out)["screened"]
+    assert "strict suffix K=2" in names and "autojudge risk 1.0, suffix K=4" in names
+
+
+def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
+    measured = {"rule": "autojudge", "block": 4, "cost": 0.2, "verify": 1.0}
+    Stopping(0.3, ((0.0, 0.1), (1.0, 0.9)), measured=measured).save(tmp_path / "stop.json")
+    status, out, err = tune("--json", "--stop-drafting", tmp_path / "stop.json")
+    assert status == 0 and "Left out" in err and "stop" in err  # it was certified with whole drafts
+    assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
+    assert "strict model K=4" in json.loads(out)["screened"]
+    assert "int8" in tune("--json", "--quantise-draft", "int8")[2]
 
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
