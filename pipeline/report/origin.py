@@ -62,7 +62,7 @@ def line(content: dict[str, Any]) -> str:
     """One sentence about the code behind published figures."""
     code = content.get(KEY)
     if code is None:
-        return "These figures are older than the record of the code that made them."
+        return "These figures were measured before results began to name the code that made them."
     name, changed = code["commit"].removesuffix("+"), code["commit"].endswith("+")
     rest = ", with changes that were not committed" if changed else ""
     return f"Made by the code of commit `{name}`{rest} (fingerprint `{code['fingerprint']}`)."

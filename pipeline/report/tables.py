@@ -145,7 +145,14 @@ def cut(methods: dict[str, dict[str, Any]]) -> str:
     return f" Answers cut at the limit: {listed}." if counts else ""
 
 
-BESIDE = ("run", "accuracy of plain, %", "length of strict", "gate", "its length", "its difference, points")
+BESIDE = (
+    "run",
+    "accuracy of plain, %",
+    "mean accepted length of strict",
+    "gate",
+    "its length",
+    "its difference, points",
+)
 
 
 def beside(summaries: dict[str, dict[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 """When does a learned gate pay? The whole pipeline at several dials of the embedded world, everything else the same.
 
     python -m pipeline.studies.learning_pays.study                             all points of POINTS
-    python -m pipeline.studies.learning_pays.study --points skew-0 distance-1 --seed 2 --minutes 60
+    python -m pipeline.studies.learning_pays.study --points skew-0 --points distance-1 --seed 2 --minutes 60
 
 Every point runs up to the calibration in a copy of the project below .scratch, with its own parameters, and is
 added to benchmarks/results/when-learning-pays.json as soon as it is finished; points that stand there under the same
