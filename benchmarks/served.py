@@ -3,9 +3,10 @@
     python -m benchmarks.served --python .venv-vllm/bin/python [--number 200] [--users 8] [--pair NAME]
 
 In the folder of a finished run. One server after another answers the first test prompts: vLLM with a draft and without
-the plug-in, twice; with the plug-in, which is told to be strict; and every certified method at its setting. Each method
-also decodes the same prompts in this process. Two runs of the server without the plug-in say how much its answers
-differ by themselves, since the rows of a batch come together otherwise every time.
+the plug-in, twice; with the plug-in, which is told to be strict; with every gate, which judges and accepts nothing; and
+every certified method at its setting. Each method also decodes the same prompts in this process. Two runs of the server
+without the plug-in say how much its answers differ by themselves, since the rows of a batch come together otherwise
+every time.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from benchmarks.servers import Configuration, serving
 from benchmarks.serving import SERVABLE
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
+from gistgate.rules import RULES
 from pipeline.common.decoders import run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder
@@ -67,6 +69,9 @@ def main(
     first, (again, _), (strict, _) = ask("plain", None), ask("again", None), ask("strict", {"strict": True})
     found: dict[str, Any] = {"again": compared(again, first[0]), "strict": compared(strict, first[0])}
     for name, point in points(workload, settings).items():
+        if point.head:
+            shut, _ = ask(f"{name}-closed", rule_of(closed(point)))
+            found[f"{name}, closed"] = compared(shut, first[0])
         served, counted = ask(name, rule_of(point))
         own = decoded(workload, point)
         found[name] = {**compared(served, own[0]), "served": figures(served, counted), "own": figures(*own)}
@@ -115,6 +120,12 @@ def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Op
         name: Operating(name, name, "model", block, settings, head=heads.get(name), certified=False)
         for name, settings in rules.items()
     }
+
+
+def closed(point: Operating) -> Operating:
+    """A gate at a setting at which it is asked and accepts nothing."""
+    rule = RULES[point.rule]
+    return replace(point, settings={**point.settings, rule.knob: 0.0 if rule.looser == "up" else 1.0})
 
 
 def rule_of(point: Operating) -> dict[str, Any]:

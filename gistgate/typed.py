@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import fields
 from types import NoneType, UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", dict: "an object"}
 """What a value has to be, in words."""
@@ -45,6 +45,8 @@ def fits(value: Any, hint: Any) -> bool:
         return True
     if origin in (Union, UnionType):
         return any(fits(value, arm) for arm in inner)
+    if origin is Literal:
+        return isinstance(value, str) and value in inner
     if origin is dict:
         return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     if origin is tuple:
@@ -71,6 +73,8 @@ def in_words(hint: Any) -> str:
         return " or ".join([*map(in_words, arms), "null"])
     if get_origin(hint) is tuple:
         return "a list"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
     return WORDS.get(hint, "an object")
 
 

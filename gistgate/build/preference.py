@@ -1,19 +1,25 @@
 """What `gistgate tune` found fastest on a machine, kept in a gate's folder.
 
 `<gate>/tuned/` holds the certificate of one setting, in the usual form. Whoever decodes with the gate decodes as that
-certificate says, so nothing looser than what is certified can be preferred.
+certificate says, so nothing looser than what is certified can be preferred. The choice belongs to the gate's own
+certificate at that time: once the gate has another one, it is left aside.
 """
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import CERTIFICATE_FILE
+from gistgate.files import fingerprint, read_json
 
 TUNED = "tuned"
 """Folder in the gate's folder."""
+MEASURED = "speed.json"
+"""Its file with what was measured."""
 DECIDES = ("certificate", "rule", "settings", "block", "drafter", "budget", "confidence", "segments")
 """Wishes that say themselves what runs; with any of them the preference is left aside."""
 
@@ -23,4 +29,23 @@ def preferred(wishes: Wishes) -> Wishes:
     if not isinstance(wishes.gate, str | Path) or any(getattr(wishes, name) not in (None, {}) for name in DECIDES):
         return wishes
     place = Path(wishes.gate) / TUNED
-    return replace(wishes, certificate=str(place)) if (place / CERTIFICATE_FILE).is_file() else wishes
+    if not (place / CERTIFICATE_FILE).is_file():
+        return wishes
+    if read_json(place / MEASURED).get("certificate") != chosen_among(wishes.gate):
+        warnings.warn(
+            f"{place} was chosen when the gate had another certificate, and is left aside. Run `gistgate tune` again.",
+            stacklevel=3,
+        )
+        return wishes
+    return replace(wishes, certificate=str(place))
+
+
+def chosen_among(gate: str | Path) -> str | None:
+    """What tells the gate's own certificate from others; None where it has none."""
+    file = Path(gate) / CERTIFICATE_FILE
+    return fingerprint(file) if file.is_file() else None
+
+
+def forget(gate: str | Path) -> None:
+    """Remove the choice of an earlier measurement."""
+    shutil.rmtree(Path(gate) / TUNED, ignore_errors=True)

@@ -25,6 +25,8 @@ PUBLISHED = Path("docs/results/looks.json")
 """The looks whose results were published."""
 PARTS = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
 """What of a certificate's scope decides which hypothesis is tested."""
+SOMETIMES = ("drafting", "judge")
+"""The same where it is there; a hash without them is that of earlier ledgers."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Taking:
         settings = [self.method.settings(one) for one in selection.settings]
         bound = f"{'exact' if self.ternary else 'plug-in'} {self.request.stop}"
         decoding = {name: self.scope.get(name) for name in PARTS}
+        decoding |= {name: self.scope[name] for name in SOMETIMES if self.scope.get(name)}
         sequence = [sequence_of(settings, self.request.budgets, bound), decoding]
         self.record = self.looks.take(self.looks.look(sequence, 1 - self.request.confidence))
 

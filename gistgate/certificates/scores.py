@@ -135,6 +135,7 @@ class PairwiseJudge:
     """For open text: which of both answers a language model prefers; asked in both orders, disagreement is a tie."""
 
     judge: PreTrainedModel
+    """Its weights are part of what a certificate says."""
     judge_tokenizer: PreTrainedTokenizerBase
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "judge"

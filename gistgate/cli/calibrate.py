@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
+from collections.abc import Collection
 from contextlib import redirect_stdout
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -82,19 +84,33 @@ def calibrate(
 
     With --strict-endpoint and --loose-endpoint certify instead one server against another, whatever runs behind it.
     """
-    options = {name: value for name, value in locals().items() if name not in ("settings", "as_json")}
+    options = {name: value for name, value in locals().items() if name != "as_json"}
     if strict_endpoint or loose_endpoint:
         compare_servers(options, as_json)
         return
     command = module_of("gistgate.integrations.lm_eval.calibrate", "calibrate")
     known = {one.name for one in fields(command.Options)}
-    options = {name: value for name, value in options.items() if name in known}
+    refuse_others(options, known, "unless two servers are compared; a gate brings its own way to build prompts")
+    options = {name: value for name, value in options.items() if name in known and name != "settings"}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan and the progress are no JSON
         proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
     if as_json:
         typer.echo(json.dumps({"path": str(path), "certificate": asdict(proof)}, default=str))
     else:
         typer.echo(f"{show.proved(proof)}\nwritten to {path}")
+
+
+def refuse_others(options: dict[str, Any], known: Collection[str], where: str) -> None:
+    """Refuse what the user said and nobody would read.
+
+    Raises:
+        UserError: an option has another value than its default, and is none of `known`.
+    """
+    usual = {name: one.default for name, one in inspect.signature(calibrate).parameters.items()}
+    for name, value in options.items():
+        if name not in known and value != usual[name]:
+            option = "--set" if name == "settings" else f"--{name.replace('_', '-')}"
+            raise UserError(f"{option} means nothing {where}. Leave it out.")
 
 
 def compare_servers(options: dict[str, Any], as_json: bool) -> None:
@@ -105,9 +121,7 @@ def compare_servers(options: dict[str, Any], as_json: bool) -> None:
     """
     if not (options["strict_endpoint"] and options["loose_endpoint"]):
         raise UserError("Two servers are compared: name both --strict-endpoint and --loose-endpoint.")
-    strange = [name for name in ("gate", "rule", "target", "draft", "drafter", "block", "judge") if options[name]]
-    if strange:
-        raise UserError(f"--{strange[0]} means nothing where two servers are compared. Leave it out.")
+    refuse_others(options, OF_SERVERS, "where two servers are compared")
     command = module_of("gistgate.integrations.endpoints.calibrate", "endpoints")
     given = {name: options[name] for name in OF_SERVERS}
     given["out"] = given["out"] or Path()

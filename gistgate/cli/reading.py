@@ -12,8 +12,19 @@ STANDARD_INPUT = "-"
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash."""
-    return sys.stdin.read() if prompt == STANDARD_INPUT else prompt
+    """The prompt, from standard input if it is a dash.
+
+    Raises:
+        UserError: it is no text in UTF-8.
+    """
+    if prompt != STANDARD_INPUT:
+        return prompt
+    try:
+        text = sys.stdin.read()
+        text.encode()  # bytes that are no text may come as half characters, which no tokenizer takes
+    except UnicodeError as error:
+        raise UserError(f"Standard input is no text in UTF-8 ({error}). Convert it first.") from error
+    return text
 
 
 def read_prompts(place: str) -> list[str]:
@@ -23,11 +34,11 @@ def read_prompts(place: str) -> list[str]:
         UserError: the file is missing or damaged, or holds no prompt.
     """
     if place.endswith(".jsonl"):
-        found = [row.get("context") for row in read_json_lines(Path(place))]
+        found = [row.get("context") if isinstance(row, dict) else None for row in read_json_lines(Path(place))]
         if not all(isinstance(one, str) for one in found):
             raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
     else:
-        text = sys.stdin.read() if place == STANDARD_INPUT else read_text(place)
+        text = read_prompt(place) if place == STANDARD_INPUT else read_text(place)
         found = [line for line in text.splitlines() if line.strip()]
     if not (kept := [one for one in found if one]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")

@@ -47,6 +47,7 @@ def tune(
     """
     from gistgate.build.candidates import Workshop
     from gistgate.build.models import load_target
+    from gistgate.build.preference import forget
     from gistgate.cli import show
     from gistgate.observing.tuning import tune as race
 
@@ -58,6 +59,8 @@ def tune(
     ids = [loaded.encode(line, chat, system) for line in lines]
     found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
     saved = save(Path(gate), found, len(ids)) if found.winner else None
+    if saved is None:
+        forget(gate)
     for sentence in shop.refused:
         typer.echo(f"Left out: {sentence}", err=True)
     if as_json:
@@ -96,7 +99,7 @@ def told(found: Finding, prompts: int) -> dict[str, Any]:
 
 def save(gate: Path, found: Finding, prompts: int) -> Path:
     """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
-    from gistgate.build.preference import TUNED
+    from gistgate.build.preference import MEASURED, TUNED, chosen_among
     from gistgate.files import write_atomic, write_json
 
     winner: Candidate | None = found.winner
@@ -106,7 +109,8 @@ def save(gate: Path, found: Finding, prompts: int) -> Path:
 
     def write(part: Path) -> None:
         proof.save(part)
-        write_json(part / "speed.json", {**told(found, prompts), "made": made, "point": asdict(point)})
+        chosen = {"certificate": chosen_among(gate), "point": asdict(point)}
+        write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
 
     write_atomic(gate / TUNED, write)
     return gate / TUNED
@@ -119,7 +123,7 @@ def verdict(found: Finding, saved: Path | None) -> str:
     ratio = found.to_strict
     figure = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times as fast as '{found.strict.name}'"
     if saved is None:
-        return f"Nothing certified beats strict decoding here: '{found.loose.name}' is {figure}. Nothing is saved."
+        return f"Nothing certified beats strict decoding here: '{found.loose.name}' is {figure}. Nothing is preferred."
     return (
         f"'{found.loose.name}' is {figure}. It is saved in {saved}, and the gate decodes so where rule, setting, K and "
         "drafter are left open."

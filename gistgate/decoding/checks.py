@@ -74,12 +74,12 @@ def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrain
     return [target] if drafter is None or drafter.model is None else [target, drafter.model]
 
 
-def check_prompts(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]], max_new_tokens: int) -> None:
-    """Refuse empty prompts and those that leave no room for the answer."""
-    for index, prompt in enumerate(prompts):
-        if not len(prompt):
+def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int) -> None:
+    """Refuse empty prompts and those that leave no room for the answer, by their lengths in tokens."""
+    for index, length in enumerate(lengths):
+        if not length:
             raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
-    longest = max(map(len, prompts), default=0)
+    longest = max(lengths, default=0)
     for model in models:
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context and longest + max_new_tokens > context:

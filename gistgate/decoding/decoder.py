@@ -163,11 +163,7 @@ class Decoder:
         for row, cost in zip(rows, costs if costs is not None else [None] * len(rows), strict=True):
             row.cost = cost
         sampling = sampling or Sampling()
-        check_temperature(self.rule, sampling)
-        if not sampling.greedy:
-            self.parts.form.check_sampled(self.rule)
-        extra = VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
-        check_prompts(models_of(self.target, self.drafter), prompts, max_new_tokens + extra)
+        self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         slots = slots or Slots()
         speculates = self.speculate_up_to is None or slots.most(len(rows)) <= self.speculate_up_to
         parts = self.parts if speculates else self.parts.plain()
@@ -206,12 +202,17 @@ class Decoder:
 
         Returns:
             For each row the answer (kept tokens included) and its memory.
+
+        Raises:
+            UserError: as `generate`.
         """
+        sampling = sampling or Sampling()
+        self._check(sampling, prompt_lengths, max_new_tokens)
         slots = slots or Slots()
         starts = continued(memories, continuations, prompt_lengths, seeds)
         waiting = Waiting(starts, slots.most(len(continuations)))
         stop = self._stop(max_new_tokens, eos_ids, stops)
-        return Session(self.parts, waiting, stop, sampling or Sampling(), slots, is_decided, remember).run()
+        return Session(self.parts, waiting, stop, sampling, slots, is_decided, remember).run()
 
     @torch.inference_mode()
     def remember(self, texts: Sequence[Sequence[int]]) -> list[Memory]:
@@ -219,6 +220,18 @@ class Decoder:
         targets = remembered(self.target, texts)
         drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
+
+    def _check(self, sampling: Sampling, lengths: Sequence[int], max_new_tokens: int) -> None:
+        """Refuse a temperature that the rule does not define, and prompts that leave no room for the answer.
+
+        Raises:
+            UserError: what cannot be decoded.
+        """
+        check_temperature(self.rule, sampling)
+        if not sampling.greedy:
+            self.parts.form.check_sampled(self.rule)
+        extra = VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
+        check_prompts(models_of(self.target, self.drafter), lengths, max_new_tokens + extra)
 
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
         strings = tuple(string for string in stops if string)

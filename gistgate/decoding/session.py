@@ -103,9 +103,10 @@ class Session:
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
         room_B = torch.tensor([self.stop.max_new_tokens - len(row.answer) - 1 for row in self.rows])
-        num_draft = min(self.parts.block, int(room_B.max()))
-        if self.parts.drafter is None or num_draft < 1:
+        most = min(self.parts.block, int(room_B.max()))
+        if self.parts.drafter is None or most < 1:
             return Draft.empty(len(self.rows), self.device)
+        num_draft = most if self.parts.drafter.asks_room else self.parts.block
         draft = self.parts.drafter.propose(
             texts_of(self.rows),
             num_draft,

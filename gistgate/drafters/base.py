@@ -35,6 +35,9 @@ class Drafter:
     """Hidden states of the target that the blocks given to `observe` have to carry."""
     learns: bool = False
     """True when it learns from the target's rows, that is when it has an `observe` of its own."""
+    asks_room: bool = False
+    """True when a shorter proposal is the beginning of a longer one and costs less. It is then asked for no more
+    tokens than the longest row has room for. All others are asked for K, or proposals would depend on neighbours."""
     stops_early: bool = False
     """True when its draft model's steps end at a token that is not known beforehand."""
     stopping: Stopping | None = None

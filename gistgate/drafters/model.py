@@ -23,6 +23,7 @@ class ModelDrafter(Drafter):
     """Proposes what a draft model with the target's vocabulary would write."""
 
     gives_q = True
+    asks_room = True
 
     model: PreTrainedModel
 

@@ -71,6 +71,8 @@ class Subset:
         value = read_json(path)
         try:
             subset: Subset = dataclass_from(cls, {**value, "ids": tuple(int(one) for one in value["ids"])})
+            if list(subset.ids) != sorted(set(subset.ids)) or not subset.ids or subset.ids[0] < 0:
+                raise ValueError("its ids do not rise from zero on")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise UserError(
                 f"{path} is no draft vocabulary: {error}. Count it with `gistgate draft-vocabulary`."
@@ -108,6 +110,11 @@ class Subset:
                 "Count it again with `gistgate draft-vocabulary`, which always puts such tokens in."
             )
         head = draft.get_output_embeddings()
+        if type(head) is nn.Linear and self.ids[-1] >= head.out_features:
+            raise UserError(
+                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
+                "again for this draft."
+            )
         if type(head) is not nn.Linear:
             raise UserError(
                 "The draft's output layer is no nn.Linear, so it cannot be cut down. Use the whole vocabulary."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import math
 from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.registry import Registry, UnknownIdError, nearest
 from gistgate.rules.base import Rule
+from gistgate.typed import fits, hints, in_words, shown
 
 RULES: Registry[Any] = Registry(
     "rule",
@@ -48,6 +49,11 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 """Names for published settings of a rule: (rule id, settings)."""
 
 
+def is_infinite(value: Any) -> bool:
+    """Whether a value is an infinite number, at which some rules are strict or accept everything."""
+    return isinstance(value, float) and math.isinf(value)
+
+
 def make_rule(rule_id: str, **settings: Any) -> Rule:
     """The rule of that id (or preset) with these settings.
 
@@ -60,9 +66,11 @@ def make_rule(rule_id: str, **settings: Any) -> Rule:
     if rule_id not in RULES:
         raise UnknownIdError(f"There is no rule '{rule_id}'. {nearest(rule_id, [*RULES, *PRESETS])}")
     kind = RULES[rule_id]
-    known = [field.name for field in fields(kind)]
-    for name in settings:
+    known = hints(kind)
+    for name, value in settings.items():
         if name not in known:
-            raise UserError(f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, known)}")
+            raise UserError(f"The rule '{rule_id}' has no setting '{name}'. {nearest(name, list(known))}")
+        if not (fits(value, known[name]) or (is_infinite(value) and fits(0.0, known[name]))):
+            raise UserError(f"{rule_id}: '{name}' is {shown(value)}, but it has to be {in_words(known[name])}.")
     rule: Rule = kind(**settings)
     return rule

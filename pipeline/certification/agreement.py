@@ -28,6 +28,8 @@ from gistgate.rules.exact import Exact
 from pipeline.common.paths import AGREEMENT
 from pipeline.params import MethodParams, Params
 
+TOGETHER = 2
+"""Batches that calibration decodes between two looks at whether a setting is lost."""
 DRAFTER = "model"
 """The drafter whose drafts depend on nothing but the text."""
 

@@ -44,6 +44,8 @@ class Setup:
     def __init__(self, params: Params, prompts: dict[str, list[Prompt]] | None = None) -> None:
         self.params = params
         self.pair, self.task = load_pair(params), load_task(params)
+        self.has_reference = prompts is None
+        """Whether the stage `reference` has answered these prompts."""
         self.prompts = prompts or {split: read_prompts(split) for split in SPLITS}
         self.memory = Prefilled(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
@@ -102,7 +104,7 @@ class Setup:
             return self.decode(name, decoder, settings, prompts, seeds)
 
         shared = SharedAnswers(method.rule, rules_of(method), fresh)
-        if block == self.params.decoding.block and not method.head:
+        if self.has_reference and block == self.params.decoding.block and not method.head:
             self.teach(shared)
 
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gistgate.certificates import calibration as engine
 from gistgate.certificates.bounds import upper_bound
@@ -31,6 +32,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
+from pipeline.certification.agreement import TOGETHER
 from pipeline.certification.looks import looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.certification.records import write_records
@@ -82,7 +84,7 @@ def calibrate(setup: Setup, name: str, study: str = "") -> tuple[Finding, dict[s
         UserError: the calibration prompts were judged before with another choice.
     """
     params, method = setup.params, method_of(setup.params, name)
-    outcomes = setup.outcomes(name, chunk_of(params))
+    outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
     request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name))
     look = looks_of(setup, name, study).before(method, request, setup.scorer.ternary, scope)
     finding = engine.calibrate(method, outcomes, request, look)
@@ -132,9 +134,13 @@ def request_of(params: Params) -> Request:
     )
 
 
-def chunk_of(params: Params) -> int | None:
-    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case."""
-    return None if params.calibrate.stop == "planned" else 2 * params.decoding.batch_size
+def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
+    """Prompts between two looks at whether a setting is lost; None where all are decoded in any case.
+
+    Outside float32 they are the pieces of the stage `reference`, so that equal decisions give equal batches.
+    """
+    whole = params.calibrate.stop == "planned" and dtype == torch.float32
+    return None if whole else TOGETHER * params.decoding.batch_size
 
 
 def place(method: Method, setting: Setting) -> dict[str, Any]:

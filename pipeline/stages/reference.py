@@ -5,7 +5,9 @@ python -m pipeline.stages.reference      reads data/prompts, writes data/referen
 data/agreement/<split>.json says which settings of the methods without a gate would have kept the same tokens of every
 block of a strict answer; calibration does not decode these again (pipeline/certification/agreement.py).
 
-An interruption loses a few batches: finished pieces of a split wait in .scratch.
+An interruption loses a few batches: finished pieces of a split wait in .scratch. The splits that calibration decodes
+come in its own pieces and by its own way wherever numbers are rounded more than in float32: there a row's rounding
+depends on its batch, and a setting that accepts nothing loosely would otherwise differ from its own reference.
 """
 
 from __future__ import annotations
@@ -15,8 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.files import read_json_lines, write_json, write_json_lines
-from pipeline.certification.agreement import Agreement, agreement_file, rules_beside_strict
+from pipeline.certification.agreement import TOGETHER, Agreement, agreement_file, rules_beside_strict
 from pipeline.certification.strict_answers import watched
 from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
@@ -56,19 +61,23 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
     params, folder = settings
     pair, task, rules = load_pair(params), load_task(params), rules_beside_strict(params)
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    size = BATCHES * params.decoding.batch_size
+    rounds = pair.target.dtype != torch.float32
+
+    def size(split: str) -> int:
+        return (TOGETHER if rounds and split in CALIBRATED else BATCHES) * params.decoding.batch_size
 
     def piece(split: str, start: int) -> list[dict[str, Any]]:
-        prompts = read_prompts(split)[start : start + size]
+        prompts = read_prompts(split)[start : start + size(split)]
+        memory = Prefilled(0) if rounds and split in CALIBRATED else None
         watcher = Agreement(rules if split in CALIBRATED else {})
         decoder = watched(strict, watcher)
-        outcomes = run_split(decoder, task, pair, prompts, params, f"strict, {split}", None, start)
+        outcomes = run_split(decoder, task, pair, prompts, params, f"strict, {split}", memory, start)
         seeds = seeds_of(params, prompts, start)
         return [{**row_of(one), "alike": watcher.alike(seed)} for one, seed in zip(outcomes, seeds, strict=True)]
 
     def work(split: str) -> None:
         rows: list[dict[str, Any]] = []
-        for start in range(0, len(read_prompts(split)), size):
+        for start in range(0, len(read_prompts(split)), size(split)):
             path = folder / f"{split}-{start:05d}.jsonl"
             if not path.exists():
                 write_json_lines(path, piece(split, start))

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from gistgate.certificates.ledger import Ledger
+from gistgate.certificates.calibration import Request
+from gistgate.certificates.ledger import Ledger, Look
 from gistgate.certificates.looks import Looks, level, publish
 from gistgate.errors import UserError
 
@@ -76,3 +79,20 @@ def test_an_edited_ledger_is_refused(tmp_path: Path):
     file.write_text(file.read_text().replace("0.05", "0.01"))
     with pytest.raises(UserError, match="edited"):
         take(tmp_path)
+
+
+@pytest.mark.parametrize("part", ["drafting", "judge", "block"])
+def test_another_way_to_draft_or_to_judge_is_another_choice(tmp_path: Path, part: str):
+    """Only parts that are there count, so that ledgers without them keep their hashes."""
+    selection: Any = SimpleNamespace(settings=[1])
+    method: Any = SimpleNamespace(settings=lambda one: {"r": one})
+
+    def look(scope: dict[str, Any]) -> str:
+        taking = LOOKS.before(method, Request((0.03,), 0.95, 20), True, scope)
+        seen: list[Look] = []
+        taking.looks = SimpleNamespace(look=LOOKS.look, take=lambda one: seen.append(one) or {})  # type: ignore[assignment]
+        taking(selection)
+        return seen[0].sequence
+
+    assert look({}) == look({"drafting": None}) == look({"judge": {}})
+    assert len({look({}), look({part: {"a": 1}}), look({part: {"a": 2}})}) == 3

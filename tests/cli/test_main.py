@@ -1,5 +1,6 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
+import io
 import json
 
 import pytest
@@ -152,3 +153,17 @@ def test_a_draft_vocabulary_is_counted_and_used(run, pair, tmp_path):
     plain = run("generate", pair / "target", "Tom has", "--max-new-tokens", 24)[1]
     lighter = ("--draft-vocabulary", out, "--quantise-draft", "int4", "--max-new-tokens", 24)
     assert run("generate", pair / "target", "Tom has", *drafting, *lighter)[1] == plain
+
+
+@pytest.mark.parametrize("line", ['["Tom"]', '"Tom"', '{"context": 1}'])
+def test_lines_that_are_no_prompts_are_named(run, pair, tmp_path, line):
+    (tmp_path / "prompts.jsonl").write_text(f"{line}\n")
+    status, _, said = run("doctor", pair / "target", tmp_path / "prompts.jsonl", "--draft", pair / "draft")
+    assert status == 1 and "lines without a text `context`" in said
+
+
+def test_standard_input_that_is_no_text_is_refused(run, pair, monkeypatch):
+    for errors in ("surrogateescape", "strict"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8", errors=errors))
+        status, _, said = run("generate", pair / "target", "-")
+        assert status == 1 and "Standard input is no text in UTF-8" in said

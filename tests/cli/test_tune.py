@@ -4,12 +4,16 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
+from transformers import LlamaForCausalLM
 
 from gistgate.build.preference import preferred
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import read_proof
 from gistgate.drafters.stopping import Stopping
+from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.integrations.transformers.generate import generate
 from gistgate.observing import tuning
 from tests.certificates.proofs import point, proof_for
 
@@ -57,6 +61,8 @@ def test_the_winner_is_kept_and_decoding_follows_it(tune, run, pair, gate):
 
 
 def test_nothing_is_saved_where_nothing_beats_strict(tune, gate):
+    tune()
+    assert (gate / "tuned").exists()
     status, out, _ = tune(strict=0.9)
     assert status == 0 and "Nothing certified beats strict decoding here" in out
     assert not (gate / "tuned").exists()
@@ -106,3 +112,28 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     tune()
     assert preferred(Wishes(gate=str(gate))).certificate == str(gate / "tuned")
     assert preferred(Wishes(gate=str(gate), **said)).certificate is None
+
+
+def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
+    tune()
+    kept = read_proof(gate)
+    replace(kept, points=(replace(kept.points[0], settings={"risk": 0.001}),)).save(gate)
+    with pytest.warns(UserWarning, match="had another certificate, and is left aside. Run `gistgate tune` again"):
+        assert preferred(Wishes(gate=str(gate))).certificate is None
+    (gate / "certificate.json").unlink()
+    with pytest.warns(UserWarning, match="left aside"):
+        assert preferred(Wishes(gate=str(gate))).certificate is None
+
+
+def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair, gate):
+    tune()
+    target, draft = (LlamaForCausalLM.from_pretrained(pair / name).eval() for name in ("target", "draft"))
+    asked = {"max_new_tokens": 4, "input_ids": torch.tensor([[5, 6, 7]]), "do_sample": True, "temperature": 1.5}
+    with pytest.raises(UserError, match="another temperature"):
+        generate(target, draft, str(gate), **asked)
+    assert generate(target, draft, str(gate), **{**asked, "do_sample": False}).shape == (1, 7)
+    from gistgate.integrations.lm_eval.model import GatedLM
+
+    names = {"pretrained": str(pair / "target"), "draft": str(pair / "draft"), "device": "cpu", "dtype": "float32"}
+    lm = GatedLM(**names, gate=str(gate))
+    assert lm.proof is not None and lm.proof.rule == "autojudge"

@@ -10,6 +10,7 @@ from gistgate.block import Reason, Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 from tests.decoding.continuing import continued
@@ -100,3 +101,14 @@ def test_a_row_may_be_decided_early():
     early = rows[1][0]
     assert early.finish == "enough" and 3 <= len(early.ids) <= 7 and early.ids == whole[1].ids[: len(early.ids)]
     assert early.reasons[-1] == Reason.OWN
+
+
+def test_what_generate_refuses_is_refused_here_as_well():
+    target, _ = pair("llama")
+    [memory] = (decoder := Decoder(target, None, make_rule("exact"), 0)).remember([[1, 2, 3]])
+    most = target.config.max_position_embeddings
+    with pytest.raises(UserError, match=f"exceed the context of LlamaForCausalLM, {most} tokens"):
+        decoder.resume([memory], [(2, [3])], [3], max_new_tokens=most)
+    undefined = decoder.having(rule=make_rule("lenience"))
+    with pytest.raises(UserError, match="not defined for greedy decoding"):
+        undefined.resume([memory], [(2, [3])], [3], max_new_tokens=4)

@@ -102,3 +102,15 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(UserError, match="is no draft vocabulary"):
             Subset.load(tmp_path / "bad.json")
+
+
+@pytest.mark.parametrize("ids", [[-1, 3], [3, 3], [4, 3], []])
+def test_ids_that_do_not_rise_from_zero_are_refused(tmp_path, ids):
+    subset(ids).save(tmp_path / "words.json")
+    with pytest.raises(UserError, match="is no draft vocabulary: its ids do not rise"):
+        Subset.load(tmp_path / "words.json")
+
+
+def test_an_id_that_the_draft_does_not_have_is_named():
+    with pytest.raises(UserError, match="names the token 259, and the draft has 259"):
+        subset([1, 259]).apply(whole())

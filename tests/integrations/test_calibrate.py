@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from transformers import LlamaForCausalLM
+from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -14,6 +15,7 @@ from gistgate.certificates.certificate import read_proof
 from gistgate.cli import calibrate as command
 from gistgate.cli import extras
 from gistgate.cli.inspect import inspect
+from gistgate.cli.main import app
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
@@ -96,3 +98,9 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     monkeypatch.setattr(extras.importlib, "import_module", missing)
     with pytest.raises(UserError, match=r"needs 'scipy'.*gistgate\[calibrate\]"):
         command.calibrate("sums")
+
+
+@pytest.mark.parametrize("option", [["--chat"], ["--system", "Be brief."], ["--concurrent", "2"]])
+def test_options_of_servers_are_refused_without_servers(option):
+    refused = CliRunner().invoke(app, ["calibrate", "--task", "sums", *option])
+    assert isinstance(refused.exception, UserError) and f"{option[0]} means nothing unless" in str(refused.exception)

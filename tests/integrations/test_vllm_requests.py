@@ -12,8 +12,13 @@ from gistgate.integrations.vllm.hooks import wrap_once
 from gistgate.rules import make_rule
 from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, tokens_of
 
+HOSTILE = ['{"r": 1' + "0" * 400 + "}", "[" * 200_000]
+"""A number that no float holds, and nesting that no parser follows: neither may end the engine."""
 
-@pytest.mark.parametrize("wish", [{"strict": True}, "strict", '{"strict": true}', {"r": 0.9}, {"unknown": 1}, 7, "{"])
+
+@pytest.mark.parametrize(
+    "wish", [{"strict": True}, "strict", '{"strict": true}', {"r": 0.9}, {"unknown": 1}, 7, "{", *HOSTILE]
+)
 def test_a_request_is_at_least_as_strict_as_it_wishes_and_its_neighbours_are_not_touched(wish: Any):
     """A wish that nobody understands is granted strictly."""
     rule, batch = make_rule("prob", r=1e-30), Batch()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -19,6 +20,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.vllm import checks, client, expand
+from gistgate.integrations.vllm.identity import check_proof
 from gistgate.integrations.vllm.policy import make_policy
 from gistgate.integrations.vllm.served import Served
 from gistgate.integrations.vllm.settings import Settings, read_settings
@@ -291,3 +293,31 @@ def test_a_server_without_the_plug_in_and_one_that_is_gone_end_with_1(capsys: An
     assert client.main([address]) == 1
     assert "gave no metrics" in capsys.readouterr().err
     assert client.main([]) == 2
+
+
+@pytest.mark.parametrize("page", [b"nonsense\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nup"])
+def test_a_peer_that_speaks_otherwise_or_hangs_up_is_one_sentence(page: bytes):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(page)
+
+        Thread(target=answer, daemon=True).start()
+        with pytest.raises(UserError, match="gave no metrics"):
+            client.check(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served: Served):
+    drafting = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "drafting": {"stopping": {"floor": 0.3}}}
+    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=drafting)
+    with pytest.raises(UserError, match="another drafting"):
+        check_proof(kept, served, None)
+    check_proof(replace(kept, scope={**drafting, "drafting": None}), served, None)
+
+
+def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):
+    assert replace(served, method="ngram").drafter == "lookup"
+    assert replace(served, method="ngram", lookup=(5, 5)).drafter == "ngram of 5 to 5 tokens"

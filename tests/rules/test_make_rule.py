@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -31,7 +32,12 @@ def test_presets_are_settings_of_a_rule():
         ("random", {"rate": 1.5}, "random: rate is 1.5"),
         ("autojudge", {"risk": 2.0}, "autojudge: risk is 2.0"),
         ("fly", {"window": -1}, "fly: window -1"),
-        ("fly", {"entropy": "full"}, "entropy 'full'"),
+        ("fly", {"entropy": "full"}, "fly: 'entropy' is 'full', but it has to be 'top3' or 'normalised'"),
+        ("fly", {"theta": "abc"}, "fly: 'theta' is 'abc', but it has to be a finite number"),
+        ("fly", {"window": 2.5}, "fly: 'window' is 2.5, but it has to be a whole number"),
+        ("fly", {"strict_window": "no"}, "'strict_window' is 'no', but it has to be true or false"),
+        ("top-k", {"k": True}, "top-k: 'k' is True"),
+        ("sense", {"gamma": math.nan}, "sense: 'gamma' is nan"),
         ("fly", {"p_min": 1.0}, "p_min 1.0"),
     ],
 )

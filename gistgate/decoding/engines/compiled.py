@@ -169,7 +169,8 @@ class CompiledSession:
             none = torch.ones(self.batch, self.num, self.parts.vocabulary, device=self.device)
         if not self.num or room < 1 or self.parts.drafter is None:
             return self._ints(self.num), valid & False, none, 0
-        return self._proposed(live, min(self.num, room), uniforms, none)
+        num = min(self.num, room) if self.parts.drafter.asks_room else self.num
+        return self._proposed(live, num, uniforms, none)
 
     def _proposed(
         self, live: Sequence[Row], num: int, uniforms: Tensor, none: Tensor

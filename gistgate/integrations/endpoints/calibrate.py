@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,9 +19,10 @@ from gistgate.certificates.planning import check_possible, default_n, plan_sente
 from gistgate.certificates.scope import task_scope
 from gistgate.certificates.served import ServedCertificate
 from gistgate.errors import UserError
+from gistgate.files import fingerprint, read_json, write_json
 from gistgate.integrations.endpoints.compared import Compared
 from gistgate.integrations.endpoints.kept import KeptAnswers
-from gistgate.integrations.endpoints.server import connect
+from gistgate.integrations.endpoints.server import Endpoint, connect
 from gistgate.integrations.lm_eval.prompting import Document, Prompting
 from gistgate.integrations.lm_eval.prompts import distinct_documents, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
@@ -30,6 +31,8 @@ MOST_STOPS = 4
 """Stop texts that the protocol allows."""
 KEPT = Path(".scratch/endpoints.sqlite")
 """Where answers wait for a rerun."""
+FINISHED = Path(".gistgate/served.json")
+"""How often each comparison came to its end here: a server may be changed before the next one."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     """Plan, ask both servers, test, write. The file is written after a refusal, too, and says so.
 
     Raises:
-        UserError: a server does not answer as it should, or so few prompts can certify nothing.
+        UserError: a server does not answer as it should, so few prompts can certify nothing, or these prompts were
+            judged before: a comparison that came to its end is not repeated on its prompts.
     """
     check_options(options)
     prompting = Prompting(options.num_fewshot, options.chat, options.system)
@@ -84,27 +88,33 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             "Strict and loose endpoint are the same server, model and request. Name two addresses, or tell them apart "
             "by --strict-body and --loose-body."
         )
-    compared = Compared(task, docs, strict, loose, KeptAnswers(KEPT), options.concurrent)
-    take_look(options, compared, 1 - confidence)
+    looks = looks_of(options, task, docs, strict, loose)
+    tested = [options.budget, options.stop, asdict(prompting)]
+    comparison = fingerprint(looks.claim, looks.hashes, tested)
+    ended = read_json(FINISHED) if FINISHED.exists() else {}
+    again = int(ended.get(comparison, 0))
+    looks.take(looks.look([*tested, again], 1 - confidence))
+    kept = KeptAnswers(KEPT, f"{comparison}-{again}")
+    if len(kept):
+        print(f"{len(kept)} answers come from a run that was interrupted, and are not asked again.")
+    compared = Compared(task, docs, strict, loose, kept, options.concurrent)
     verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)
     certificate = certificate_of(options, compared, verdicts)
-    return certificate, certificate.save(options.out)
+    path = certificate.save(options.out)
+    write_json(FINISHED, {**ended, comparison: again + 1})
+    kept.finish()
+    return certificate, path
 
 
-def take_look(options: Options, compared: Compared, spent: float) -> None:
-    """Tell the ledger which claim is about to be tested on which prompts.
-
-    Raises:
-        UserError: the prompts were judged before for this claim with another choice.
-    """
-    sides = [compared.strict.described(), compared.loose.described()]
-    looks = Looks(
-        claim=f"{options.task}, served: {sides[1]} against {sides[0]}",
-        prompts=[list(compared.task.question(doc).encode()) for doc in compared.docs],
+def looks_of(options: Options, task: Task, docs: list[Document], strict: Endpoint, loose: Endpoint) -> Looks:
+    """What the ledger is told: which claim is about to be tested on which prompts."""
+    return Looks(
+        claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
+        prompts=[list(task.question(doc).encode()) for doc in docs],
         error=1 - options.confidence,
-        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
+        remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh calibration "
+        "prompts.",
     )
-    looks.take(looks.look([options.budget, options.stop], spent))
 
 
 def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> ServedCertificate:

@@ -89,7 +89,12 @@ class Endpoint:
                 done = self.client.completions.create(prompt=asked.prompt, **shared)
             else:
                 done = self.client.chat.completions.create(messages=asked.prompt, **shared)
-        return self._whole(done)
+            return self._whole(done)  # a page of a gateway may come with status 200
+
+    def hang_up(self) -> None:
+        """Close all connections: requests on their way fail, and the next request opens new ones."""
+        if (client := self.__dict__.pop("client", None)) is not None:
+            client.close()
 
     def _whole(self, done: Any) -> Served:
         if done.model != self.model:
@@ -142,7 +147,7 @@ def explained(url: str) -> Iterator[None]:
             f"{url} refused a request with status {error.status_code}: {short(error.message)}. Mend the request or the "
             "server and run the command again: answers that have come are kept."
         ) from error
-    except (openai.OpenAIError, ValueError, AttributeError, TypeError) as error:
+    except (openai.OpenAIError, ValueError, AttributeError, TypeError, LookupError) as error:
         raise UserError(
             f"{url} does not speak the OpenAI protocol: {short(str(error))}. The address usually ends with /v1."
         ) from error

@@ -31,6 +31,7 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, model_scope
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
@@ -126,6 +127,7 @@ def certify(options: Options) -> tuple[Proof, Path]:
     draft = models.draft if asks_draft(method.drafter) else None
     scope = {
         **scope_with(draft, options, models, method),
+        **({"judge": model_scope(identify_model(scorer.judge))} if isinstance(scorer, PairwiseJudge) else {}),
         **task_scope(task, calibration),
     }
     looks = Looks(

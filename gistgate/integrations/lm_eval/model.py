@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
+from gistgate.build.preference import preferred
 from gistgate.build.wishes import AUTO
 from gistgate.certificates.holds import check_request
 from gistgate.decoding.batches import decode_all
@@ -69,7 +70,7 @@ class GatedLM(HFLM):
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        wishes = replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
+        wishes = preferred(replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name)))
         self.proof = named_proof(wishes)
         super().__init__(pretrained=pretrained, **kwargs)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only

@@ -12,6 +12,8 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from gistgate.block import Sampling
+from gistgate.certificates.certificate import Proof
+from gistgate.certificates.holds import refuse
 from gistgate.decoding.decoder import Decoder
 from gistgate.integrations.transformers.prepared import check_supported, pad_id, read_ends, read_sampling
 from gistgate.request.rows import Generation
@@ -29,6 +31,8 @@ class GatedDecoding:
     """Receives what was counted; None when nobody asks."""
     is_gated: bool
     """Whether a gate was given, whose certificate holds for greedy decoding only."""
+    proof: Proof | None = None
+    """The certificate that was named, or that `gistgate tune` preferred: what it does not cover is refused."""
 
     def __call__(
         self,
@@ -46,6 +50,8 @@ class GatedDecoding:
         strings, decoder = (*self.strings, *ends.strings), self.decoder
         if decoder.tokenizer is None:
             decoder = decoder.having(tokenizer=ends.tokenizer)
+        if self.proof is not None:
+            refuse(self.proof.mismatch(temperature=sampling.temperature))
         self.warn(sampling)
         answers = decoder.generate(
             prompts_of(input_ids, prepared.get("attention_mask")),

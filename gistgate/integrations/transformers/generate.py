@@ -6,12 +6,14 @@ model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, draft_m
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.build.decoder import build_decoder, wishes_from
+from gistgate.build.decoder import build_decoder, named_proof, wishes_from
+from gistgate.build.preference import preferred
 from gistgate.errors import UserError
 from gistgate.integrations.transformers.decoding import GatedDecoding
 from gistgate.integrations.transformers.parts import loaded_parts
@@ -54,9 +56,12 @@ def generate(
     """
     arguments = supported({**kwargs, "draft": draft_model, "gate": gate}, stop_strings, tokenizer)
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
+    wishes = replace(
+        wishes, certificate=preferred(replace(wishes, gate=gate)).certificate
+    )  # the loaded gate has no folder
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     decoder = build_decoder(model, tokenizer, wishes)
-    decoding = GatedDecoding(decoder, strings, report, is_gated=wishes.gate is not None)
+    decoding = GatedDecoding(decoder, strings, report, wishes.gate is not None, named_proof(wishes))
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.

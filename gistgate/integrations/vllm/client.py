@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+from http.client import HTTPException
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -26,7 +27,7 @@ def check(url: str, strict: bool | None = None) -> dict[str, str]:
     try:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-    except (URLError, OSError, ValueError) as error:
+    except (URLError, OSError, ValueError, HTTPException) as error:
         raise UserError(
             f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
         ) from error

@@ -48,6 +48,7 @@ def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
         "target": model_scope(served.identity),
         "gate": None if gate is None else gate_hash(gate),
         "drafter": served.drafter,
+        "drafting": None,  # ends of drafts and further sources are this library's own
         **used,
     }
     if served.tokenizer is not None:

@@ -77,7 +77,7 @@ def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:
         if wish.pop("strict", False):
             return None
         return stricter(rule, wish)
-    except (ValueError, TypeError, UserError) as error:
+    except (ValueError, TypeError, UserError, OverflowError, RecursionError) as error:  # whatever a client may send
         log.warning("gistgate: a request is verified strictly, because its wish was not understood (%s).", error)
         return None
 

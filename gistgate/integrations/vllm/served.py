@@ -8,11 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.identity import ModelIdentity, sampled
 from gistgate.request.stopping import added_ids
 
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 """Our drafter ids by vLLM's speculative methods."""
+LOOKUP = (1, PromptLookup.n_max)
+"""Shortest and longest run of tokens that our `lookup` looks for."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +45,16 @@ class Served:
     """Requests of the largest batch."""
     draft: str | None = None
     """Folder or hub id of the draft model; None for another method."""
+    lookup: tuple[int, int] = LOOKUP
+    """Shortest and longest run of tokens that vLLM's `ngram` looks for; means nothing for another method."""
     schedule: tuple[int, ...] = ()
     """Drafted tokens at other numbers of running requests, where vLLM's schedule names some."""
 
     @property
     def drafter(self) -> str:
-        """Our id of the drafter; vLLM's name where we have none."""
+        """Our id of the drafter; vLLM's name where we have none that proposes the same."""
+        if self.method == "ngram" and self.lookup != LOOKUP:
+            return f"ngram of {self.lookup[0]} to {self.lookup[1]} tokens"
         return DRAFTERS.get(self.method, self.method)
 
     @property
@@ -98,6 +105,7 @@ def read_served(config: Any) -> Served:
         eos_ids=eos_ids(model, text, tokenizer),
         max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
+        lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0),
         schedule=tuple(num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()),
     )
 

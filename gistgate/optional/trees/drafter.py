@@ -32,6 +32,7 @@ class TreeDrafter(ModelDrafter):
     """
 
     form = "tree"
+    asks_room = False
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from time import sleep
 from typing import Any
 
 
@@ -26,6 +27,10 @@ class Script:
     """Status with which it refuses a number, always."""
     reasons: dict[int, str] = field(default_factory=dict)
     """Another reason for which an answer ends."""
+    delays: dict[int, float] = field(default_factory=dict)
+    """Seconds that it takes for a number."""
+    pages: dict[int, Any] = field(default_factory=dict)
+    """What it sends with status 200 in place of an answer: a text, or JSON."""
     model: str = "adder"
     says: str = "adder"
     """Model that an answer names."""
@@ -56,6 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         if n in self.script.statuses:
             self.send({"error": {"message": f"no {n} today"}}, self.script.statuses[n])
             return
+        sleep(self.script.delays.get(n, 0.0))
+        if n in self.script.pages:
+            self.send(self.script.pages[n])
+            return
         self.script.asked.append(body)
         text = f" It is so. #### {n + 1 + (n in self.script.wrong)}"
         reason = self.script.reasons.get(n, "length" if n in self.script.rambling else "stop")
@@ -84,11 +93,12 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(f"data: {json.dumps(part)}\n\n".encode())
         self.wfile.write(b"data: [DONE]\n\n")
 
-    def send(self, value: dict[str, Any], status: int = 200) -> None:
-        """Answer with JSON."""
-        content = json.dumps(value).encode()
+    def send(self, value: Any, status: int = 200) -> None:
+        """Answer with JSON, or with a text as a page."""
+        page = isinstance(value, str)
+        content = value.encode() if page else json.dumps(value).encode()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Type", "text/html" if page else "application/json")
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -14,8 +17,11 @@ from gistgate.certificates.tango import exact_bound
 from gistgate.cli.main import app
 from gistgate.errors import UserError
 from gistgate.integrations.endpoints import calibrate as command
+from gistgate.integrations.endpoints import kept as module
 from gistgate.integrations.endpoints import server as client
 from gistgate.integrations.endpoints.calibrate import Options, certify
+from gistgate.integrations.endpoints.kept import KeptAnswers
+from gistgate.integrations.endpoints.server import Asked
 from gistgate.integrations.lm_eval import task_files
 from tests.integrations.endpoints.scripted import Script, serving
 from tests.tiny import write_task
@@ -55,7 +61,7 @@ def test_a_loss_is_refused_and_the_file_says_so(run):
     assert not json.loads(path.read_text())["certified"]
 
 
-def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run):
+def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run, capsys):
     run(Script(), Script(drops={7: 1}), concurrent=4)
     strict, dying = Script(), Script(drops={7: 99})
     with ExitStack() as servers:
@@ -66,7 +72,7 @@ def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run):
         came = len(strict.asked), len(dying.asked)
         dying.drops.clear()
         proof, _ = certify(Options("sums", **options))
-    assert proof.certified
+    assert proof.certified and "answers come from a run that was interrupted" in capsys.readouterr().out
     assert len(strict.asked) == proof.n and len(dying.asked) == proof.n, f"nothing was asked twice after {came}"
 
 
@@ -114,9 +120,9 @@ def test_prompts_are_judged_once_for_a_claim(run):
     with serving(Script()) as strict, serving(Script()) as loose:
         both = {"strict_endpoint": strict, "loose_endpoint": loose, "prompts": 40}
         run(Script(), Script(), **both)
-        run(Script(), Script(), **both)
-        with pytest.raises(UserError, match="already been judged.*--draw 2"):
-            run(Script(), Script(), **both, stop="planned")
+        for changes in ({}, {"stop": "planned"}, {"chat": True}):  # without a change the servers may be others
+            with pytest.raises(UserError, match="already been judged.*--draw 2"):
+                run(Script(), Script(), **both, **changes)
         proof, _ = run(Script(), Script(), **both, stop="planned", draw=2)
         assert proof.n == 40
         with pytest.raises(UserError, match="too few for draw 3"):
@@ -133,6 +139,9 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
         for more, message in (
             ([], "name both"),
             (["--loose-endpoint", loose, "--rule", "fly"], "--rule means nothing"),
+            (["--loose-endpoint", loose, "--score", "capped"], "--score means nothing where two servers"),
+            (["--loose-endpoint", loose, "--set", "r=0.3"], "--set means nothing where two servers"),
+            (["--loose-endpoint", loose, "--quantise-draft", "int8"], "--quantise-draft means nothing"),
         ):
             refused = CliRunner().invoke(app, ["calibrate", *given, *more])
             assert isinstance(refused.exception, UserError) and message in str(refused.exception)
@@ -148,3 +157,60 @@ def test_a_damaged_file_of_answers_is_named(run, tmp_path):
     command.KEPT.write_text("no database, but long enough to be read as one" * 10)
     with pytest.raises(UserError, match="cannot be read.*Remove it"):
         run(Script(), Script())
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "RETRIES", 0)
+    return lambda run="a": KeptAnswers(tmp_path / "kept.sqlite", run)
+
+
+def asked(*numbers: int) -> list[Asked]:
+    return [Asked(f"{n} + 1", (), 9) for n in numbers]
+
+
+def test_a_new_run_asks_the_servers_as_they_are_now(kept):
+    with serving(script := Script()) as url:
+        endpoint = client.connect(url, None, {})
+        kept().answers(endpoint, asked(3), 1)
+        script.wrong = frozenset({3})
+        assert "#### 4" in kept().answers(endpoint, asked(3), 1)[0].text  # the same run goes on
+        assert "#### 5" in kept("b").answers(endpoint, asked(3), 1)[0].text
+        kept().finish()
+        assert (len(kept()), len(kept("b"))) == (0, 1)
+
+
+def test_two_processes_may_ask_the_same(kept):
+    with serving(script := Script()) as url, ThreadPoolExecutor() as pool:
+        script.delays = dict.fromkeys(range(4), 0.2)
+        runs = [pool.submit(kept().answers, client.connect(url, None, {}), asked(0, 1, 2, 3), 4) for _ in range(2)]
+        assert runs[0].result() == runs[1].result() and len(kept()) == 4
+
+
+def test_ctrl_c_waits_for_nobody_and_keeps_what_has_come(kept, monkeypatch):
+    def interrupted(waiting):
+        sleep(0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "as_completed", interrupted)
+    with serving(script := Script()) as url:
+        script.delays = {2: 3.0}
+        started = perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            kept().answers(client.connect(url, None, {}), asked(0, 1, 2), 3)
+        assert perf_counter() - started < 2.5 and len(kept()) == 2
+
+
+def test_a_full_disk_is_one_sentence(kept, monkeypatch):
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(KeptAnswers, "_keep", full)
+    with serving(Script()) as url, pytest.raises(UserError, match="disk is full.*Make room"):
+        kept().answers(client.connect(url, None, {}), asked(0), 1)
+
+
+@pytest.mark.parametrize("page", ["<html>", {"model": "adder", "choices": ["x"]}, {"model": "adder", "choices": [{}]}])
+def test_an_answer_that_is_no_completion_is_one_sentence(kept, page):
+    with serving(Script(pages={0: page})) as url, pytest.raises(UserError, match="OpenAI protocol|is not whole"):
+        kept().answers(client.connect(url, None, {}), asked(0), 1)
