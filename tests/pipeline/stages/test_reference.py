@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gistgate.files import read_json_lines
+from pipeline.certification.outcomes import Setup, read_reference
+from pipeline.common.decoders import read_prompts
 from pipeline.common.paths import prompts_of, reference_of
 from pipeline.common.resume import SCRATCH
+from pipeline.params import read_params
+from pipeline.stages import prompts as stage
 from pipeline.stages import reference
-from tests.pipeline.stages.test_evaluate import project  # noqa: F401 (a fixture)
+from pipeline.stages.calibrate import chunk_of
+from tests.pipeline.stages.test_evaluate import PARAMS, project  # noqa: F401 (a fixture)
 
 
 class InterruptedInTheMiddleError(Exception):
@@ -43,3 +49,26 @@ def test_an_interruption_loses_no_finished_piece(monkeypatch: pytest.MonkeyPatch
         assert [row["id"] for row in rows] == [prompt["id"] for prompt in read_json_lines(prompts_of(split))]
         assert all(row["cut"] == (len(row["ids"]) == 12) for row in rows)
     assert not list(Path(SCRATCH).glob("reference-*"))
+
+
+@pytest.mark.slow
+def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project: Path) -> None:  # noqa: F811
+    """Rounding depends on the batch there, so the reference comes in the pieces that calibration decodes."""
+    file = project / "models/pairs/tiny.yaml"
+    file.write_text(file.read_text().replace("float32", "bfloat16"))
+    more = {**PARAMS, "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8}}
+    (project / "params.yaml").write_text(yaml.safe_dump(more))
+    stage.main()
+    reference.main()
+    params = read_params()
+    setup = Setup(params, {split: read_prompts(split) for split in reference.CALIBRATED})
+    assert not setup.has_reference  # answers of the reference are not taken over, but decoded again
+    decode = setup.loose("random", params.method("random"), params.decoding.block)
+    size = chunk_of(params, setup.pair.target.dtype)
+    assert size == reference.TOGETHER * params.decoding.batch_size
+    for split, prompts in setup.prompts.items():
+        assert len(prompts) > size
+        for start in range(0, len(prompts), size):
+            some = prompts[start : start + size]
+            found = [answer.ids for answer in decode({"rate": 0.0}, some, start)]
+            assert found == [row["ids"] for row in read_reference(split, prompts)[start : start + size]]
