@@ -6,7 +6,7 @@ In the folder of a finished run. One server after another answers the first test
 the plug-in, twice; with the plug-in, which is told to be strict; with every gate, which judges and accepts nothing; and
 every certified method at its setting. Each method also decodes the same prompts in this process. Two runs of the server
 without the plug-in say how much its answers differ by themselves, since the rows of a batch come together otherwise
-every time.
+every time. A server that has answered is not started again by the same command.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,10 @@ from benchmarks.servers import Configuration, serving
 from benchmarks.serving import SERVABLE
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
+from gistgate.files import fingerprint, read_json, write_json
+from gistgate.gates.gate import Gate
 from gistgate.rules import RULES
-from pipeline.common.decoders import run_split
+from pipeline.common.decoders import make_decoder, run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder
 from pipeline.common.operating_point import Operating
@@ -60,20 +62,28 @@ def main(
     block, score = workload.params.decoding.block, scoring(workload)
     plain = server_of(read_pair(workload.pair.name), block, python, options.split())
 
-    def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
-        SCRATCH.mkdir(exist_ok=True)
-        with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
-            done = asyncio.run(asked(address, workload.prompts, users, score))
-            return done, counters(address) if value and "rule" in value else {}
+    place = SCRATCH / f"served-{fingerprint(workload.ids, repr(plain), users, settings)}"
 
+    def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
+        if not (kept := place / f"{name}.json").exists():
+            SCRATCH.mkdir(exist_ok=True)
+            with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
+                done = asyncio.run(asked(address, workload.prompts, users, score))
+                counted = counters(address) if value and "rule" in value else {}
+            write_json(kept, {"answers": [asdict(one) for one in done], "counted": counted})
+        read = read_json(kept)
+        return [Answer(**one) for one in read["answers"]], read["counted"]
+
+    compared_points = points(workload, settings)
+    here = {name: decoded(workload, point) for name, point in compared_points.items()}  # refusals come before servers
     first, (again, _), (strict, _) = ask("plain", None), ask("again", None), ask("strict", {"strict": True})
     found: dict[str, Any] = {"again": compared(again, first[0]), "strict": compared(strict, first[0])}
-    for name, point in points(workload, settings).items():
+    for name, point in compared_points.items():
         if point.head:
             shut, _ = ask(f"{name}-closed", rule_of(closed(point)))
             found[f"{name}, closed"] = compared(shut, first[0])
         served, counted = ask(name, rule_of(point))
-        own = decoded(workload, point)
+        own = here[name]
         found[name] = {**compared(served, own[0]), "served": figures(served, counted), "own": figures(*own)}
         print(f"{name}: {found[name]['equal']} of {number} answers have equal ids", flush=True)
     said = {"pair": workload.pair.name, "block": block, "users": users, "dtype": plain.dtype, "n": number}
@@ -143,7 +153,12 @@ def scoring(workload: Workload) -> Score:
 def decoded(workload: Workload, point: Operating) -> tuple[list[Answer], dict[str, float]]:
     """The answers of this process and its counts, which leave out the forward that reads a prompt, as vLLM's do."""
     task, params = load_task(workload.params), workload.params
-    done = run_split(workload.at(point, "eager"), task, workload.pair, workload.prompts, params, point.method)
+    # A server compares a gate with the target alone, since a gate without the feature `draft` reads nothing else.
+    gate = (
+        Gate.load(gate_folder(point.head), workload.pair.target, None, workload.pair.tokenizer) if point.head else None
+    )
+    decoder = make_decoder(workload.pair, point.as_method(), point.settings, point.block, gate=gate)
+    done = run_split(decoder, task, workload.pair, workload.prompts, params, point.method)
     blocks = sum(one.statistics.forwards for one in done) - len(done)
     loose = sum(one.statistics.loose for one in done)
     return [Answer(one.ids, one.score, one.cut) for one in done], {"blocks": blocks, "loose": loose}
