@@ -1,0 +1,118 @@
+"""What features are worth where labels are few: every row is ranked by heads that have not seen its problem.
+
+    python -m pipeline.studies.labels.worth [--folds 6]      data/features, data/labels -> reports/studies/worth.json
+
+The stage `heads` measures on a part of the problems that trains nothing, which leaves few rows on a pretrained pair.
+Here the problems are divided into folds; for each fold a logistic head is trained on the others, and its C comes from
+folds within these. One figure for all rows, and one for each class of token: rows whose draft or target token has a
+digit, rows where both have letters only, and the rest, which are operators and punctuation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import typer
+from sklearn.model_selection import GroupKFold
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from gistgate.errors import UserError
+from gistgate.files import load_tensors, write_json
+from pipeline.common.entry import run
+from pipeline.common.resume import read_shards
+from pipeline.heads.logistic import fit_logistic
+from pipeline.heads.metrics import rank_metrics
+from pipeline.heads.rows import Rows, rows_of
+from pipeline.labels.schema import FEATURE_FOLDER, LABEL_FOLDER, PASSES
+from pipeline.labels.tables import Table, concatenated, num_rows
+from pipeline.pairs.loading import load_tokenizer
+from pipeline.pairs.source import read_pair
+from pipeline.params import Params, read_params
+
+OUTPUT = Path("reports/studies/worth.json")
+STATES = ("h_tok:post", "h_pred:post")
+SETS: tuple[tuple[str, ...], ...] = (
+    ("scalars",),
+    ("scalars", "lookahead"),
+    ("scalars", "lookahead", "draft"),
+    ("h_tok:post",),
+    ("h_pred:post",),
+    STATES,
+    (*STATES, "scalars", "lookahead"),
+)
+"""The sets that are compared, where their features were read."""
+CLASSES = ("number", "operator", "word")
+Key = tuple[int, int, int]
+"""Problem, policy and position of a mismatch."""
+
+
+def main(folds: Annotated[int, typer.Option(help="Folds of the problems.", min=2)] = 6) -> None:
+    params = read_params()
+    table = concatenated([shard for name in PASSES for shard in read_shards(FEATURE_FOLDER / name)])
+    kinds = classes_of(table, load_tokenizer(read_pair(params.pair)))
+    sets = [names for names in SETS if all(name in table for name in names)]
+    found = {" + ".join(names): worth(rows_of(table, names), kinds, params, folds) for names in sets}
+    problems = int(table["problem"].unique().numel())
+    write_json(OUTPUT, {"pair": params.pair, "n": num_rows(table), "problems": problems, "folds": folds, "sets": found})
+    for name, entry in found.items():
+        print(f"{name:40}", {kind: figures["auc"] and round(figures["auc"], 3) for kind, figures in entry.items()})
+
+
+def worth(rows: Rows, kinds: Sequence[str], params: Params, folds: int) -> dict[str, dict[str, Any]]:
+    """AUC and average precision of harm over all rows, and over those of each class of token."""
+    scores = unseen_scores(rows, params, folds)
+    kept, of = rows.kept.double().numpy(), np.array(kinds)
+    masks = {"all": np.ones(len(of), bool), **{kind: of == kind for kind in CLASSES}}
+    return {
+        kind: {"n": int(mask.sum()), "harm": float(1 - kept[mask].mean()), **rank_metrics(kept[mask], scores[mask])}
+        for kind, mask in masks.items()
+        if mask.any()
+    }
+
+
+def unseen_scores(rows: Rows, params: Params, folds: int) -> np.ndarray[Any, Any]:
+    """Logits of "kept" [N], each from a head that has not seen its problem.
+
+    Raises:
+        UserError: there are fewer problems than folds.
+    """
+    problems, scores = rows.problem.numpy(), np.zeros(len(rows))
+    if len(np.unique(problems)) < folds:
+        raise UserError(f"There are labels of fewer than {folds} problems. Lower --folds, or label more problems.")
+    for train, unseen in GroupKFold(folds).split(scores, groups=problems):
+        head, _ = fit_logistic(rows.where(torch.from_numpy(train)), params.train.c, params.train.folds)
+        with torch.no_grad():
+            scores[unseen] = head(rows.x[torch.from_numpy(unseen)]).double().numpy()
+    return scores
+
+
+def classes_of(table: Table, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """The class of every row, by its draft token and the target's own."""
+    tokens: dict[Key, tuple[int, int]] = {}
+    for name in PASSES:
+        for file in sorted((LABEL_FOLDER / name).glob("rows-*.safetensors")):
+            labels = load_tensors(file)
+            pairs = zip(labels["draft_id"].tolist(), labels["target_id"].tolist(), strict=True)
+            tokens |= dict(zip(keys_of(labels), pairs, strict=True))
+    return [kind_of(*(tokenizer.decode([token]) for token in tokens[key])) for key in keys_of(table)]
+
+
+def keys_of(table: Mapping[str, Tensor]) -> list[Key]:
+    """What tells the mismatches of a table apart."""
+    return list(zip(*(table[name].tolist() for name in ("problem", "policy", "position")), strict=True))
+
+
+def kind_of(draft: str, target: str) -> str:
+    """number, word or operator."""
+    if any(letter.isdigit() for letter in draft + target):
+        return "number"
+    return "word" if all(text.strip().isalpha() for text in (draft, target)) else "operator"
+
+
+if __name__ == "__main__":
+    run(main)
