@@ -56,9 +56,8 @@ def generate(
     """
     arguments = supported({**kwargs, "draft": draft_model, "gate": gate}, stop_strings, tokenizer)
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
-    wishes = replace(
-        wishes, certificate=preferred(replace(wishes, gate=gate)).certificate
-    )  # the loaded gate has no folder
+    # What `gistgate tune` prefers lies in the gate's folder, which a loaded gate does not know.
+    wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     decoder = build_decoder(model, tokenizer, wishes)
     decoding = GatedDecoding(decoder, strings, report, wishes.gate is not None, named_proof(wishes))
