@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
-from gistgate.files import load_tensors, write_json
+from gistgate.files import load_tensors
+from pipeline.common.code import running, write_result
 from pipeline.common.entry import run
 from pipeline.common.resume import read_shards
 from pipeline.heads.logistic import fit_logistic
@@ -58,7 +59,8 @@ def main(folds: Annotated[int, typer.Option(help="Folds of the problems.", min=2
     sets = [names for names in SETS if all(name in table for name in names)]
     found = {" + ".join(names): worth(rows_of(table, names), kinds, params, folds) for names in sets}
     problems = int(table["problem"].unique().numel())
-    write_json(OUTPUT, {"pair": params.pair, "n": num_rows(table), "problems": problems, "folds": folds, "sets": found})
+    payload = {"pair": params.pair, "n": num_rows(table), "problems": problems, "folds": folds, "sets": found}
+    write_result(OUTPUT, payload, running())
     for name, entry in found.items():
         print(f"{name:40}", {kind: figures["auc"] and round(figures["auc"], 3) for kind, figures in entry.items()})
 
