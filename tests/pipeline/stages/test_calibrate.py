@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from gistgate.certificates import scope
 from gistgate.certificates.bounds import upper_bound
@@ -77,7 +78,7 @@ def world(tmp_path, monkeypatch):
         name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(),
         text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text),
     )  # fmt: skip
-    pair = SimpleNamespace(target=None, draft=None, models=[None, None], tokenizer=None)
+    pair = SimpleNamespace(target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None)
     monkeypatch.setattr(outcomes, "load_pair", lambda params: pair)
     monkeypatch.setattr(outcomes, "load_task", lambda params: task)
     monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
