@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
@@ -295,19 +294,3 @@ def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
 def test_impossible_sharing_is_refused(wrong: dict[str, Any]):
     with pytest.raises(UserError, match="suffix: "):
         SharedSuffixes(**wrong)
-
-
-def test_the_company_of_a_row_decides_nothing_near_the_end_of_an_answer():
-    """A longer proposal scores otherwise, so a row must not be asked for as many tokens as its neighbours have room."""
-    torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = LlamaForCausalLM(LlamaConfig(vocab_size=6, num_key_value_heads=2, max_position_embeddings=256, **sizes))
-    decoder = Decoder(model.eval().double(), SuffixDrafter(), make_rule("top-k", k=6), 8)
-    batch = [
-        [3, 2, 0, 0, 2, 0, 4, 5, 0, 0, 3],
-        [0, 1, 1, 4, 3, 1, 0, 3, 1, 5, 1],
-        [5, 0, 3, 3, 4, 2, 4, 2, 5, 3, 2, 0, 1],
-        [2, 0, 0, 0, 2, 5, 4, 2, 3, 3, 2, 3, 0, 0, 2, 4, 3, 0, 2, 1, 4, 4, 5, 3, 5, 2, 2, 1],
-    ]
-    together = [answer.ids for answer in decoder.generate(batch, max_new_tokens=20)]
-    assert together == [decoder.generate([text], max_new_tokens=20)[0].ids for text in batch]

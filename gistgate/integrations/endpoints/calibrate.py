@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from filelock import FileLock
+
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, check_stop, fixed_sequence
 from gistgate.certificates.looks import Looks, level
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
@@ -91,8 +93,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     looks = looks_of(options, task, docs, strict, loose)
     tested = [options.budget, options.stop, asdict(prompting)]
     comparison = fingerprint(looks.claim, looks.hashes, tested)
-    ended = read_json(FINISHED) if FINISHED.exists() else {}
-    again = int(ended.get(comparison, 0))
+    again = times_finished(comparison)
     looks.take(looks.look([*tested, again], 1 - confidence))
     kept = KeptAnswers(KEPT, f"{comparison}-{again}")
     if len(kept):
@@ -101,9 +102,26 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)
     certificate = certificate_of(options, compared, verdicts)
     path = certificate.save(options.out)
-    write_json(FINISHED, {**ended, comparison: again + 1})
+    times_finished(comparison, more=1)
     kept.finish()
     return certificate, path
+
+
+def times_finished(comparison: str, more: int = 0) -> int:
+    """How often a comparison came to its end in this folder, `more` times of them right now.
+
+    Raises:
+        UserError: the file is damaged.
+    """
+    FINISHED.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(FINISHED.with_name(f".{FINISHED.name}.lock")):
+        counts = read_json(FINISHED) if FINISHED.exists() else {}
+        if not isinstance(counts, dict) or not all(isinstance(one, int) for one in counts.values()):
+            raise UserError(f"{FINISHED} does not count comparisons. Remove it, and take fresh prompts with --draw.")
+        times: int = counts.get(comparison, 0) + more
+        if more:
+            write_json(FINISHED, {**counts, comparison: times})
+    return times
 
 
 def looks_of(options: Options, task: Task, docs: list[Document], strict: Endpoint, loose: Endpoint) -> Looks:

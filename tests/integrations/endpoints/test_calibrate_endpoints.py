@@ -159,6 +159,18 @@ def test_a_damaged_file_of_answers_is_named(run, tmp_path):
         run(Script(), Script())
 
 
+@pytest.mark.parametrize("content", ["[1]", '{"a": "twice"}'])
+def test_a_damaged_count_of_comparisons_is_named(run, content):
+    command.FINISHED.parent.mkdir()
+    command.FINISHED.write_text(content)
+    with pytest.raises(UserError, match="does not count comparisons. Remove it"):
+        run(Script(), Script())
+
+
+def test_comparisons_are_counted_apart(run):
+    assert [command.times_finished("a", 1), command.times_finished("b"), command.times_finished("a")] == [1, 0, 1]
+
+
 @pytest.fixture
 def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(client, "RETRIES", 0)
