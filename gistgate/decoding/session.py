@@ -75,7 +75,7 @@ class Session:
 
     def _round(self) -> None:
         started = perf_counter()
-        self.slots.usage.count(len(self.rows), self.waiting.slots)
+        self.slots.usage.count(len(self.rows), self.slots.number or self.waiting.slots)
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()

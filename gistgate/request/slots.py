@@ -15,7 +15,7 @@ class Usage:
     busy: int = 0
     """Slots that held an unfinished row."""
     available: int = 0
-    """Slots that there were."""
+    """Slots that were asked for, whether or not the request had rows for all of them."""
     tokens: int = 0
     """Tokens of the finished rows."""
     forwards: int = 0

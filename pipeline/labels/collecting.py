@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.block import Block
+from gistgate.decoding.decoder import Decoder
 from gistgate.gates.gate import Gate
+from gistgate.request.slots import Slots
 from pipeline.common.decoders import make_decoder, request_of
-from pipeline.labels.mining import Miner, strict_records
+from pipeline.labels.mining import Miner
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.schema import Policy
 from pipeline.labels.tables import Table, concatenated, num_rows
@@ -30,11 +32,13 @@ def strict_collector(params: Params, tools: Tools, prompts: Sequence[dict[str, A
 
     def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
         sound = [problem for problem in problems if tools.meaning.is_comparable(problem)]
-        ids, own = [prompts[n]["ids"] for n in sound], [tools.meaning.references[n] for n in sound]
         num = round(params.collect.strict_share * len(problems)) if walks else len(sound)
-        tables = strict_records(tools.decoder, sound[:num], ids[:num], tools.batch_size, **tools.request)
-        texts = [AnswerText(problem, Policy.STRICT, answer) for problem, answer in zip(sound, own, strict=True)]
+        recorder = MismatchRecorder(tools.decoder.block)
+        decoder, slots = tools.decoder.having(observer=recorder), Slots(tools.batch_size)
+        tables, texts = written(decoder, recorder, prompts, sound[:num], Policy.STRICT, slots, **tools.request)
+        tools.cost.use(slots.usage)
         if walks:
+            ids, own = [prompts[n]["ids"] for n in sound], [tools.meaning.references[n] for n in sound]
             miner = Miner(tools.decoder, tools.judge(params.collect.rejoin), tools.batch_size, **tools.request)
             walked, walked_texts = miner.walk(sound, ids, own)
             tools.cost.labels += sum(num_rows(table) for table in walked)
@@ -42,6 +46,26 @@ def strict_collector(params: Params, tools: Tools, prompts: Sequence[dict[str, A
         return (concatenated(tables) if tables else {}), texts
 
     return collect
+
+
+def written(
+    decoder: Decoder,
+    recorder: MismatchRecorder,
+    prompts: Sequence[dict[str, Any]],
+    problems: Sequence[int],
+    policy: Policy,
+    slots: Slots,
+    **request: Any,
+) -> tuple[list[Table], list[AnswerText]]:
+    """Decode these problems while `recorder` observes the blocks: the records of every text, and the texts.
+
+    The texts are the answers of this very decoding. In bfloat16 another one may differ in near ties, and the places of
+    a record would then mean nothing in it.
+    """
+    answers = decoder.generate([prompts[problem]["ids"] for problem in problems], slots=slots, **request)
+    found = zip(problems, recorder.take(answers), strict=True)
+    tables = [stamped(table, problem, policy) for problem, table in found if table]
+    return tables, [AnswerText(problem, policy, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
 
 
 def gated_collector(params: Params, pair: Pair, prompts: Sequence[dict[str, Any]]) -> Collect:
@@ -72,8 +96,6 @@ def gated_texts(
     """Decode these problems with the gate at `collect.pilot_risk`; `recorder` sees the blocks."""
     settings = {"risk": params.collect.pilot_risk}
     decoder = make_decoder(pair, MethodParams("autojudge"), settings, params.decoding.block, gate, observer=recorder)
-    answers = decoder.generate([prompts[problem]["ids"] for problem in problems], **request_of(prompts, pair))
-    found = zip(problems, recorder.take(answers), strict=True)
-    tables = [stamped(table, problem, Policy.GATED) for problem, table in found if table]
-    texts = [AnswerText(problem, Policy.GATED, answer.ids) for problem, answer in zip(problems, answers, strict=True)]
+    request, slots = request_of(prompts, pair), Slots(params.decoding.batch_size)
+    tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
     return (concatenated(tables) if tables else {}), texts

@@ -37,9 +37,9 @@ class Cost:
     draft_tokens: int = 0
     """Tokens that the draft model read, padding included."""
     slots: int = 0
-    """Rows that the rounds of rollouts had room for."""
+    """Rows that the rounds of rollouts, and those in which mismatches are met, had room for."""
     slots_used: int = 0
-    """Rows of these that went on with a rollout."""
+    """Rows of these that held a text."""
     seconds: float = 0.0
     """Wall-clock time, as measured; shards that run side by side add up."""
 

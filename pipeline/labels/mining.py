@@ -19,7 +19,8 @@ import torch
 from gistgate.decoding.decoder import Decoder
 from gistgate.forward.cache import RowCache
 from gistgate.request.rows import Memory
-from pipeline.labels.mismatches import MismatchRecorder, stamped
+from gistgate.request.slots import Slots
+from pipeline.labels.mismatches import stamped
 from pipeline.labels.rollouts import Rollout
 from pipeline.labels.schema import Policy
 from pipeline.labels.scouting import FAR_ENOUGH, Forced, Scout
@@ -110,41 +111,21 @@ class Miner:
 
     def _scout(self, live: Sequence[Walk], depth: int) -> tuple[list[Table], list[bool]]:
         """For each walk the next mismatches, at most `depth`, and whether its text goes on behind them."""
-        met: list[Table] = []
-        may_go_on = []
-        for start in range(0, len(live), self.batch_size):
-            some, scout = live[start : start + self.batch_size], Scout(self.decoder.block, depth)
-            done = self.decoder.having(rule=Forced(), observer=scout).resume(
-                [walk.memory for walk in some],
-                [(walk.keep, walk.added) for walk in some],
-                [len(walk.prompt) for walk in some],
-                is_decided=scout.is_far_enough,
-                **self.request,
-            )
-            met += scout.take([answer for answer, _ in done])
-            for walk, (answer, memory) in zip(some, done, strict=True):
-                assert memory is not None
-                walk.memory = memory
-                may_go_on.append(answer.finish == FAR_ENOUGH)
-        return met, may_go_on
-
-
-def strict_records(
-    decoder: Decoder,
-    problems: Sequence[int],
-    prompts: Sequence[list[int]],
-    batch_size: int,
-    **request: Any,
-) -> list[Table]:
-    """Records of every mismatch on the target's own texts; no token is forced, so no outcome is known."""
-    tables = []
-    for start in range(0, len(problems), batch_size):
-        recorder = MismatchRecorder(decoder.block)
-        decoding = decoder.having(observer=recorder)
-        answers = decoding.generate(prompts[start : start + batch_size], **request)
-        found = zip(problems[start : start + batch_size], recorder.take(answers), strict=True)
-        tables += [stamped(table, problem, Policy.STRICT) for problem, table in found if table]
-    return tables
+        scout, slots = Scout(self.decoder.block, depth), Slots(self.batch_size)
+        done = self.decoder.having(rule=Forced(), observer=scout).resume(
+            [walk.memory for walk in live],
+            [(walk.keep, walk.added) for walk in live],
+            [len(walk.prompt) for walk in live],
+            is_decided=scout.is_far_enough,
+            slots=slots,
+            **self.request,
+        )
+        self.judge.roller.cost.use(slots.usage)
+        for walk, (_, memory) in zip(live, done, strict=True):
+            assert memory is not None
+            walk.memory = memory
+        answers = [answer for answer, _ in done]
+        return scout.take(answers), [answer.finish == FAR_ENOUGH for answer in answers]
 
 
 def unread(prompt: Sequence[int]) -> Memory:

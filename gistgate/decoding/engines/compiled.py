@@ -124,7 +124,7 @@ class CompiledSession:
 
     def _round(self, live: list[Row]) -> None:
         started = perf_counter()
-        self.told.usage.count(len(live), len(self.rows))
+        self.told.usage.count(len(live), self.told.number or len(self.rows))
         feed = self._feed(live)
         uniforms = self._drawn(live)
         drafted = self._draft(live, feed, uniforms)  # 1. draft    x_1 .. x_K

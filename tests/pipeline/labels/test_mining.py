@@ -129,6 +129,22 @@ def test_a_walk_reads_no_text_again(pair):
     assert tools.memories.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
 
 
+def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):
+    """In bfloat16 a strict text that is decoded in another batch may part from its reference at a near tie."""
+    references = {problem: greedy(pair[0], ids, 24)[::-1] for problem, ids in enumerate(PROMPTS)}
+    table, texts = collected(pair, tools_for(pair, references), recipe="text")
+    places = zip(table["problem"].tolist(), table["position"].tolist(), strict=True)
+    found = [texts[problem, Policy.STRICT].ids[position] for problem, position in places]
+    assert found == table["target_id"].tolist() and len(found) >= 10
+
+
+def test_slots_without_a_row_count_as_idle(pair):
+    """Three texts in 64 slots leave at least 61 of them empty."""
+    tools = tools_for(pair, batch_size=64)
+    collected(pair, tools, recipe="text")
+    assert tools.cost.as_json()["idle_share_of_slots"] >= 61 / 64
+
+
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
     table, texts = collected(pair, tools_for(pair), recipe="text")
     strict = picked(mined[0], mined[0]["policy"] == Policy.STRICT)
