@@ -48,18 +48,32 @@ def count_ids(
     is known where `vocabulary` or the tokenizer is given; no token of theirs may be lost to a smaller draft model.
 
     Raises:
-        UserError: the draft model has no embedding for a token that the target may write.
+        UserError: the draft model lacks a token that the target may write, or nobody can tell.
     """
     sizes: list[int] = [model.config.get_text_config().vocab_size for model in models_of(target, drafter)]
     known = min(sizes)
-    if known < sizes[0] and (vocabulary or tokenizer is not None):
-        needed = min(sizes[0], vocabulary or len(tokenizer))  # type: ignore[arg-type]
-        if known < needed:
-            raise UserError(
-                f"The draft model knows {known} token ids and the target's tokenizer has {needed}. Use a draft model "
-                "with the target's tokenizer, or a drafter without a model such as 'lookup'."
-            )
+    if known < sizes[0]:
+        check_padding(sizes[0], known, vocabulary or (None if tokenizer is None else len(tokenizer)))
     return min(vocabulary, known) if vocabulary else known
+
+
+def check_padding(target: int, draft: int, tokens: int | None) -> None:
+    """Refuse a draft model of fewer ids than the target unless all that it lacks is padding beyond the `tokens`.
+
+    Raises:
+        UserError: it lacks tokens, or their number is not known.
+    """
+    if tokens is None:
+        raise UserError(
+            f"The draft model knows {draft} token ids and the target {target}; whether the target writes the others "
+            "cannot be seen without its tokenizer. Pass tokenizer=..., or vocabulary= the number of ids in use."
+        )
+    needed = min(target, tokens)
+    if draft < needed:
+        raise UserError(
+            f"The draft model knows {draft} token ids and the target's tokenizer has {needed}. Use a draft model "
+            "with the target's tokenizer, or a drafter without a model such as 'lookup'."
+        )
 
 
 def check_temperature(rule: Rule, sampling: Sampling) -> None:

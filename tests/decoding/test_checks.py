@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,5 +108,11 @@ def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
 
 def test_a_shared_vocabulary_counts_the_smaller():
     assert decoder().vocabulary == 259 and decoder(vocabulary=200).vocabulary == 200
-    small = replace(make_rule("exact"))
-    assert Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), small).vocabulary == 3
+    small = Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"), vocabulary=3)
+    assert small.vocabulary == 3
+
+
+def test_a_smaller_draft_is_refused_where_nobody_says_what_is_padding():
+    """The target may write the ids that the draft lacks, and its text must not change."""
+    with pytest.raises(UserError, match="draft model knows 3 token ids and the target 259.*Pass tokenizer="):
+        Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"))
