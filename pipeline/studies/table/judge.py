@@ -13,9 +13,11 @@ from pipeline.studies.table.params import read_table_params
 
 
 def main() -> None:
-    params = read_params()
-    own = with_features(params, read_table_params().span_features)
-    train(["logistic"], [SPANS], {"logistic": TABLE_MODELS / "judge"}, "judge", own)
+    params, table, place = read_params(), read_table_params(), TABLE_MODELS / "judge"
+    if not table.wants_judge:
+        place.mkdir(parents=True, exist_ok=True)  # the graph expects it
+        return
+    train(["logistic"], [SPANS], {"logistic": place}, "judge", with_features(params, table.span_features))
 
 
 if __name__ == "__main__":

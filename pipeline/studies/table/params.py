@@ -44,6 +44,11 @@ class TableParams:
             if name not in RULES:
                 raise UserError(f"{FILE} names an unknown rule '{name}'. {nearest(name, RULES)}")
 
+    @property
+    def wants_judge(self) -> bool:
+        """Whether a rule is compared that asks the head on span labels."""
+        return any(head == "judge" and rule not in self.skip for rule, head in self.heads.items())
+
 
 def table_methods(table: TableParams, core: Mapping[str, MethodParams], headline_head: str) -> dict[str, MethodParams]:
     """The methods of the large table that the core lacks, by rule id, with the settings that the rules declare."""

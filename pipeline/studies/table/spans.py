@@ -28,6 +28,9 @@ from pipeline.studies.table.params import read_table_params
 
 def main() -> None:
     params, own = read_params(), read_table_params()
+    if not own.wants_judge:
+        SPANS.mkdir(parents=True, exist_ok=True)  # the graph expects it
+        return
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")

@@ -7,15 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import yaml
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.files import save_tensors
+from gistgate.files import save_tensors, write_text
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.pair_counts import PairCounts
 from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.common.paths import SPANS, TABLE_MODELS
 from pipeline.common.reading import build
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.replay import FirstBlocks, rounds
@@ -23,9 +25,9 @@ from pipeline.labels.schema import Policy
 from pipeline.labels.tables import concatenated
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.params import read_params
-from pipeline.studies.table import pair_counts
+from pipeline.studies.table import judge, pair_counts, spans
 from pipeline.studies.table.agreement import compare
-from pipeline.studies.table.params import TableParams, table_params
+from pipeline.studies.table.params import FILE, TableParams, read_table_params, table_params
 from pipeline.studies.table.spans import span_rows
 from tests.tiny import tiny_pair
 
@@ -66,6 +68,17 @@ def test_its_results_lie_apart():
 def test_an_unknown_rule_is_refused(block):
     with pytest.raises(UserError, match="unknown rule 'mras'. Did you mean 'mars'?"):
         build(TableParams, block)
+
+
+def test_a_table_without_the_rule_judge_reads_no_spans_and_trains_no_head(tmp_path, monkeypatch):
+    """Nothing is decoded for it: the folder has no prompts, no labels and no models."""
+    write_text(tmp_path / "params.yaml", (ROOT / "params.yaml").read_text())
+    write_text(tmp_path / FILE, yaml.safe_dump({"skip": ["judge"]}))
+    monkeypatch.chdir(tmp_path)
+    assert not read_table_params().wants_judge and TableParams().wants_judge
+    spans.main()
+    judge.main()
+    assert not any((tmp_path / SPANS).iterdir()) and not any((tmp_path / TABLE_MODELS / "judge").iterdir())
 
 
 def test_who_is_right():
