@@ -43,7 +43,7 @@ class Labeller:
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
         table = in_order(self._comparable(table))
         table = picked(table, table["chosen"] | is_asked_of(table))
-        greedy_kept = self._greedy_kept(table, texts)
+        greedy_kept = self.greedy_kept(table, texts)
         labelled = is_intact(table, greedy_kept) & table["chosen"]
         table, greedy_kept = picked(table, labelled), greedy_kept[labelled]
         kept, rollouts = self._kept(table, texts, greedy_kept)
@@ -55,7 +55,7 @@ class Labeller:
         known = [problem for problem in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(problem)]
         return picked(table, torch.isin(table["problem"], torch.tensor(known, dtype=torch.int64)))
 
-    def _greedy_kept(self, table: Table, texts: Texts) -> Tensor:
+    def greedy_kept(self, table: Table, texts: Texts) -> Tensor:
         """1 where the greedy rollout keeps the meaning, else 0 [N]; what mining knows already is taken over."""
         greedy_kept = table["greedy_kept"].clone()
         unknown = (greedy_kept < 0).nonzero().flatten().tolist()

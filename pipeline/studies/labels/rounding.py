@@ -1,0 +1,115 @@
+"""What rounding decides of labels and of a gate's probabilities: the same mismatches read and rolled out again.
+
+    python -m pipeline.studies.labels.rounding [--rows 96] [--dtype float32]     -> reports/studies/rounding.json
+
+A label is the outcome of one greedy continuation. In bfloat16 near ties of that continuation fall as its batch rounds
+them, and a target that solves a problem only just may then lose the answer for no reason of meaning. The rollouts are
+made again twice: in the pair's own dtype in other batches, and with the target in another dtype. The share of outcomes
+that differ is noise that no head can learn. The gate's P(kept) is computed from states of both dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from torch import Tensor
+
+from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
+from pipeline.common.code import running, write_result
+from pipeline.common.decoders import read_prompts, request_of
+from pipeline.common.entry import run
+from pipeline.common.paths import HEADS
+from pipeline.labels.cost import Cost
+from pipeline.labels.features import FeatureReader
+from pipeline.labels.labelling import Labeller, in_order
+from pipeline.labels.tables import Table, num_rows, picked
+from pipeline.labels.texts import Texts, read_labels, read_references
+from pipeline.labels.tools import tools_of
+from pipeline.pairs.pair import Pair, load_pair
+from pipeline.params import Params, read_params
+from pipeline.tasks.loading import load_task
+
+OUTPUT = Path("reports/studies/rounding.json")
+
+
+def main(
+    rows: Annotated[int, typer.Option(help="Mismatches to roll out again.", min=1)] = 96,
+    dtype: Annotated[str, typer.Option(help="Dtype of torch that is compared with the pair's own.")] = "float32",
+) -> None:
+    torch.set_grad_enabled(False)
+    params, (labels, texts) = read_params(), read_labels()
+    pair, gate = load_pair(params), Gate.load(HEADS / params.train.headline_head)
+    table, own = drawn(labels, rows, params.seed), str(pair.target.dtype).removeprefix("torch.")
+    found: dict[str, Any] = {"again": {"outcomes": outcomes(params, pair, table, texts)}}
+    first = features(params, pair, gate, table, texts)
+    pair = replace(pair, target=pair.target.to(dtype_of(dtype)))
+    other = features(params, pair, gate, table, texts)
+    found[dtype] = {"outcomes": outcomes(params, pair, table, texts), **compared(gate, first, other)}
+    harm = float((table["greedy_kept"] == 0).double().mean())
+    write_result(OUTPUT, {"pair": params.pair, "dtype": own, "rows": num_rows(table), "harm": harm, **found}, running())
+    print(found)
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The dtype of this name.
+
+    Raises:
+        UserError: torch has none.
+    """
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise UserError(f"There is no dtype '{name}'. Use float32, float16 or bfloat16.")
+    return found
+
+
+def drawn(labels: Table, rows: int, seed: int) -> Table:
+    """So many of the labels, drawn at random, in their order; all of them if there are fewer."""
+    chosen = torch.randperm(num_rows(labels), generator=torch.Generator().manual_seed(seed))[:rows]
+    return in_order(picked(labels, chosen.sort().values))
+
+
+def outcomes(params: Params, pair: Pair, table: Table, texts: Texts) -> dict[str, int]:
+    """Of the greedy rollouts behind the draft tokens: how many end otherwise than their labels say, either way.
+
+    Nothing stops early, so that no rollout depends on an audit.
+    """
+    prompts = read_prompts("train")
+    tools = tools_of(params, pair, load_task(params), prompts, read_references(), "plain", Cost())
+    asked = {**table, "greedy_kept": torch.full_like(table["greedy_kept"], -1)}
+    asked["chosen"] = torch.ones(num_rows(table), dtype=torch.bool)
+    strict = Labeller(tools, prompts, replace(params.label, rejoin=None, rollouts=1), params.seed)
+    kept, known = strict.greedy_kept(asked, texts), table["greedy_kept"]
+    return {"lost": int(((known == 1) & (kept == 0)).sum()), "won": int(((known == 0) & (kept == 1)).sum())}
+
+
+def features(params: Params, pair: Pair, gate: Gate, table: Table, texts: Texts) -> Table:
+    """What the gate reads at the mismatches, computed with this pair."""
+    prompts = read_prompts("train")
+    reader = FeatureReader(pair, prompts, gate.features, params.decoding.block)
+    return reader.read(table, texts, params.decoding.batch_size, **request_of(prompts, pair))
+
+
+def compared(gate: Gate, first: Table, other: Table) -> dict[str, Any]:
+    """How far two readings of the same mismatches differ."""
+    p, p_other = probabilities(gate, first), probabilities(gate, other)
+    return {
+        "same_target_token": int((first["same_target"] == other["same_target"]).sum()),
+        "mean_difference": float((p - p_other).abs().mean()),
+        "largest_difference": float((p - p_other).abs().max()),
+        "spread": float(p.std()),
+    }
+
+
+def probabilities(gate: Gate, read: Mapping[str, Tensor]) -> Tensor:
+    """P(kept) of the gate at every mismatch [N]."""
+    return gate.probability(torch.cat([read[name] for name in gate.features], dim=-1))
+
+
+if __name__ == "__main__":
+    run(main)
