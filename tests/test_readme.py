@@ -8,7 +8,8 @@ import pytest
 import typer
 
 from gistgate.cli.main import app
-from pipeline.report.publish import content_of, table_of
+from pipeline.report.markers import part
+from pipeline.report.publish import PART, content_of
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -17,13 +18,13 @@ README = (ROOT / "README.md").read_text()
 def test_the_table_is_the_published_summary():
     results = ROOT / "docs" / "results"
     expected = content_of(results) if (results / "summary.json").exists() else ""
-    assert table_of(README) == expected
+    assert part(README, PART) == expected
 
 
 def test_the_large_table_is_the_published_one():
     results = ROOT / "docs" / "results" / "table"
     expected = content_of(results) if (results / "summary.json").exists() else ""
-    assert table_of((ROOT / "docs" / "rules.md").read_text()) == expected
+    assert part((ROOT / "docs" / "rules.md").read_text(), PART) == expected
 
 
 def test_every_make_target_it_names_exists():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from gistgate.errors import UserError
@@ -15,16 +16,17 @@ SOURCES = (*PACKAGES, "benchmarks", "params.yaml")
 """What a commit has to hold for its figures."""
 
 
-def check_finished(graph: str) -> None:
+def check_finished(graph: str, root: Path = Path()) -> None:
     """Refuse results that are older than the code, the parameters or the data of their stages, as DVC knows them.
 
     Args:
         graph: the dvc.yaml of the stages.
+        root: the project, or a copy of it in which they ran.
 
     Raises:
         UserError: stages have to run again, or DVC cannot say so.
     """
-    done = subprocess.run(["dvc", "status", "--json", graph], capture_output=True, text=True)
+    done = subprocess.run(["dvc", "status", "--json", graph], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"`dvc status {graph}` failed: {done.stderr.strip() or done.stdout.strip()}")
     waiting = json.loads(done.stdout or "{}")

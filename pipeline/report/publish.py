@@ -19,18 +19,18 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, read_text, write_atomic, write_json, write_text
+from gistgate.files import read_json, read_text, write_atomic, write_json
 from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
-from pipeline.report import tables
+from pipeline.report import markers, tables
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.speed.occasions import covering
 
-BEGIN = "<!-- results: begin (written by `make publish`) -->"
-END = "<!-- results: end -->"
+PART = "results"
+"""The part of a page that shows published results."""
 FILES = ("frontier.csv",)
 MODULES = {
     "table": tuple(
@@ -151,39 +151,28 @@ def publish(reports: Path, results: Path, readme: Path, code: dict[str, Any]) ->
     Raises:
         UserError: there are no results yet, or the page lost its markers.
     """
-    summary = read_json(reports / "summary.json")
-    split(read_text(readme))
-    write_json(results / "summary.json", {**summary, **code})
+    markers.split(read_text(readme), PART)
+    copy_results(reports, results, code)
+    renew(readme, results)
+
+
+def copy_results(reports: Path, results: Path, code: dict[str, Any]) -> None:
+    """Copy summary, frontier and figures; the arguments are those of `publish`.
+
+    Raises:
+        UserError: there are no results yet.
+    """
+    write_json(results / "summary.json", {**read_json(reports / "summary.json"), **code})
     if (reports / JUDGEMENTS).exists():
         write_json(results / JUDGEMENTS, {**read_json(reports / JUDGEMENTS), **code})
     for name in FILES:
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
-    renew(readme, results)
 
 
 def renew(page: Path, results: Path) -> None:
     """Write the published results between the markers of the page."""
-    write_text(page, with_table(read_text(page), content_of(results)))
-
-
-def with_table(readme: str, content: str) -> str:
-    """The page with `content` between its markers."""
-    before, after = split(readme)
-    return f"{before}{BEGIN}\n{content}\n{END}{after}"
-
-
-def table_of(readme: str) -> str:
-    """What stands between a page's markers."""
-    before, after = split(readme)
-    return readme[len(before) + len(BEGIN) : len(readme) - len(after) - len(END)].strip()
-
-
-def split(readme: str) -> tuple[str, str]:
-    """The text in front of the first marker and behind the second."""
-    if readme.count(BEGIN) != 1 or readme.count(END) != 1 or readme.index(BEGIN) > readme.index(END):
-        raise UserError(f"The page lacks the lines '{BEGIN}' and '{END}'. Put them back where the table belongs.")
-    return readme[: readme.index(BEGIN)], readme[readme.index(END) + len(END) :]
+    markers.renew(page, PART, content_of(results))
 
 
 if __name__ == "__main__":

@@ -33,6 +33,8 @@ class RealParams:
     """What differs from params.yaml, block by block; null takes a key away."""
     folders: dict[str, str] = field(default_factory=dict)
     """Folder of each role (`target`, `draft`) below the folder of models that the command line names."""
+    rules: tuple[str, ...] = ()
+    """Rules of the large table that are compared as well, by id."""
     propose: ProposeParams | None = None
     """How K is measured; None keeps decoding.block and decoding.strict_block."""
 

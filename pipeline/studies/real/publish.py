@@ -1,52 +1,93 @@
-"""Copy the results of the study into Git: docs/results/real, the table of docs/real.md, and the gate.
+"""Copy the results of the study into Git: docs/results/real, the tables of docs/real.md, the gate, the README's list.
 
 python -m pipeline.studies.real.publish [--folder .scratch/real]
 
-The gate goes to models/gates/<pair>-<task>: head, card and certificate. Weights of models are never copied.
+Each pair and task has a folder of results and a table of its own. The gate goes to models/gates/<pair>-<task>: head,
+card and certificate. Weights of models are never copied. Nothing is written unless everything is there.
 """
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gistgate.certificates.certificate import CERTIFICATE_FILE
-from gistgate.files import read_json, write_atomic
+from gistgate.certificates.looks import PUBLISHED
+from gistgate.errors import UserError
+from gistgate.files import read_json, read_text, write_atomic
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
-from pipeline.common.paths import EXPORT, MODELS, PAIR_REPORT, REPORTS, RESULTS
-from pipeline.report.origin import origin
-from pipeline.report.publish import publish
+from pipeline.common.paths import EXPORT, PAIR_REPORT, REPORTS, RESULTS, STUDIES
+from pipeline.report import markers, tables
+from pipeline.report.gates import GATES, gates_table
+from pipeline.report.looks import publish_looks
+from pipeline.report.origin import check_finished, line, origin
+from pipeline.report.publish import PART, copy_results
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
-PAGE = Path("docs/real.md")
-GATES = MODELS / "gates"
+PAGE, README = Path("docs/real.md"), Path("README.md")
 GATE_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, CERTIFICATE_FILE)
+LIST = "gates"
+"""The part of the README that lists the gates."""
 
 
 def main(folder: Annotated[Path, typer.Option(help="The copy in which the study ran.")] = FOLDER) -> None:
-    publish_all(folder, RESULTS / "real", PAGE, GATES)
+    reports = reports_of(folder)
+    check_finished(graph_of(reports), folder)
+    publish_all(folder, RESULTS / "real", origin(REPORTING))
 
 
-def publish_all(folder: Path, results: Path, page: Path, gates: Path) -> None:
-    """Publish what the study left in `folder`.
+def reports_of(folder: Path) -> Path:
+    """Where the copy reported: the large table, if the study has one."""
+    table = REPORTS / "table"
+    return table if (folder / table / "summary.json").exists() else REPORTS
+
+
+def graph_of(reports: Path) -> str:
+    """The dvc.yaml of the stages behind these reports."""
+    return "dvc.yaml" if reports == REPORTS else (STUDIES / "table/dvc.yaml").as_posix()
+
+
+def publish_all(
+    folder: Path, results: Path, code: dict[str, Any], pages: Path = Path(), ledger: Path = PUBLISHED
+) -> None:
+    """Publish what the study left in `folder`; `pages` holds README.md, docs and models.
 
     Raises:
-        UserError: the study has not finished, or the page lost its markers.
+        UserError: the study has not finished, its calibration prompts were published with another choice, or a page
+            lost its comments.
     """
-    summary = read_json(folder / REPORTS / "summary.json")
-    publish(folder / REPORTS, results, page, origin(REPORTING))
-    for name in (PAIR_REPORT, PROPOSAL):
-        if (folder / name).exists():
-            write_atomic(results / name.name, partial(shutil.copyfile, folder / name))
-    gate = gates / f"{summary['pair']}-{summary['task']}"
-    write_atomic(gate, partial(copy_gate, folder / EXPORT))
-    print(f"{results}, {page} and {gate} are written.")
+    reports = folder / reports_of(folder)
+    summary, export = read_json(reports / "summary.json"), folder / EXPORT
+    for name in GATE_FILES:
+        if not (export / name).is_file():
+            raise UserError(f"There is no {export / name}. Run the study to its end (`make real`) before publishing.")
+    for page, name in ((pages / PAGE, PART), (pages / README, LIST)):
+        markers.split(read_text(page), name)
+    own = f"{summary['pair']}-{summary['task']}"
+    for calibrations in sorted({folder / REPORTS / "calibration", reports / "calibration"}):
+        publish_looks(calibrations, results / own / "summary.json", ledger)
+    copy_results(reports, results / own, code)
+    for extra in (PAIR_REPORT, PROPOSAL):
+        if (folder / extra).exists():
+            write_atomic(results / own / extra.name, partial(shutil.copyfile, folder / extra))
+    write_atomic(pages / GATES / own, partial(copy_gate, export))
+    markers.renew(pages / PAGE, PART, "\n\n".join(sections(results)))
+    markers.renew(pages / README, LIST, gates_table(pages / GATES))
+    print(f"{results / own}, {PAGE}, {README} and {GATES / own} are written.")
+
+
+def sections(results: Path) -> Iterator[str]:
+    """For each published pair and task its table and its code."""
+    for path in sorted(results.glob("*/summary.json")):
+        summary = read_json(path)
+        yield f"### {path.parent.name}\n\n{tables.markdown(summary)}\n\n{tables.lead(summary)} {line(summary)}"
 
 
 def copy_gate(source: Path, place: Path) -> None:

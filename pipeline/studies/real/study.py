@@ -21,10 +21,11 @@ import yaml
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_text
+from gistgate.rules import RULES
 from pipeline.common.entry import run
-from pipeline.common.paths import PAIRS, PARAMS, SCRATCH
+from pipeline.common.paths import PAIRS, PARAMS, SCRATCH, STUDIES
 from pipeline.common.reading import nearest, read_yaml
-from pipeline.smoke import ROOT, copy_project, dvc, environment, merged
+from pipeline.smoke import ROOT, TABLE, copy_project, dvc, environment, merged
 from pipeline.studies.real.params import FILE, RealParams, read_study
 
 FOLDER = SCRATCH / "real"
@@ -42,11 +43,14 @@ def main(
     study, place = read_study(params), folder.resolve()
     changes = study.changes if data is None else {**study.changes, "task_data": str(existing(data))}
     prepare(place, changes, {} if models is None else local_folders(study, existing(models)))
+    prepare_table(place, study.rules)
     if study.propose is not None:
         dvc(place, "repro", "prompts")
         propose(place, params)
         prepare_params(place, changes)
     dvc(place, "repro", *([] if until is None else [until]))
+    if study.rules and until is None:
+        dvc(place, "repro", (STUDIES / "table/dvc.yaml").as_posix())
 
 
 def existing(folder: Path) -> Path:
@@ -89,6 +93,18 @@ def prepare_params(place: Path, changes: dict[str, Any]) -> None:
     if (place / PROPOSAL).exists():
         content = merged(content, {"decoding": read_json(place / PROPOSAL)["decoding"]})
     write_text(place / PARAMS, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
+
+
+def prepare_table(place: Path, rules: tuple[str, ...]) -> None:
+    """Write the copy's file of the large table, which compares these rules besides the core methods and no others.
+
+    Raises:
+        UserError: there is no such rule.
+    """
+    if unknown := next((name for name in rules if name not in RULES), None):
+        raise UserError(f"There is no rule '{unknown}' to compare. {nearest(unknown, RULES)}")
+    chosen = {"skip": [name for name in RULES if name not in rules], "mixed": {}}
+    write_text(place / TABLE, yaml.safe_dump({**read_yaml(ROOT / TABLE), **chosen}, sort_keys=False))
 
 
 def propose(place: Path, params: Path) -> None:

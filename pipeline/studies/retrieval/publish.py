@@ -14,10 +14,11 @@ from gistgate.files import read_json, read_text, write_json, write_text
 from pipeline.common import paths
 from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
+from pipeline.report import markers
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, origin
 from pipeline.report.page import page
-from pipeline.report.publish import split, with_table
+from pipeline.report.publish import PART
 from pipeline.studies.retrieval.params import REPORTS, retrieval_params
 from pipeline.studies.retrieval.summary import summarise
 from pipeline.studies.retrieval.tables import content, parts
@@ -28,13 +29,13 @@ RESULTS, PAGE = paths.RESULTS / "retrieval", Path("docs/retrieval.md")
 
 
 def main() -> None:
-    split(read_text(PAGE))
+    markers.split(read_text(PAGE), PART)
     check_finished((paths.STUDIES / "retrieval/dvc.yaml").as_posix())
     summary = {**summarise(retrieval_params()), **origin((*REPORTING, *MODULES))}
     publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
     write_json(RESULTS / "summary.json", summary)
     write_text(REPORTS / "index.html", page("page", Path(__file__).parent, **parts(summary)))
-    write_text(PAGE, with_table(read_text(PAGE), content(read_json(RESULTS / "summary.json"))))
+    markers.renew(PAGE, PART, content(read_json(RESULTS / "summary.json")))
 
 
 if __name__ == "__main__":

@@ -14,11 +14,12 @@ from typing import Any
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
-from gistgate.files import read_json, read_text, write_json, write_text
+from gistgate.files import read_json, read_text, write_json
 from pipeline.common.code import REPORTING
+from pipeline.report import markers
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, origin
-from pipeline.report.publish import split, with_table
+from pipeline.report.publish import PART
 from pipeline.studies.segments.calibrate import operating
 from pipeline.studies.segments.figures import draw_all
 from pipeline.studies.segments.tables import content
@@ -32,14 +33,14 @@ STUDY = Path("benchmarks/results/segments-cpu.json")
 
 
 def main() -> None:
-    split(read_text(PAGE))
+    markers.split(read_text(PAGE), PART)
     check_finished("pipeline/studies/segments/dvc.yaml")
     found = summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None)
     publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
     write_json(RESULTS / "summary.json", {**found, **origin((*REPORTING, *MODULES))})
     summary = read_json(RESULTS / "summary.json")  # the page follows the published file, its order included
     draw_all(summary, RESULTS / "figures")
-    write_text(PAGE, with_table(read_text(PAGE), content(summary)))
+    markers.renew(PAGE, PART, content(summary))
 
 
 def summarise(reports: Path, study: dict[str, Any] | None) -> dict[str, Any]:

@@ -11,7 +11,9 @@ from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
 from pipeline.params import parse_params
 from pipeline.report import publish, tables
+from pipeline.report.markers import begin, end, part
 from pipeline.report.page import page
+from pipeline.report.publish import PART
 from pipeline.report.results import read_results
 from pipeline.report.summary import as_csv, frontier, summarise
 from pipeline.stages import report
@@ -244,13 +246,13 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     write_json("reports/summary.json", summary)
     Path("reports/frontier.csv").write_text("method\n")
     Path("reports/figures").mkdir()
-    Path("README.md").write_text(f"# Top\n{publish.BEGIN}\nold\n{publish.END}\nbottom\n")
+    Path("README.md").write_text(f"# Top\n{begin(PART)}\nold\n{end(PART)}\nbottom\n")
     publish.publish(*PLACES, CODE)
     text = Path("README.md").read_text()
     assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
     published = json.loads(Path("docs/results/summary.json").read_text())
     assert published == {**json.loads(Path("reports/summary.json").read_text()), **CODE}
-    table, about = publish.table_of(text).rsplit("\n\n", 1)
+    table, about = part(text, PART).rsplit("\n\n", 1)
     assert table == tables.markdown(published)
     assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
     assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
@@ -262,12 +264,12 @@ def test_another_run_gets_one_line_beside_the_published_one(folder):
     write_json("reports/summary.json", summary)
     Path("reports/frontier.csv").write_text("method\n")
     Path("reports/figures").mkdir()
-    Path("README.md").write_text(f"{publish.BEGIN}\n{publish.END}\n")
+    Path("README.md").write_text(f"{begin(PART)}\n{end(PART)}\n")
     publish.publish(*PLACES, CODE)
     summary["plain"]["accuracy"] = 0.125
     write_json("reports/summary.json", summary)
     publish.publish_beside(*PLACES, "seed-2", CODE)
-    lines = publish.table_of(Path("README.md").read_text()).splitlines()[-2:]
+    lines = part(Path("README.md").read_text(), PART).splitlines()[-2:]
     assert lines[0].startswith("| published | 75.0 |")
     assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
 

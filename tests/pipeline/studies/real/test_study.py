@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,13 @@ from pipeline.common.reading import read, read_yaml
 from pipeline.pairs.source import read_pair
 from pipeline.params import parse_params
 from pipeline.params.drafting import check_probabilities, drafter_of
-from pipeline.report.publish import BEGIN, END
+from pipeline.report.gates import gates_table
+from pipeline.report.markers import begin, end, part
 from pipeline.smoke import ROOT, merged
 from pipeline.studies.real import publish, study
 from pipeline.studies.real.params import FILE, RealParams, read_study
+from pipeline.studies.table.params import read_table_params, table_params
+from tests.certificates.test_certificate import gate_with, proof_of
 
 REAL = read(RealParams, ROOT / FILE)
 
@@ -91,12 +94,23 @@ def test_folders_replace_hub_ids_and_k_is_measured_once(tmp_path: Path, models: 
         ("repro", "prompts", default),
         "propose",
         ("repro", 3),
+        ("repro", "pipeline/studies/table/dvc.yaml", 3),
         ("repro", "prompts", 3),
         ("repro", 3),
+        ("repro", "pipeline/studies/table/dvc.yaml", 3),
     ]
     source = read_pair(REAL.changes["pair"], place / PAIRS)
     assert source.target.model == str(models / "qwen2.5-coder-1.5b") and source.draft.dtype == "bfloat16"
     assert parse_params(read_yaml(place / "params.yaml")).task_data == str(tmp_path)
+
+
+def test_the_large_table_compares_the_rules_that_the_study_names(tmp_path: Path, monkeypatch: Any) -> None:
+    study.prepare_table(tmp_path, REAL.rules)
+    monkeypatch.chdir(tmp_path)
+    core = parse_params(merged(read_yaml(ROOT / "params.yaml"), REAL.changes))
+    assert set(table_params(core).methods) == {*core.methods, "csd"} and not read_table_params().wants_judge
+    with pytest.raises(UserError, match="no rule 'cds' to compare. Did you mean 'csd'"):
+        study.prepare_table(tmp_path, ("cds",))
 
 
 def test_without_folders_the_hub_ids_stay(tmp_path: Path, commands: list[Any]) -> None:
@@ -114,25 +128,75 @@ def test_a_missing_model_is_named(tmp_path: Path, models: Path) -> None:
         study.existing(tmp_path / "none")
 
 
-def test_results_and_gate_are_published(tmp_path: Path) -> None:
-    done, page = tmp_path / "copy", tmp_path / "real.md"
-    summary = read_json(ROOT / "docs/results/summary.json")
-    write_json(done / "reports/summary.json", summary)
+CODE = {"code": {"modules": ["pipeline.stages.report"], "fingerprint": "0" * 16, "commit": "0" * 12}}
+
+
+@pytest.fixture
+def done(tmp_path: Path) -> Path:
+    """A finished copy beside pages with their comments: the reports are those of the embedded pair."""
+    done = tmp_path / "copy"
+    write_json(done / "reports/summary.json", read_json(ROOT / "docs/results/summary.json"))
     write_text(done / "reports/frontier.csv", "method\n")
     write_text(done / "reports/figures/one.png", "")
     write_json(done / "block.json", {"decoding": {"block": 3}})
-    for name in (*publish.GATE_FILES, "custom_generate/generate.py"):
-        write_text(done / "models/export" / name, name)
-    write_text(page, f"# Page\n\n{BEGIN}\n{END}\n")
-    publish.publish_all(done, tmp_path / "results", page, tmp_path / "gates")
-    published = json.loads((tmp_path / "results/summary.json").read_text())
-    assert "pipeline.stages.calibrate" in published.pop("code")["modules"] and published == summary
-    assert read_json(tmp_path / "results/block.json") == {"decoding": {"block": 3}}
-    assert summary["pair"] in page.read_text()
-    gate = tmp_path / "gates" / f"{summary['pair']}-{summary['task']}"
+    shutil.copytree(gate_folder(tmp_path), done / "models/export")
+    write_text(done / "models/export/custom_generate/generate.py", "")
+    for page, name in (("docs/real.md", publish.PART), ("README.md", publish.LIST)):
+        write_text(tmp_path / page, f"# Page\n\n{begin(name)}\n{end(name)}\n")
+    return done
+
+
+def gate_folder(place: Path) -> Path:
+    """An exported gate with a certificate."""
+    folder = place / "made"
+    gate = gate_with()
+    gate.save(folder, card="# Card")
+    proof_of(gate).save(folder)
+    return folder
+
+
+def published(done: Path) -> None:
+    publish.publish_all(done, done.parent / "results", CODE, done.parent, done.parent / "looks.json")
+
+
+def test_results_and_gate_are_published(done: Path) -> None:
+    published(done)
+    summary, place = read_json(done / "reports/summary.json"), done.parent
+    own = f"{summary['pair']}-{summary['task']}"
+    assert read_json(place / "results" / own / "summary.json") == {**summary, **CODE}
+    assert read_json(place / "results" / own / "block.json") == {"decoding": {"block": 3}}
+    assert f"### {own}" in (place / "docs/real.md").read_text()
+    gate = place / "models/gates" / own
     assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
+    assert f"| [{own}]" in (place / "README.md").read_text()
 
 
-def test_the_page_of_the_project_has_its_markers() -> None:
-    page = (ROOT / publish.PAGE).read_text()
-    assert page.count(BEGIN) == page.count(END) == 1
+def test_another_task_stands_beside_the_first(done: Path) -> None:
+    published(done)
+    write_json(done / "reports/summary.json", {**read_json(done / "reports/summary.json"), "task": "another"})
+    published(done)
+    headings = [line for line in (done.parent / "docs/real.md").read_text().splitlines() if line.startswith("### ")]
+    assert headings == ["### embedded-another", "### embedded-wordproblems"]
+
+
+def test_nothing_is_published_of_an_unfinished_study(done: Path) -> None:
+    (done / "models/export/certificate.json").unlink()
+    with pytest.raises(UserError, match="There is no .*certificate.json. Run the study to its end"):
+        published(done)
+    assert not (done.parent / "results").exists() and "###" not in (done.parent / "docs/real.md").read_text()
+
+
+def test_a_look_without_a_record_is_refused(done: Path) -> None:
+    write_json(done / "reports/calibration/free/prob.json", {"budgets": [0.05]})
+    with pytest.raises(UserError, match="does not say which calibration prompts"):
+        published(done)
+    assert not (done.parent / "results").exists()
+
+
+def test_the_pages_of_the_project_have_their_comments() -> None:
+    for page, name in ((publish.PAGE, publish.PART), (publish.README, publish.LIST)):
+        part((ROOT / page).read_text(), name)
+
+
+def test_the_readme_lists_the_gates_that_lie_in_the_repository() -> None:
+    assert part((ROOT / publish.README).read_text(), publish.LIST) == gates_table(ROOT / publish.GATES)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from gistgate.files import read_json, write_json
-from pipeline.report.publish import split, table_of
+from pipeline.report.markers import part, split
+from pipeline.report.publish import PART
 from pipeline.studies.retrieval import publish
 from pipeline.studies.retrieval.publish import PAGE, RESULTS, main
 from pipeline.studies.retrieval.tables import content
@@ -78,11 +79,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_publishing_renews_the_table_and_nothing_else(folder: Path):
-    before = split((ROOT / PAGE).read_text())
+    before = split((ROOT / PAGE).read_text(), PART)
     main()
     page = (folder / PAGE).read_text()
-    assert split(page) == before and table_of(page) == content(read_json(folder / RESULTS / "summary.json"))
-    lines = [line for line in table_of(page).splitlines() if line.startswith("|")]
+    assert split(page, PART) == before and part(page, PART) == content(read_json(folder / RESULTS / "summary.json"))
+    lines = [line for line in part(page, PART).splitlines() if line.startswith("|")]
     ratio, change = "2.00 [1.50, 2.50]", "-1.0 [-2.0, +0.0]"
     assert lines[2:] == [
         f"| lookup + exact | 8 | {ratio} | 1 | {ratio} | 3.50 | – | – | – |",
@@ -102,4 +103,4 @@ def test_the_html_page_shows_the_same_lines(folder: Path):
 
 @pytest.mark.skipif(not (ROOT / RESULTS / "summary.json").exists(), reason="retrieval is not published")
 def test_the_page_shows_the_published_results():
-    assert table_of((ROOT / PAGE).read_text()) == content(read_json(ROOT / RESULTS / "summary.json"))
+    assert part((ROOT / PAGE).read_text(), PART) == content(read_json(ROOT / RESULTS / "summary.json"))

@@ -3,7 +3,8 @@
 from pathlib import Path
 
 from gistgate.files import read_json
-from pipeline.report.publish import table_of
+from pipeline.report.markers import part
+from pipeline.report.publish import PART
 from pipeline.studies.segments.publish import PAGE, RESULTS
 from pipeline.studies.segments.tables import content, interval, table
 
@@ -11,7 +12,7 @@ ROOT = Path(__file__).parents[4]
 
 
 def test_the_page_shows_the_published_results():
-    assert table_of((ROOT / PAGE).read_text()) == content(read_json(ROOT / RESULTS / "summary.json"))
+    assert part((ROOT / PAGE).read_text(), PART) == content(read_json(ROOT / RESULTS / "summary.json"))
 
 
 def test_figures_of_the_page_are_published():
