@@ -1,9 +1,9 @@
 """Whether a program that a model wrote runs to its end: in a process of its own, with limits, and never in this one.
 
 The process has an empty temporary folder, none of our environment variables, and limits of processor time, memory and
-file size. It may start neither processes nor threads and open no network connection; `child.py` says how, and how far
-that goes. It can read the files that its user can read. For programs of somebody who means harm use a container or a
-machine of its own.
+file size. It may start neither processes nor threads, open no network connection, reach no other process and change no
+file outside its folder; docs/real.md says what holds this on which system. It can read the files that its user can
+read. For programs of somebody who means harm use a container or a machine of its own.
 """
 
 from __future__ import annotations
