@@ -12,6 +12,7 @@ from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistgate.errors import UserError
+from gistgate.files import read_json
 
 GGUF = ".gguf"
 GROUP = Path("/sys/fs/cgroup")
@@ -79,11 +80,28 @@ def weight_bytes(name: str, dtype: Any, gguf: str | None = None) -> int | None:
         from gistgate.build.gguf_size import gguf_bytes
 
         return gguf_bytes(folder / gguf, dtype) if (folder / gguf).is_file() else None
-    files = sorted(folder.glob("*.safetensors"))
     try:
+        files = weight_files(folder)
         return sum(file_bytes(file, dtype) for file in files) if files else None
-    except (SafetensorError, OSError):  # loading names the damaged file
+    except (SafetensorError, OSError, UserError):  # loading names the damaged file
         return None
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that transformers reads; others, such as a consolidated copy, may lie beside them.
+
+    Raises:
+        UserError: the index of several files is damaged.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if not index.is_file():
+        return sorted(folder.glob("*.safetensors"))
+    content = read_json(index)
+    if not isinstance(content, dict) or not isinstance(content.get("weight_map"), dict):
+        raise UserError(f"{index} has no object 'weight_map'. Restore it or write it again.")
+    return [folder / name for name in sorted({str(name) for name in content["weight_map"].values()})]
 
 
 def file_bytes(file: Path, dtype: Any) -> int:

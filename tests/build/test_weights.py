@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,22 @@ def test_bytes_follow_from_headers_and_dtype(tmp_path: Path, folder: Path) -> No
     quantised = load_target(str(folder / "target.gguf"), "float32", "cpu").model
     unpacked = sum(parameter.numel() for parameter in quantised.parameters())
     assert weight_bytes(str(folder), torch.bfloat16, "target.gguf") == 6 * unpacked
+
+
+def test_only_the_files_that_are_loaded_count(tmp_path: Path) -> None:
+    model = tiny_pair()[0]
+    numbers = sum(parameter.numel() for parameter in model.parameters())
+    model.save_pretrained(tmp_path)
+    whole = tmp_path / "model.safetensors"
+    shutil.copy(whole, tmp_path / "consolidated.safetensors")
+    assert weight_bytes(str(tmp_path), torch.float32) == 4 * numbers
+    whole.unlink()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    assert weight_bytes(str(tmp_path), torch.float32) == 4 * numbers
+    for damage in ("{", "[]", '{"weight_map": {"a": "none.safetensors"}}'):
+        (tmp_path / "model.safetensors.index.json").write_text(damage)
+        assert weight_bytes(str(tmp_path), torch.float32) is None
 
 
 def test_too_little_memory_is_said_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
