@@ -162,7 +162,7 @@ def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity) -> Non
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
         if prop != "fingerprint" and want != have:
-            raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name))
+            raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
 
 
 def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
@@ -201,9 +201,20 @@ def check_same_tokenizer(target_tokenizer: Any, draft_tokenizer: Any) -> None:
             )
 
 
-def mismatch(role: str, prop: str, expected: object, found: object, name: str) -> str:
-    """The sentence for a wrong pairing."""
+def lightening(prop: str, wanted: str | None) -> str | None:
+    """The option that gives a draft this property; None for what a model has of itself."""
+    if prop not in LIGHTER:
+        return None
+    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}[prop]
+    if wanted is None:
+        return f"without {option}"
+    return f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
+
+
+def mismatch(role: str, prop: str, expected: object, found: object, name: str, option: str | None = None) -> str:
+    """The sentence for a wrong pairing; `option` says which option loads the model otherwise."""
+    load = f"Load the {role} {option}" if option else f"Load '{name}', for which the gate was trained"
     return (
-        f"This gate does not fit the {role}: its {prop} should be {expected}, but is {found}. "
-        f"Load '{name}', for which the gate was trained, or train a gate for this {role}."
+        f"This gate does not fit the {role}: its {prop} should be {expected}, but is {found}. {load}, or train a gate "
+        f"for this {role}."
     )

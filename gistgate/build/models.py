@@ -105,6 +105,7 @@ def load_draft(
     if subset is not None:
         always = eos_ids(target, tokenizer) if tokenizer is not None else ()
         draft = subset.apply(draft, tokenizer, always)
+        draft.subset_file = str(vocabulary)
     return quantise(draft, quantised)
 
 

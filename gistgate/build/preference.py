@@ -2,7 +2,7 @@
 
 `<gate>/tuned/` holds the certificate of one setting, in the usual form. Whoever decodes with the gate decodes as that
 certificate says, so nothing looser than what is certified can be preferred. The choice belongs to the gate's own
-certificate at that time: once the gate has another one, it is left aside.
+certificate at that time: once the gate has another one, it is left aside, and so it is on other weights.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ DECIDES = ("certificate", "rule", "settings", "block", "drafter", "budget", "con
 """Wishes that say themselves what runs; with any of them the preference is left aside."""
 
 
+class Preferred(str):
+    """The folder of a certificate that nobody named: where it does not hold it is left aside instead of refused."""
+
+
 def preferred(wishes: Wishes) -> Wishes:
     """The wishes with the preferred certificate, where there is one and the user leaves the choice open."""
     if not isinstance(wishes.gate, str | Path) or any(getattr(wishes, name) not in (None, {}) for name in DECIDES):
@@ -37,7 +41,20 @@ def preferred(wishes: Wishes) -> Wishes:
             stacklevel=3,
         )
         return wishes
-    return replace(wishes, certificate=str(place))
+    return replace(wishes, certificate=Preferred(place))
+
+
+def left_aside(wishes: Wishes, gate: Gate | None, proof: Proof | None, models: Mapping[str, Any]) -> bool:
+    """Whether a preferred certificate is about other weights than those of a gate that is held back on them.
+
+    Args:
+        wishes: with the certificate.
+        gate: the gate; None without one.
+        proof: the certificate.
+        models: what is served, by the argument of `Proof.mismatch`.
+    """
+    is_preferred = isinstance(wishes.certificate, Preferred) and proof is not None
+    return is_preferred and gate is not None and gate.reservation is not None and bool(proof.mismatch(**models))
 
 
 def chosen_among(gate: str | Path) -> str | None:

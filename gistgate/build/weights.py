@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import cached_file
 
 from gistgate.errors import UserError
 from gistgate.files import read_json
@@ -144,6 +145,8 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     safe = {"use_safetensors": None if options.get("gguf_file") else True, "trust_remote_code": False}
     model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, **safe}, output_loading_info=True)
     found: PreTrainedModel = model
+    if file := options.get("gguf_file"):  # the configuration names the folder alone
+        found.gguf_file = str(cached_file(name, file, revision=options.get("revision"), local_files_only=True))
     if lacking := sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str):
         raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
     for weight, parameter in found.named_parameters():

@@ -9,12 +9,26 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from gistgate.certificates.certificate import Proof
 from gistgate.gates.config import GateConfig
 from gistgate.identity import check_shape, has_other_weights, identify_model
+
+USUAL = {"--rule": "autojudge", "--drafter": "model"}
+"""What `gistgate calibrate` takes for a gate where nothing is named."""
+STANDS_FOR = {
+    "TASK": "the task that judges",
+    "TARGET": "a folder or file with the target",
+    "DRAFT": "a folder or file with the draft",
+    "VOCABULARY": "the file of the draft's vocabulary",
+    "POLICY": "the file of fit-draft that ended the drafts",
+}
+"""Words in the place of what only the user knows."""
+UNFITTED = [[0.0, 0.0], [1.0, 1.0]]
+"""The points of a policy that is one number: the draft's probability taken as it is."""
 
 
 def strange_roles(
@@ -49,17 +63,52 @@ def until_certified(
     Args:
         folder: the gate's.
         config: the gate's.
-        proof: the proof beside the gate, which is about other weights; it still names a K.
+        proof: the proof beside the gate, which is about other weights; it still names rule, drafter and K.
         target, draft: the models that are served.
         roles: those of them whose weights differ.
     """
-    models = {"--target": target, "--draft": draft}
-    options = {name: model.config.name_or_path for name, model in models.items() if model is not None}
-    if proof is not None:
-        options["--block"] = str(proof.block)
-    options = {"--task": str(config.labels.get("task", "TASK")), "--gate": str(folder), **options}
+    options = {
+        "--task": str(config.labels.get("task", "TASK")),
+        "--gate": str(folder),
+        **of_models(config, target, draft),
+        **({} if proof is None else of_proof(proof)),
+    }
     command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair)])
+    legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
     return (
         f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
-        f"verified strictly until `{command}` has certified it here"
+        f"verified strictly until `{command}` has certified it here" + (f" ({legend})" if legend else "")
     )
+
+
+def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> dict[str, str]:
+    """The options that load these models, the draft as light as it is."""
+    models = {"--target": target, "--draft": draft}
+    options = {name: place_of(model, name) for name, model in models.items() if model is not None}
+    if kind := getattr(draft, "quantised", None):
+        options["--quantise-draft"] = str(kind)
+    bound = config.draft if draft is None else None
+    if getattr(draft, "subset", None) or (bound is not None and bound.draft_vocabulary):
+        options["--draft-vocabulary"] = getattr(draft, "subset_file", None) or "VOCABULARY"
+    return options
+
+
+def place_of(model: PreTrainedModel, option: str) -> str:
+    """Hub id, folder or GGUF file of a model; a word in its place where nobody knows."""
+    name = getattr(model, "gguf_file", None) or model.config.name_or_path
+    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # of a GGUF file of unknown name
+    return option.lstrip("-").upper() if not name or is_bare else str(name)
+
+
+def of_proof(proof: Proof) -> dict[str, str]:
+    """The options that calibrate the same way of decoding again, without those that a gate brings along."""
+    stopping = (proof.scope.get("drafting") or {}).get("stopping")
+    ends = {} if stopping is None else {"--stop-drafting": ends_of(stopping)}
+    options = {"--rule": proof.rule, "--drafter": proof.drafter, **ends, "--block": str(proof.block)}
+    return {name: value for name, value in options.items() if USUAL.get(name) != value}
+
+
+def ends_of(stopping: dict[str, Any]) -> str:
+    """A policy as the option takes it: its one number, or a word in place of its file, whose name no proof keeps."""
+    is_number = not stopping["joint"] and stopping["points"] == UNFITTED
+    return f"{stopping['floor']:g}" if is_number else "POLICY"

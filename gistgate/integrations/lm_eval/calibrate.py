@@ -31,7 +31,7 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, model_scope
+from gistgate.identity import ModelIdentity, identify_model, model_scope
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
@@ -146,12 +146,16 @@ def certify(options: Options) -> tuple[Proof, Path]:
 
 
 def load_models(options: Options) -> Models:
-    """The models that are named, else those that the gate was trained for."""
+    """The models that are named, else those that the gate was trained for; the draft is as light as the gate's.
+
+    Raises:
+        UserError: a model cannot be loaded, or the gate was trained for another one.
+    """
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
     target = load_target(options.target or name, dtype)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
-    lighter: dict[str, Any] = {"quantised": options.quantise_draft, "vocabulary": options.draft_vocabulary}
+    lighter = lighter_as_trained(options, config.draft if config else None)
     draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
     for model in (target.model, draft):
         if model is not None:
@@ -159,6 +163,21 @@ def load_models(options: Options) -> Models:
     target.tokenizer.padding_side = "left"
     gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
     return Models(target.model, draft, target.tokenizer, gate)
+
+
+def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[str, Any]:
+    """How the draft is made lighter: as the user says, else as the draft was that the gate was trained with.
+
+    Raises:
+        UserError: that draft had a vocabulary of its own, of which a gate keeps no more than a hash.
+    """
+    if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
+        raise UserError(
+            "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
+            "--draft-vocabulary."
+        )
+    bits = trained.quantisation if trained is not None else None
+    return {"quantised": options.quantise_draft or bits, "vocabulary": options.draft_vocabulary}
 
 
 def task_of(options: Options, gate: Gate | None) -> Task:

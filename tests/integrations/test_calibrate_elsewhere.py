@@ -1,0 +1,154 @@
+"""The command that a gate names on other weights is one that the command line takes and whose models load."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+from typer.testing import CliRunner
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+
+from gistgate.build.models import load_draft, load_target
+from gistgate.cli.main import app
+from gistgate.drafters.stopping import Stopping
+from gistgate.errors import UserError
+from gistgate.forward.output import Subset
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.integrations.lm_eval import calibrate
+from tests.certificates import proofs
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+
+TOKENIZER = byte_tokenizer()
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """target/, draft/, the target's other weights in moved/, and the tokens that a draft may propose, in a folder."""
+    folder = tmp_path / "my models"
+    target, draft = tiny_pair()
+    save_pair(folder, target, draft, TOKENIZER)
+    with torch.no_grad():
+        target.model.layers[1].mlp.down_proj.weight.add_(0.01)
+    target.save_pretrained(folder / "moved")
+    TOKENIZER.save_pretrained(folder / "moved")
+    texts = TOKENIZER(["Tom has five apples."]).input_ids
+    Subset.count(texts, 40, TOKENIZER, draft, [TOKENIZER.eos_token_id]).save(folder / "words.json")
+    return folder
+
+
+def make_gate(place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **proof: Any) -> Path:
+    """A gate of these partners, with a certificate of other weights where `proof` says something."""
+    partners = identify_model(target), draft and identify_model(draft), identify_tokenizer(TOKENIZER)
+    gate = Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners, labels={"task": "sums"}))
+    gate.save(place / "gate")
+    if proof:
+        scope = {"target": {"fingerprint": "another"}, **proof.pop("scope", {})}
+        proofs.proof(proofs.point(0.03, settings={"risk": 0.7}), **proof, scope=scope).save(place / "gate")
+    return place / "gate"
+
+
+def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None) -> str:
+    """What the gate says on these weights."""
+    said = Gate.load(gate, target, draft, TOKENIZER, elsewhere=True).reservation
+    assert said is not None
+    return said
+
+
+def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> calibrate.Options:
+    """The options that the command line makes of the command in a sentence."""
+    taken: list[calibrate.Options] = []
+
+    def certify(options: calibrate.Options) -> None:
+        taken.append(options)
+        raise UserError("enough")
+
+    monkeypatch.setattr(calibrate, "certify", certify)
+    done = CliRunner().invoke(app, shlex.split(said.split("`")[1])[1:])
+    assert str(done.exception) == "enough", done.output
+    return taken[0]
+
+
+def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load_target(str(place / "target")).model
+    lighter: dict[str, Any] = {"quantised": "int4", "vocabulary": place / "words.json"}
+    draft = load_draft(place / "draft", target, TOKENIZER, **lighter)
+    gate = make_gate(place, target, draft)
+    moved = load_target(str(place / "moved")).model
+    options = options_of(sentence(gate, moved, draft), monkeypatch)
+    assert (options.quantise_draft, options.draft_vocabulary) == ("int4", str(place / "words.json"))
+    found = calibrate.load_models(options)
+    assert found.gate is not None and found.draft is not None
+    assert identify_model(found.target) == identify_model(moved) and identify_model(found.draft) == identify_model(
+        draft
+    )
+
+
+def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path) -> None:
+    target = load_target(str(place / "target")).model
+    gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
+    named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
+    found = calibrate.load_models(calibrate.Options(**named))
+    assert getattr(found.draft, "quantised", None) == "int4"
+    with pytest.raises(UserError, match="should be int4, but is None. Load the draft with --quantise-draft int4, or"):
+        calibrate.load_models(calibrate.Options(**named, quantise_draft="none"))
+
+
+def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> None:
+    target = load_target(str(place / "target")).model
+    gate = make_gate(place, target, load_draft(place / "draft", target, TOKENIZER, vocabulary=place / "words.json"))
+    named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
+    with pytest.raises(UserError, match="Name the file of that part with --draft-vocabulary"):
+        calibrate.load_models(calibrate.Options(**named))
+    assert calibrate.load_models(calibrate.Options(**named, draft_vocabulary=str(place / "words.json"))).gate
+
+
+@pytest.mark.parametrize(
+    "proof, expected",
+    [
+        ({"block": 3}, (None, None, None, 3)),
+        ({"rule": "ensemble-gate", "drafter": "tree", "block": 5}, ("ensemble-gate", "tree", None, 5)),
+        ({"scope": {"drafting": {"stopping": Stopping(0.4, joint=False).binding}}}, (None, None, "0.4", 4)),
+        ({"scope": {"drafting": {"stopping": Stopping(0.4).binding}}}, (None, None, "POLICY", 4)),
+    ],
+)
+def test_the_command_calibrates_the_same_way_of_decoding(
+    place: Path, monkeypatch: pytest.MonkeyPatch, proof: dict[str, Any], expected: tuple[Any, ...]
+) -> None:
+    target, draft = (load_target(str(place / name)).model for name in ("target", "draft"))
+    said = sentence(make_gate(place, target, draft, **proof), load_target(str(place / "moved")).model, draft)
+    options = options_of(said, monkeypatch)
+    assert (options.rule, options.drafter, options.stop_drafting, options.block) == expected
+    assert ("POLICY: the file of fit-draft" in said) == ("POLICY" in expected)
+
+
+def test_a_gguf_file_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.gguf_file import write_gguf
+
+    first, second = (write_gguf(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1))
+    trained = load_target(str(first), "float32", "cpu")
+    partners = identify_model(trained.model), None, identify_tokenizer(trained.tokenizer)
+    Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save(tmp_path / "gate")
+    served = load_target(str(tmp_path), "float32", "cpu", gguf="1.gguf")
+    said = Gate.load(tmp_path / "gate", served.model, None, served.tokenizer, elsewhere=True).reservation or ""
+    options = options_of(said, monkeypatch)
+    assert (options.task, options.target) == ("TASK", str(second))
+    assert identify_model(calibrate.load_models(options).target) == identify_model(served.model)
+
+
+def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = tiny_pair()
+    gate = make_gate(place, target, draft)
+    moved = load_target(str(place / "moved")).model
+    moved.config.name_or_path = ""
+    said = sentence(gate, moved, draft)
+    assert options_of(said, monkeypatch).target == "TARGET" and "TARGET: a folder or file with the target" in said
+    moved.config.name_or_path = str(place)  # a folder without a configuration, such as one of GGUF files
+    assert options_of(sentence(gate, moved, draft), monkeypatch).target == "TARGET"
