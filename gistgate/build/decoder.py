@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
 from gistgate.build.drafters import Sources, make_drafter
 from gistgate.build.models import load_draft
-from gistgate.build.preference import preferred
+from gistgate.build.preference import preferred, settled
 from gistgate.build.wishes import Wishes, take_wishes
 from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
@@ -41,9 +41,10 @@ def build_decoder(
         from gistgate.build.guards import make_guards
 
         shared["guards"] = make_guards(wishes.guards, wishes.gate)
-    proof = named_proof(wishes)
     draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
     gate = load_gate(wishes.gate, target, draft, tokenizer)
+    wishes = settled(wishes, gate, target, draft)
+    proof = named_proof(wishes)
     if wishes.segments and proof is None:
         from gistgate.build.segments import build_segments
 

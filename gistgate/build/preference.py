@@ -12,9 +12,12 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+from transformers import PreTrainedModel
+
 from gistgate.build.wishes import Wishes
-from gistgate.certificates.certificate import CERTIFICATE_FILE
+from gistgate.certificates.certificate import CERTIFICATE_FILE, read_proof
 from gistgate.files import fingerprint, read_json
+from gistgate.gates.gate import Gate
 
 TUNED = "tuned"
 """Folder in the gate's folder."""
@@ -44,17 +47,13 @@ def preferred(wishes: Wishes) -> Wishes:
     return replace(wishes, certificate=Preferred(place))
 
 
-def left_aside(wishes: Wishes, gate: Gate | None, proof: Proof | None, models: Mapping[str, Any]) -> bool:
-    """Whether a preferred certificate is about other weights than those of a gate that is held back on them.
-
-    Args:
-        wishes: with the certificate.
-        gate: the gate; None without one.
-        proof: the certificate.
-        models: what is served, by the argument of `Proof.mismatch`.
-    """
-    is_preferred = isinstance(wishes.certificate, Preferred) and proof is not None
-    return is_preferred and gate is not None and gate.reservation is not None and bool(proof.mismatch(**models))
+def settled(wishes: Wishes, gate: Gate | None, target: PreTrainedModel, draft: PreTrainedModel | None) -> Wishes:
+    """The wishes without a preferred certificate of other weights, where these weights hold the gate back."""
+    if not isinstance(wishes.certificate, Preferred) or gate is None or gate.reservation is None:
+        return wishes
+    proof = read_proof(wishes.certificate)
+    is_of_others = proof is None or proof.mismatch(target=target, draft=draft)
+    return replace(wishes, certificate=None) if is_of_others else wishes
 
 
 def chosen_among(gate: str | Path) -> str | None:

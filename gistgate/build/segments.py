@@ -95,7 +95,7 @@ def build_segments(
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
     choice = choose_segments(own.probes, wishes.rule, wishes.settings)
-    choice = with_gate_doubt(choice, gate, own.gate)
+    choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
     choice.voice(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
 
@@ -108,6 +108,15 @@ def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Cho
     if given is None or choice.settings["risk"] is None or (own is not None and gate_hash(given) == gate_hash(own)):
         return choice
     return replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
+
+
+def refusing_all(choice: Choice, gate: Gate | None) -> Choice:
+    """All segments refused in place of a choice whose risk is kept by a token gate that may not decide here."""
+    if gate is None or gate.reservation is None or choice.settings["risk"] is None:
+        return choice
+    settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
+    doubts = (gate.reservation,)
+    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, strict_instead=True)
 
 
 def decoder_of(

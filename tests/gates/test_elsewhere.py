@@ -12,12 +12,15 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.build.decoder import build_decoder
+from gistgate.build.preference import chosen_among
 from gistgate.build.wishes import Wishes
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.files import write_json
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.integrations.transformers.generate import generate
 from gistgate.integrations.transformers.parts import checked_gate
 from tests.architectures import pair
 from tests.certificates import proofs
@@ -54,9 +57,9 @@ def certify(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAF
     scope = {
         "target": model_scope(identify_model(target)),
         "draft": model_scope(identify_model(draft)),
-        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary,
-        "gate": gate_hash(Gate.load(folder)),
-    }
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "temperature": 0.0,
+        "gate": gate_hash(Gate.load(folder)), "guards": [],
+    }  # fmt: skip
     proofs.proof(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(folder)
 
 
@@ -111,6 +114,39 @@ def test_transformers_holds_it_back_as_well(place: Path) -> None:
     gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert build_decoder(OTHER, TOKENIZER, Wishes(gate=gate, draft=DRAFT)).rule.id == "exact"
+
+
+def prefer(folder: Path, target: PreTrainedModel) -> None:
+    """What `gistgate tune` leaves behind: the choice of a setting that is certified on these weights."""
+    kept = folder / "certificate.json"
+    before = kept.read_bytes()
+    certify(folder, target)
+    tuned = kept.read_bytes()
+    kept.write_bytes(before)
+    (folder / "tuned").mkdir()
+    (folder / "tuned/certificate.json").write_bytes(tuned)
+    write_json(folder / "tuned/speed.json", {"certificate": chosen_among(folder)})
+
+
+def test_a_choice_made_at_home_is_left_aside(place: Path) -> None:
+    prefer(place, TARGET)
+    assert build(place, TARGET).rule.id == "autojudge"
+    with pytest.warns(UserWarning, match="verified strictly until"):
+        assert build(place, OTHER).rule.id == "exact"
+    with pytest.raises(UserError, match="because of another target"):
+        build(place, OTHER, certificate=str(place / "tuned"))  # who names it is not given anything else
+
+
+def test_a_choice_made_here_stays(place: Path) -> None:
+    prefer(place, OTHER)
+    assert build(place, OTHER).rule.id == "autojudge"
+
+
+def test_transformers_leaves_the_choice_aside_as_well(place: Path) -> None:
+    prefer(place, TARGET)
+    request = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 4, "do_sample": True}
+    with pytest.warns(UserWarning, match="verified strictly until"):
+        assert generate(OTHER, DRAFT, place, tokenizer=TOKENIZER, **request).shape == (1, 7)
 
 
 def test_another_architecture_stays_refused(place: Path) -> None:

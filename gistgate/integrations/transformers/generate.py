@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
-from gistgate.build.preference import preferred
+from gistgate.build.preference import preferred, settled
 from gistgate.errors import UserError
 from gistgate.integrations.transformers.decoding import GatedDecoding
 from gistgate.integrations.transformers.parts import loaded_parts
@@ -58,6 +58,7 @@ def generate(
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     # What `gistgate tune` prefers lies in the gate's folder, which a loaded gate does not know.
     wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
+    wishes = settled(wishes, wishes.gate, model, wishes.draft)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     decoder = build_decoder(model, tokenizer, wishes)
     decoding = GatedDecoding(decoder, strings, report, wishes.gate is not None, named_proof(wishes))

@@ -1,10 +1,12 @@
 """A folder of probes decodes alike in plain transformers, lm-eval's model, the command line and the library."""
 
+import copy
 import json
 import os
 import subprocess
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -162,6 +164,26 @@ def test_a_certificate_holds_for_the_folders_own_gate_only(place, parts):
             generate(parts[0], draft_model=parts[1], segments=place / "probes", gate=gate, tokenizer=parts[2],
                      input_ids=ids, max_new_tokens=2)  # fmt: skip
         assert sum("the token gate is not the folder's own" in str(warning.message) for warning in caught) == num
+
+
+def test_a_token_gate_of_other_weights_keeps_no_risk(place, parts, tmp_path):
+    """Where a gate may not decide, segments whose risk it keeps are verified token by token; others stay."""
+    target, draft, tokenizer = parts
+    other = copy.deepcopy(target)
+    other.model.norm.weight.data += 0.01
+    made = Gate.load(place / "probes" / GATE, *parts)
+    Gate(replace(made.config, target=identify_model(other))).save(tmp_path / "gate")
+    wishes = Wishes(draft=draft, segments=place / "probes", gate=tmp_path / "gate", rule="segment-draw")
+    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
+        decoder = build_decoder(target, tokenizer, wishes)
+    assert decoder.rule.id == "segment" and decoder.rule.threshold > 1
+    strict = build_decoder(target, tokenizer, Wishes(draft=draft, drafter="none"))
+    asked = {"max_new_tokens": LENGTH, "eos_ids": [2]}
+    ids = tokenizer(PROMPTS).input_ids
+    assert [one.ids for one in decoder.generate(ids, **asked)] == [one.ids for one in strict.generate(ids, **asked)]
+    with pytest.raises(UserError, match="gistgate calibrate"):
+        build_decoder(target, tokenizer, wishes, policy="refuse")
+    assert build_decoder(target, tokenizer, replace(wishes, settings={"risk": None})).rule.id == "segment-draw"
 
 
 def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
