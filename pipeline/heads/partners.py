@@ -18,9 +18,9 @@ class Partners:
 
 
 def partners_of(pair: Pair) -> Partners:
-    """The identities of a loaded pair."""
+    """The identities of a loaded pair, under the names that the pair's file gives its models."""
     return Partners(
-        identify_model(pair.target),
-        identify_model(pair.draft) if pair.draft is not None else None,
-        identify_tokenizer(pair.tokenizer),
+        identify_model(pair.target, pair.names.get("target")),
+        identify_model(pair.draft, pair.names.get("draft")) if pair.draft is not None else None,
+        identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer")),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -44,6 +45,8 @@ class Pair:
     """Local files and folders that the pair was read from; fingerprints take them in."""
     drafter: str = MODEL
     """Id of the drafter that stands for the pair wherever a method says "model"."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """What gates call `target`, `draft` and `tokenizer` where their folders' names say too little."""
 
     @property
     def models(self) -> list[PreTrainedModel]:
@@ -82,7 +85,8 @@ def load_pair(params: NamesPair, folder: Path = PAIRS, weights: bool = True) -> 
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
     if draft is not None:
         check_smaller(target, draft)
-    return Pair(target, draft, tokenizer, params.pair, pair_files(params.pair, folder), source.drafter)
+    files = pair_files(params.pair, folder)
+    return Pair(target, draft, tokenizer, params.pair, files, source.drafter, source.names)
 
 
 def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:

@@ -21,6 +21,9 @@ class ModelSource:
 
     model: str
     """Hub id or folder."""
+    name: str | None = None
+    """What gates call the model where `model` is a folder, such as the hub id that it was fetched from; None: the
+    folder's own name."""
     revision: str | None = None
     """Branch, tag or commit on the hub; None takes the newest."""
     gguf_file: str | None = None
@@ -89,6 +92,13 @@ class PairSource:
                 f"drafter that copies from the text (`drafter: {RETRIEVAL[0]}` or `drafter: {RETRIEVAL[1]}`). Name one "
                 "of them and leave the other away."
             )
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The names that are said, by `target`, `draft` and `tokenizer`."""
+        said = {"target": self.target.name, "draft": self.draft and self.draft.name}
+        said["tokenizer"] = self.target.name if self.tokenizer is None else None
+        return {role: name for role, name in said.items() if name}
 
     @property
     def models(self) -> list[ModelSource]:

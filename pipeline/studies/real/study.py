@@ -25,6 +25,7 @@ from gistgate.rules import RULES
 from pipeline.common.entry import run
 from pipeline.common.paths import PAIRS, PARAMS, SCRATCH, STUDIES
 from pipeline.common.reading import nearest, read_yaml
+from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.smoke import ROOT, TABLE, copy_project, dvc, environment, merged
 from pipeline.studies.real.params import FILE, RealParams, read_study
 
@@ -82,9 +83,15 @@ def prepare(place: Path, changes: dict[str, Any], folders: dict[str, str]) -> No
     place.mkdir(parents=True, exist_ok=True)
     copy_project(place)
     prepare_params(place, changes)
-    pair = place / PAIRS / f"{changes['pair']}.yaml"
-    named = {role: {"model": folder} for role, folder in folders.items()}
-    write_text(pair, yaml.safe_dump(merged(read_yaml(pair), named), sort_keys=False))
+    pair, source = place / PAIRS / f"{changes['pair']}.yaml", read_pair(changes["pair"], place / PAIRS)
+    moved = {role: in_folder(getattr(source, role), folder) for role, folder in folders.items()}
+    write_text(pair, yaml.safe_dump(merged(read_yaml(pair), moved), sort_keys=False))
+
+
+def in_folder(source: ModelSource, folder: str) -> dict[str, str]:
+    """The keys of a model that lies in a folder; a hub id becomes its name, by which others can find it."""
+    name = source.name or (None if source.is_folder else source.model)
+    return {"model": folder} if name is None else {"model": folder, "name": name}
 
 
 def prepare_params(place: Path, changes: dict[str, Any]) -> None:

@@ -13,8 +13,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistgate.build import weights
 from gistgate.errors import UserError
-from gistgate.identity import identify_model
+from gistgate.identity import identify_model, model_scope
 from pipeline.common.paths import PAIRS
+from pipeline.heads.partners import partners_of
 from pipeline.pairs.pair import check_pair, load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.world.params import WorldParams
@@ -203,3 +204,19 @@ def test_a_pair_quantises_its_draft_and_never_its_target(tmp_path, target):
         load("target", "int8")
     with pytest.raises(UserError, match="Use one of: none, int8, int4"):
         load("draft", "int2")
+
+
+def test_gates_call_models_as_the_pair_s_file_names_them(tmp_path, target):
+    """A name is for people: what a gate is bound to stays the same."""
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
+    plain = partners_of(load_pair(params, tmp_path))
+    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
+    content["target"]["name"], content["draft"]["name"] = "owner/big", "owner/small"
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
+    named = partners_of(load_pair(params, tmp_path))
+    assert (plain.target.name, plain.draft.name, plain.tokenizer.name) == ("target", "draft", "target")
+    assert (named.target.name, named.draft.name, named.tokenizer.name) == ("owner/big", "owner/small", "owner/big")
+    assert model_scope(named.target) == model_scope(plain.target) and model_scope(named.draft) == model_scope(
+        plain.draft
+    )
+    assert named.tokenizer.vocabulary == plain.tokenizer.vocabulary

@@ -3,7 +3,6 @@
 import json
 from contextlib import contextmanager
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +10,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 from gistgate.gates.gate import Gate
 from pipeline.common import tracking
+from pipeline.pairs.pair import Pair
 from pipeline.params import Params, TrainParams
 from pipeline.stages import train
 from tests.pipeline.labels.made import WIDTH, write_features
@@ -30,7 +30,7 @@ PARAMS = Params(train=SETTINGS)
 
 @pytest.fixture(scope="module")
 def pair():
-    return SimpleNamespace(**dict(zip(("target", "draft"), tiny_pair(), strict=True)), tokenizer=byte_tokenizer())
+    return Pair(*tiny_pair(), byte_tokenizer(), "tiny")
 
 
 @pytest.fixture

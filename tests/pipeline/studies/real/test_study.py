@@ -13,7 +13,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_json, write_text
 from pipeline.common.paths import PAIRS
 from pipeline.common.reading import read, read_yaml
-from pipeline.pairs.source import read_pair
+from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.params import parse_params
 from pipeline.params.drafting import check_probabilities, drafter_of
 from pipeline.report.gates import gates_table
@@ -101,6 +101,10 @@ def test_folders_replace_hub_ids_and_k_is_measured_once(tmp_path: Path, models: 
     ]
     source = read_pair(REAL.changes["pair"], place / PAIRS)
     assert source.target.model == str(models / "qwen2.5-coder-1.5b") and source.draft.dtype == "bfloat16"
+    assert source.names == {
+        "target": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "tokenizer": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
+        "draft": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+    }  # fmt: skip
     assert parse_params(read_yaml(place / "params.yaml")).task_data == str(tmp_path)
 
 
@@ -118,6 +122,12 @@ def test_without_folders_the_hub_ids_stay(tmp_path: Path, commands: list[Any]) -
     source = read_pair(REAL.changes["pair"], tmp_path / "copy" / PAIRS)
     assert source.target.model == "Qwen/Qwen2.5-Coder-1.5B-Instruct"
     assert commands[-1] == ("repro", "reference", 3)
+
+
+def test_a_folder_of_the_pairs_file_is_no_name(tmp_path: Path) -> None:
+    """Only what others can find replaces a folder's own name, and a name that is said stays."""
+    assert study.in_folder(ModelSource(str(tmp_path)), "/models/x") == {"model": "/models/x"}
+    assert study.in_folder(ModelSource(str(tmp_path), name="a/b"), "/x") == {"model": "/x", "name": "a/b"}
 
 
 def test_a_missing_model_is_named(tmp_path: Path, models: Path) -> None:
