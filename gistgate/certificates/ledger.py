@@ -3,9 +3,9 @@
 A certificate at 95 % confidence is wrong with probability 5 % over the draw of its calibration prompts, provided that
 they are judged once. Whoever changes a choice after a look at the results and judges the same prompts again tests a
 second hypothesis on them. The ledger therefore keeps every look. Repeating a look spends nothing: the same prompts with
-the same tested sequence, or with the same choice by the same code, whose sequence differs by rounding at most. Another
-look at prompts of which even one was judged for the same claim before has to pay from what the earlier looks have left
-of the error; a first look that spent the whole error leaves nothing.
+the same tested sequence, or with the same choice by the same code and the same way of decoding, whose sequence differs
+by rounding at most. Another look at prompts of which even one was judged for the same claim before has to pay from what
+the earlier looks have left of the error; a first look that spent the whole error leaves nothing.
 
 The file is JSON, kept in Git. Every entry holds the hash of the entry before it and the file that of the last, so that
 an edit by hand is noticed.
@@ -52,22 +52,31 @@ class Look:
     """Where the result was published; empty for a look that stayed unpublished."""
     previous: str = ""
     """Hash of the entry before; empty for the first."""
+    way: str = ""
+    """Fingerprint of what decodes without its weights: rule, drafter, K, forms of models; empty in old entries."""
+
+    @property
+    def entry(self) -> dict[str, Any]:
+        """The look as its file holds it; entries without a way keep the form and the hash that they always had."""
+        return {key: value for key, value in asdict(self).items() if key != "way" or value}
 
     @property
     def hash(self) -> str:
         """Hash of the entry, the one before included."""
-        return digest(asdict(self))
+        return digest(self.entry)
 
     def repeats(self, other: Look, rerun: bool = False) -> bool:
         """Whether both are one test: the same claim, prompts and error, and the same sequence or the same choice.
 
-        `rerun` takes an equal choice for a repetition even if other code made it: whoever runs a published choice again
-        with a later version, or on another machine, has not chosen anything.
+        An equal choice excuses another sequence only where rule, drafter, K and the forms of the models are the same:
+        rounding changes weights and the settings that they lead to, and nothing else. `rerun` takes an equal choice for
+        a repetition even if other code made it: whoever runs a published choice again with a later version, or on
+        another machine, has not chosen anything.
         """
         if (self.claim, self.prompts, self.spent) != (other.claim, other.prompts, other.spent):
             return False
-        chosen = self.choice != "" and self.choice == other.choice and (rerun or self.code == other.code)
-        return self.sequence == other.sequence or chosen
+        chosen = self.choice != "" and (self.choice, self.way) == (other.choice, other.way)
+        return self.sequence == other.sequence or (chosen and (rerun or self.code == other.code))
 
 
 @dataclass
@@ -102,7 +111,7 @@ class Ledger:
     def write(self, path: str | Path) -> None:
         """Write the ledger, whole or not at all."""
         draws = {key: " ".join(hashes) for key, hashes in sorted(self.draws.items())}
-        write_json(path, {"looks": [asdict(look) for look in self.looks], "draws": draws, "head": self.head})
+        write_json(path, {"looks": [look.entry for look in self.looks], "draws": draws, "head": self.head})
 
     @property
     def head(self) -> str:

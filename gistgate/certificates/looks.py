@@ -27,6 +27,10 @@ PARTS = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_dat
 """What of a certificate's scope decides which hypothesis is tested."""
 SOMETIMES = ("drafting", "judge")
 """The same where it is there; a hash without them is that of earlier ledgers."""
+MODELS = ("target", "draft")
+"""Parts whose weights rounding may change where a run trains them; their forms it may not."""
+TRAINED = ("gate", "drafter_data")
+"""Parts that every run makes anew."""
 
 
 @dataclass(frozen=True)
@@ -45,11 +49,13 @@ class Looks:
     """Fingerprint of the parameters that lead to the tested settings."""
     remedy: str = FRESH
     """How fresh prompts are drawn, as a sentence."""
+    ready_made: bool = True
+    """Whether the models come with their weights, so that other weights are another choice; a run may train its own."""
 
-    def look(self, sequence: Any, spent: float) -> Look:
-        """The look at a tested sequence (plain JSON) that may be wrong with probability `spent`."""
+    def look(self, sequence: Any, spent: float, way: str = "") -> Look:
+        """The look at a tested sequence (plain JSON) that may be wrong with probability `spent`; see `way_of`."""
         prompts = fingerprint_of(self.hashes)
-        return Look(self.claim, prompts, self.code, digest(sequence)[:16], round(spent, 12), self.choice)
+        return Look(self.claim, prompts, self.code, digest(sequence)[:16], round(spent, 12), self.choice, way=way)
 
     @property
     def hashes(self) -> list[str]:
@@ -97,7 +103,15 @@ class Taking:
         decoding = {name: self.scope.get(name) for name in PARTS}
         decoding |= {name: self.scope[name] for name in SOMETIMES if self.scope.get(name)}
         sequence = [sequence_of(settings, self.request.budgets, bound), decoding]
-        self.record = self.looks.take(self.looks.look(sequence, 1 - self.request.confidence))
+        way = way_of(decoding, self.looks.ready_made)
+        self.record = self.looks.take(self.looks.look(sequence, 1 - self.request.confidence, way))
+
+
+def way_of(decoding: Mapping[str, Any], ready_made: bool = True) -> str:
+    """Fingerprint of what decodes, as a scope names it, without what training anew may change by rounding."""
+    kept = {name: value for name, value in decoding.items() if name not in TRAINED}
+    trained = () if ready_made else [name for name in MODELS if kept.get(name)]
+    return digest({**kept, **{name: {**kept[name], "fingerprint": None} for name in trained}})[:16]
 
 
 def enter(path: Path, look: Look, hashes: Sequence[str], error: float, remedy: str = FRESH) -> None:

@@ -33,7 +33,7 @@ from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
 from pipeline.certification.agreement import TOGETHER
-from pipeline.certification.looks import looks_of
+from pipeline.certification.looks import CORE, Study, looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.certification.records import write_records
 from pipeline.common.entry import run
@@ -48,15 +48,15 @@ def main(group: str) -> None:
     calibrate_all(params, methods_of(params, group))
 
 
-def calibrate_all(params: Params, names: Sequence[str], reports: Path = REPORTS) -> None:
-    """Calibrate methods of `params` side by side and write their files below `reports`."""
-    prepare = partial(calibrator, reports=reports)
+def calibrate_all(params: Params, names: Sequence[str], reports: Path = REPORTS, study: Study = CORE) -> None:
+    """Calibrate methods of `params` side by side for a study, or the core, and write their files below `reports`."""
+    prepare = partial(calibrator, reports=reports, study=study)
     side_by_side(prepare, params, names, params.decoding.workers, "calibrate", "method")
 
 
-def calibrator(params: Params, reports: Path = REPORTS) -> Callable[[str], None]:
+def calibrator(params: Params, reports: Path = REPORTS, study: Study = CORE) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
-    setup, study = Setup(params), "" if reports == REPORTS else reports.name
+    setup = Setup(params)
 
     def work(name: str) -> None:
         finding, report = calibrate(setup, name, study)
@@ -77,7 +77,7 @@ def methods_of(params: Params, group: str) -> list[str]:
     return [name for name, method in params.methods.items() if method.learned == (group == "learned")]
 
 
-def calibrate(setup: Setup, name: str, study: str = "") -> tuple[Finding, dict[str, Any]]:
+def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, dict[str, Any]]:
     """What calibration of one method showed, and its file, which has no dates, so that equal runs give equal bytes.
 
     Raises:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from gistgate.certificates.ledger import Ledger, Look, fingerprint_of, hash_of, sequence_of
+from gistgate.certificates.ledger import Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
 from gistgate.errors import UserError
 
 OLD = [hash_of([1, number]) for number in range(20)]
@@ -58,6 +59,21 @@ def test_a_repetition_at_another_error_is_another_look():
     ledger = taken((look(), OLD))
     with pytest.raises(UserError, match="already been judged"):
         ledger.admit(look(spent=0.01), OLD, 0.05)
+
+
+@pytest.mark.parametrize(("way", "is_same"), [("rule, K", True), ("another K", False), ("", False)])
+def test_an_equal_choice_excuses_another_sequence_only_for_the_same_way_of_decoding(way: str, is_same: bool):
+    old = replace(look(), choice="choice", way="rule, K")
+    assert replace(old, sequence="rounded", way=way).repeats(old) is is_same
+    assert replace(old, code="later", sequence="rounded", way=way).repeats(old, rerun=True) is is_same
+
+
+def test_entries_without_a_way_keep_their_form_and_hash(tmp_path: Path):
+    ledger = taken((look(), OLD))
+    ledger.write(tmp_path / "looks.json")
+    assert "way" not in json.loads((tmp_path / "looks.json").read_text())["looks"][0]
+    assert look().hash == digest({key: value for key, value in asdict(look()).items() if key != "way"})
+    assert replace(look(), way="rule, K").hash != look().hash
 
 
 def test_it_comes_back_from_its_file(tmp_path: Path):

@@ -11,7 +11,7 @@ import pytest
 
 from gistgate.certificates.calibration import Request
 from gistgate.certificates.ledger import Ledger, Look
-from gistgate.certificates.looks import Looks, level, publish
+from gistgate.certificates.looks import Looks, level, publish, way_of
 from gistgate.errors import UserError
 
 LOOKS = Looks("pair, task: gate", [[1, n] for n in range(20)], 0.05, "code", "choice", "Set prompts.draw to 2.")
@@ -90,9 +90,18 @@ def test_another_way_to_draft_or_to_judge_is_another_choice(tmp_path: Path, part
     def look(scope: dict[str, Any]) -> str:
         taking = LOOKS.before(method, Request((0.03,), 0.95, 20), True, scope)
         seen: list[Look] = []
-        taking.looks = SimpleNamespace(look=LOOKS.look, take=lambda one: seen.append(one) or {})  # type: ignore[assignment]
+        taking.looks = SimpleNamespace(ready_made=True, look=LOOKS.look, take=lambda one: seen.append(one) or {})  # type: ignore[assignment]
         taking(selection)
         return seen[0].sequence
 
     assert look({}) == look({"drafting": None}) == look({"judge": {}})
     assert len({look({}), look({part: {"a": 1}}), look({part: {"a": 2}})}) == 3
+
+
+def test_weights_that_a_run_trains_may_differ_by_rounding_and_forms_and_ready_made_weights_may_not():
+    decoding = {"rule": "fly", "gate": "a", "target": {"fingerprint": "a"}, "draft": {"quantisation": "int4"}}
+    retrained = {**decoding, "gate": "b", "target": {"fingerprint": "b"}}
+    assert way_of(retrained, ready_made=False) == way_of(decoding, ready_made=False)
+    assert way_of(retrained) != way_of(decoding)
+    for other in ({"rule": "prob"}, {"draft": {"quantisation": "int8"}}, {"drafting": {"policy": "p"}}):
+        assert way_of({**decoding, **other}, ready_made=False) != way_of(decoding, ready_made=False)

@@ -43,6 +43,7 @@ from pipeline.params import MethodParams, Params
 from pipeline.stages.prompts import SPLITS, context_length, of_the_world
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.studies.table.params import table_params
+from pipeline.studies.table.study import table_study
 from pipeline.tasks.loading import load_task
 
 REPORTS = Path("reports/certify")
@@ -82,8 +83,8 @@ def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proo
     outcomes, method = outcomes_of(setup, name)
     asked = [prompt["ids"] for prompt in setup.prompts["calibration"]]
     scope = scope_of(setup.params, name, setup.pair, setup.task, setup.gate(name), asked)
-    own = asdict(read_certify_params())
-    look = looks_of(setup, name, STUDY, own, (MODULE,)).before(method, request, setup.scorer.ternary, scope)
+    looks = looks_of(setup, name, table_study(STUDY, asdict(read_certify_params()), (MODULE,)))
+    look = looks.before(method, request, setup.scorer.ternary, scope)
     finding = calibrate(method, outcomes, request, look)
     certified = [budget for budget in request.budgets if finding.verdicts.passed(budget) is not None]
     made = datetime.now(UTC).date().isoformat()

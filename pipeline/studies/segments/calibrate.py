@@ -24,7 +24,7 @@ from gistgate.files import read_json, write_json
 from gistgate.identity import gate_hash
 from gistgate.optional.segments.files import load_probes
 from gistgate.request.statistics import Statistics
-from pipeline.certification.looks import looks_of
+from pipeline.certification.looks import Study, looks_of
 from pipeline.certification.outcomes import Setup
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -37,6 +37,8 @@ from pipeline.studies.segments.train import FOLDER
 
 REPORTS = Path("reports/segments/calibration")
 MODULE = "pipeline.studies.segments.calibrate"
+CHOOSING = ("pipeline.studies.segments.collect", "pipeline.studies.segments.train", MODULE)
+"""Modules that lead to the tested values."""
 SETTINGS = 2
 """Values per method that development prompts may send to certification."""
 
@@ -79,7 +81,7 @@ class Segments:
         Raises:
             UserError: they were judged before with another choice.
         """
-        looks = looks_of(self.setup, name, "segments", asdict(self.own), ("pipeline.studies.segments.train", MODULE))
+        looks = looks_of(self.setup, name, Study("segments", asdict(self.own), CHOOSING))
         return looks.take(looks.look([name, list(values), budget, gate_hash(self.gate), fingerprint(FOLDER)], spent))
 
 

@@ -9,11 +9,12 @@ from pipeline.common.entry import run
 from pipeline.common.operating_point import OWN_REPORTS
 from pipeline.stages.calibrate import calibrate_all
 from pipeline.studies.speed.params import speed_params
+from pipeline.studies.table.study import table_study
 
 
 def main() -> None:
     params = speed_params()
-    calibrate_all(params, list(params.methods), OWN_REPORTS)
+    calibrate_all(params, list(params.methods), OWN_REPORTS, table_study("speed"))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,14 @@ from __future__ import annotations
 from pipeline.common.entry import run
 from pipeline.stages.calibrate import calibrate_all, methods_of
 from pipeline.studies.table.params import table_params
+from pipeline.studies.table.study import table_study
 
 
 def main(group: str) -> None:
     params = table_params()
     names = methods_of(params, group)
-    calibrate_all(params, [name for name in names if params.methods[name].extra or name == group])
+    asked = [name for name in names if params.methods[name].extra or name == group]
+    calibrate_all(params, asked, study=table_study())
 
 
 if __name__ == "__main__":

@@ -12,11 +12,12 @@ from gistgate.certificates import scope
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.outcomes import Answer
 from gistgate.errors import UserError
-from gistgate.files import write_json_lines
+from gistgate.files import write_json_lines, write_text
 from gistgate.identity import ModelIdentity, TokenizerIdentity
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes
+from pipeline.certification.looks import Study
 from pipeline.certification.records import read_differences
 from pipeline.common.operating_point import OWN_REPORTS
 from pipeline.params import parse_params
@@ -55,6 +56,7 @@ def world(tmp_path, monkeypatch):
     """Prompts, references and a decoder that loses the first prompts of a split, the more the looser it is."""
     monkeypatch.chdir(tmp_path)
     calls = []
+    write_text(Path("models/pairs/embedded.yaml"), "target: {model: t}\ndraft: {model: d}\ntraining: {}\n")
     for split, size in SIZES.items():
         names = [f"{split}-{index}" for index in range(size)]
         asked = {"doc": {}, "stops": [], "max_new_tokens": 40}
@@ -166,7 +168,7 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
     start(world, monkeypatch, "prob")
     before, calls = report("prob"), len(world.calls)
     own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
-    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS)
+    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS, Study("speed"))
     own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
     assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls

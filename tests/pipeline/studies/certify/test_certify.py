@@ -15,10 +15,11 @@ from gistgate.certificates.fixed_sequence import fixed_sequence
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Selection, Setting
 from gistgate.errors import UserError
-from gistgate.files import read_json
+from gistgate.files import read_json, write_text
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
+from pipeline.common.closure import ROOT
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
 from pipeline.studies.certify import certify as stage
@@ -54,6 +55,8 @@ def test_the_summary_compares_what_was_certified():
 
 def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypatch, folders):
     monkeypatch.chdir(tmp_path)
+    for name in ("models/pairs/embedded.yaml", "pipeline/studies/table/params.yaml"):
+        write_text(Path(name), (ROOT / name).read_text())
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     pair, given = Pair(target, draft, byte_tokenizer(), "tiny"), MethodParams("prob-ratio", knob="r", grid=(0.5, 0.2))
     params = Params(methods={"ratio": given})
