@@ -145,6 +145,14 @@ class Ledger:
             look.spent for look in self.looks if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
         )
 
+    def affords(self, look: Look, hashes: Iterable[str], error: float) -> bool:
+        """Whether earlier looks of the claim have left as much of the error as this one wants to spend."""
+        return self.spent(look.claim, hashes) + look.spent <= error + TOLERANCE
+
+    def holds(self, look: Look, rerun: bool = False) -> bool:
+        """Whether this look would only repeat one that was taken; `rerun` as for `Look.repeats`."""
+        return any(look.repeats(old, rerun) for old in self.looks)
+
     def admit(
         self, look: Look, hashes: Sequence[str], error: float, *, remedy: str = FRESH, rerun: bool = False
     ) -> None:
@@ -160,10 +168,10 @@ class Ledger:
         Raises:
             UserError: earlier looks on these prompts have not left as much error as this look wants to spend.
         """
-        if any(look.repeats(old, rerun) for old in self.looks):
+        if self.holds(look, rerun):
             return
-        spent = self.spent(look.claim, hashes)
-        if spent + look.spent > error + TOLERANCE:
+        if not self.affords(look, hashes, error):
+            spent = self.spent(look.claim, hashes)
             raise UserError(
                 f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
                 f"which spent {spent:.3g} of the error {error:.3g}; {max(error - spent, 0):.3g} are left and this look "

@@ -7,6 +7,7 @@ its choices and is admitted.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -31,6 +32,11 @@ MODELS = ("target", "draft")
 """Parts whose weights rounding may change where a run trains them; their forms it may not."""
 TRAINED = ("gate", "drafter_data")
 """Parts that every run makes anew."""
+
+UNPUBLISHABLE = (
+    "The calibration prompts were published for '{claim}' with settings that other code chose, so that publishing this "
+    "look would be refused. {remedy}"
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +71,17 @@ class Looks:
     def take(self, look: Look, local: Path = LOCAL, published: Path = PUBLISHED) -> dict[str, Any]:
         """Record a look that is about to be taken; returns it as the report keeps it, for `publish`.
 
+        A look that only counts as a repetition because its choice was published is told that publishing it would be
+        refused, since other code or rounding has led to other settings.
+
         Raises:
             UserError: a ledger was edited, or the prompts were judged before with another choice.
         """
         error = round(self.error, 12)
-        Ledger.read(published).admit(look, self.hashes, error, remedy=self.remedy, rerun=True)
+        earlier = Ledger.read(published)
+        earlier.admit(look, self.hashes, error, remedy=self.remedy, rerun=True)
+        if not earlier.holds(look) and not earlier.affords(look, self.hashes, error):
+            warnings.warn(UNPUBLISHABLE.format(claim=self.claim, remedy=self.remedy), stacklevel=2)
         enter(local, look, self.hashes, error, self.remedy)
         return {**asdict(look), "error": error, "hashes": " ".join(sorted(self.hashes))}
 

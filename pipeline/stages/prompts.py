@@ -14,6 +14,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Iterator
+from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -63,19 +64,25 @@ def context_length(source: PairSource) -> int:
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
-    """Fill `folder` with a file for each split, and with summary.json.
+    """Fill `folder` with a file for each split, and with summary.json; say what publishing would refuse.
+
+    The ledger is asked by name: an ordinary import would repeat this stage whenever the code of a certificate changes.
 
     Raises:
         UserError: too few documents, or an empty prompt.
     """
     splits = {"test": maker.test_prompts(params.prompts.test)}
-    splits |= training_prompts(maker, params, {maker.problem(prompt["doc"]) for prompt in splits["test"]})
+    taken = {maker.problem(prompt["doc"]) for prompt in splits["test"]}
+    splits |= training_prompts(maker, params, taken)
     for name, prompts in splits.items():
         write_json_lines(folder / f"{name}.jsonl", prompts)
     counts = {name: len(prompts) for name, prompts in splits.items()}
     summary = {"prompts": counts, "too_long": maker.too_long, "metric": maker.task.metric, "note": NOTE}
     write_json(folder / "summary.json", summary)
     print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
+    refused = import_module("pipeline.certification.early").warning(maker, params, splits["calibration"], taken)
+    if refused is not None:
+        print(refused)
 
 
 def report(too_long: dict[str, int]) -> str:

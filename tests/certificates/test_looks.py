@@ -47,13 +47,25 @@ def test_a_clone_repeats_a_published_choice_even_with_later_code_and_is_refused_
     clone.mkdir()
     (clone / "published.json").write_bytes((tmp_path / "published.json").read_bytes())
     later = replace(LOOKS, code="later")
-    take(clone, later, "rounded")
+    with pytest.warns(UserWarning, match=r"publishing this look would be refused\. Set prompts\.draw to 2\."):
+        take(clone, later, "rounded")
     with pytest.raises(UserError, match="another choice"):
         take(tmp_path / "clone", replace(later, choice="mine"), "mine")
     other = later.look("rounded", 0.05)
-    record = {**take(clone, later, "rounded"), "sequence": other.sequence}
+    with pytest.warns(UserWarning, match="would be refused"):
+        record = {**take(clone, later, "rounded"), "sequence": other.sequence}
     with pytest.raises(UserError, match="already been judged"):
         publish(record, "docs/results/summary.json", clone / "published.json")
+
+
+def test_a_repetition_that_can_be_published_is_not_warned_of(tmp_path: Path, recwarn):
+    publish(take(tmp_path), "docs/results/summary.json", tmp_path / "published.json")
+    for folder, looks in (("first", LOOKS), ("second", replace(LOOKS, code="later"))):
+        clone = tmp_path / folder
+        clone.mkdir()
+        (clone / "published.json").write_bytes((tmp_path / "published.json").read_bytes())
+        take(clone, looks)
+    assert not recwarn.list
 
 
 def test_published_looks_name_their_place_and_are_entered_once(tmp_path: Path):
