@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
+from gistgate.identity import sampled
 
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
@@ -68,6 +69,8 @@ class Int8Linear(Packed):
 class Int4Linear(Packed):
     """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
 
+    packed: Tensor
+
     def __init__(self, layer: nn.Linear) -> None:
         outputs, inputs = layer.weight.shape
         weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
@@ -78,11 +81,14 @@ class Int4Linear(Packed):
         levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
         super().__init__(layer, ((levels - 8) * scale + middle).view(outputs, inputs))
         levels_OI = levels.to(torch.int32).view(outputs, inputs)
-        self.weight = frozen(torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1))
-        self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1).contiguous())
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
+        self.register_buffer("packed", packed, persistent=False)
+        # Processors pack levels in different orders, so that the fingerprint has to read them unpacked.
+        self.some_levels = frozen(sampled(levels_OI))
+        self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1))
 
     def narrow(self, rows: Tensor) -> Tensor:
-        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.weight, GROUP, self.scale_and_middle)
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, self.scale_and_middle)
         return y
 
 

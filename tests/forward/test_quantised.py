@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -80,6 +83,31 @@ def test_quantisation_is_part_of_the_identity():
     with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
         check_model("draft", found["none"], lighter("int8"))
     check_model("draft", found["int8"], lighter("int8"))
+
+
+IDENTIFY = """
+import torch
+from gistgate.forward.quantised import quantise
+from gistgate.identity import identify_model
+from tests.architectures import noisy_copy, tiny_model
+print(torch.backends.cpu.get_cpu_capability())
+for kind in ("none", "int8", "int4"):
+    model = tiny_model("llama", 272)
+    print(*(identify_model(quantise(one, kind)).fingerprint for one in (noisy_copy(model, 0.5), model)))
+"""
+
+
+def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
+    seen = []
+    for capability in ("default", "avx2", "avx512"):
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+        done = subprocess.run([sys.executable, "-c", IDENTIFY], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout.split())
+    if len({name for name, *_ in seen}) == 1:
+        pytest.skip("this processor offers one instruction set")
+    assert len({tuple(fingerprints) for _, *fingerprints in seen}) == 1
+    assert len(set(seen[0][1:])) == 6, "other weights and other kinds have other fingerprints"
 
 
 def test_what_cannot_be_quantised_is_refused():
