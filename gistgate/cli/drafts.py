@@ -55,7 +55,7 @@ def draft_vocabulary(
     out: Annotated[Path, typer.Option(help="JSON file to write, for --draft-vocabulary.")],
     dtype: Dtype = "auto",
 ) -> None:
-    """Count the most frequent tokens of some texts; end and special tokens are always among them."""
+    """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.build.models import load_draft, load_target
     from gistgate.forward.output import Subset
 

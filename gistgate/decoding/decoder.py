@@ -22,9 +22,10 @@ from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
 from gistgate.forward.reader import remembered
+from gistgate.protocol import added_ids
 from gistgate.request.rows import Generation, Memory, Row
 from gistgate.request.slots import Slots
-from gistgate.request.stopping import Stop, added_ids
+from gistgate.request.stopping import Stop
 from gistgate.rules.base import Rule
 
 

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.identity import identify_tokenizer, weights_fingerprint
+from gistgate.protocol import added_ids
 from gistgate.typed import dataclass_from
 
 
@@ -42,18 +43,20 @@ class Subset:
     def count(
         cls, texts: Iterable[Sequence[int]], size: int, tokenizer: Any, draft: PreTrainedModel, always: Iterable[int]
     ) -> Subset:
-        """The `size` most frequent ids of some texts, of equals the lower one; `always` (eos, protocol) are among them.
+        """The `size` most frequent ids of some texts, of equals the lower one.
+
+        Ids of `always`, which end answers, and the tokenizer's added tokens are among them.
 
         Raises:
             UserError: the size is below the number of ids that are always in, or there is no text.
         """
         counts = Counter(token for text in texts for token in text)
         rows = draft.get_output_embeddings().weight.shape[0]
-        needed = {token for token in (*always, *tokenizer.all_special_ids) if token < rows}
+        needed = indispensable(tokenizer, always, rows)
         if not counts or not len(needed) <= size <= rows:
             raise UserError(
                 f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())} tokens of text. Pass "
-                f"texts, and a size from {len(needed)} (special tokens are always in) to {rows}."
+                f"texts, and a size from {len(needed)} (added tokens are always in) to {rows}."
             )
         ranked = sorted(set(range(rows)) - needed, key=lambda token: (-counts[token], token))
         ids = needed | set(ranked[: size - len(needed)])
@@ -92,8 +95,8 @@ class Subset:
         """Cut the output layer of a draft model down to the subset, in place, and return the model.
 
         Raises:
-            UserError: the subset is of another tokenizer or draft, lacks an id of `always`, or the draft was
-                changed.
+            UserError: the subset is of another tokenizer or draft, lacks an id of `always` or an added token, or the
+                draft was changed.
         """
         known = getattr(draft, "subset", None)
         if known == self.digest:
@@ -104,24 +107,29 @@ class Subset:
             raise UserError("The draft vocabulary was counted with another tokenizer. Count it again for this one.")
         if self.draft is not None and weights_fingerprint(draft) not in (None, self.draft):
             raise UserError("The draft vocabulary was counted for another draft model. Count it again for this one.")
-        if lacking := sorted(set(always) - set(self.ids)):
-            raise UserError(
-                f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
-                "Count it again with `gistgate draft-vocabulary`, which always puts such tokens in."
-            )
         head = draft.get_output_embeddings()
-        if type(head) is nn.Linear and self.ids[-1] >= head.out_features:
-            raise UserError(
-                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
-                "again for this draft."
-            )
         if type(head) is not nn.Linear:
             raise UserError(
                 "The draft's output layer is no nn.Linear, so it cannot be cut down. Use the whole vocabulary."
             )
+        if self.ids[-1] >= head.out_features:
+            raise UserError(
+                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
+                "again for this draft."
+            )
+        if lacking := sorted(indispensable(tokenizer, always, head.out_features) - set(self.ids)):
+            raise UserError(
+                f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
+                "Count it again with `gistgate draft-vocabulary`, which always puts such tokens in."
+            )
         draft.set_output_embeddings(SubsetHead(head, self.ids))
         draft.subset = self.digest
         return draft
+
+
+def indispensable(tokenizer: Any, always: Iterable[int], rows: int) -> set[int]:
+    """Ids that every subset holds: `always` and the added tokens, as far as an output layer of `rows` has them."""
+    return {token for token in (*always, *added_ids(tokenizer)) if token < rows}
 
 
 class SubsetHead(nn.Module):

@@ -50,11 +50,6 @@ class Stop:
         return any(string in text for string in self.strings)
 
 
-def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
-    """Every added token of a tokenizer: chat, think and tool markers, and ends of text. No rule accepts one loosely."""
-    return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
-
-
 def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Every id that ends an answer: the tokenizer's eos and those of the model's generation settings."""
     listed = model.generation_config.eos_token_id if model.generation_config else None

@@ -16,7 +16,8 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import write_json
-from gistgate.request.stopping import added_ids, eos_ids
+from gistgate.protocol import added_ids
+from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
 from pipeline.certification.agreement import DRAFTER
 from pipeline.certification.pieces import STRICT, decoding_of, may_share

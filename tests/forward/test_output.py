@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from gistgate.forward.output import Subset, SubsetHead
 from gistgate.forward.quantised import quantise
 from gistgate.identity import identify_model
 from gistgate.rules import make_rule
-from tests.architectures import pair, prompts
+from tests.architectures import pair, prompts, tiny_model
 from tests.drafters.proposing import decoded, num_accepted, wanted
 from tests.rules.enumerating import P, Q, first_token
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -102,6 +103,26 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(UserError, match="is no draft vocabulary"):
             Subset.load(tmp_path / "bad.json")
+
+
+def test_markers_that_are_not_special_are_always_in():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<think>", "<|fim_middle|>"], special_tokens=False)
+    markers = tokenizer.convert_tokens_to_ids(["<think>", "<|fim_middle|>"])
+    wide = tiny_model("llama", 264)
+    found = Subset.count(TEXTS, 10, tokenizer, wide, [2])
+    assert set(markers) <= set(found.ids) and not set(markers) & set(tokenizer.all_special_ids)
+    without = replace(found, ids=tuple(one for one in found.ids if one != markers[0]))
+    with pytest.raises(UserError, match=f"lacks the token {markers[0]}, which ends answers or steers"):
+        without.apply(wide, tokenizer, [2])
+    found.apply(wide, tokenizer, [2])
+
+
+def test_markers_that_the_draft_does_not_have_are_not_asked_for():
+    tokenizer, draft = byte_tokenizer(), whole()
+    tokenizer.add_tokens(["<think>"], special_tokens=False)
+    found = Subset.count(TEXTS, 10, tokenizer, draft, [2, 300])
+    assert max(found.ids) < 259 and found.apply(draft, tokenizer, [2, 300]).subset == found.digest
 
 
 @pytest.mark.parametrize("ids", [[-1, 3], [3, 3], [4, 3], []])

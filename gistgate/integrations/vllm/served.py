@@ -10,7 +10,7 @@ from typing import Any
 
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.identity import ModelIdentity, sampled
-from gistgate.request.stopping import added_ids
+from gistgate.protocol import added_ids
 
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 """Our drafter ids by vLLM's speculative methods."""
