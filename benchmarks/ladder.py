@@ -14,7 +14,6 @@ from gistgate.build.decoder import assemble
 from gistgate.build.drafters import HYBRID, Sources, make_drafter
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import quantise
 from gistgate.request.statistics import Statistics
@@ -89,16 +88,3 @@ class Counted:
         check_engine(self.decoder)
         self.last = sum((answer.statistics for answer in answers), Statistics())
         return [answer.ids for answer in answers], self.last.forwards
-
-
-def points_of(workload: Workload, names: Sequence[str]) -> dict[str, Operating]:
-    """Strict decoding at its own K and every certified method that drafts with the model, or those that are named.
-
-    Raises:
-        UserError: a named method is not among them.
-    """
-    certified = {name: point for name, point in workload.own.items() if point.drafter == MODEL}
-    known = {STRICT: Operating(STRICT, "exact", MODEL, workload.params.decoding.strict_block), **certified}
-    if unknown := [name for name in names if name not in known]:
-        raise UserError(f"'{unknown[0]}' is not certified here with the draft model. Known: {', '.join(known)}.")
-    return {name: known[name] for name in names or known}

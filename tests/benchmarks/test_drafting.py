@@ -10,12 +10,15 @@ import pytest
 
 from benchmarks import drafting, ladder
 from benchmarks.drafting_choices import best_assisted, costs_of, policy_of, prepare
-from benchmarks.ladder import QUANTISED, STEPS, STRICT, TEXTS, VOCABULARY, WHOLE, Ladder, points_of
+from benchmarks.drafting_figures import figures
+from benchmarks.drafting_methods import Comparison, points_of, steps_of
+from benchmarks.ladder import QUANTISED, STEPS, STRICT, TEXTS, VOCABULARY, WHOLE, Ladder
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.pair import Pair
+from pipeline.params import MethodParams
 from pipeline.speed.clock import Timed
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
@@ -43,8 +46,12 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def comparison(rungs: Ladder, folder: Path, batch: int = 1) -> Comparison:
+    return Comparison(rungs, {STRICT: POINT}, {STRICT: STEPS}, REQUEST, folder, batch)
+
+
 def test_every_step_writes_the_greedy_text(rungs: Ladder, folder: Path):
-    field = drafting.contenders(rungs, {STRICT: POINT}, REQUEST, folder)
+    field = drafting.contenders(comparison(rungs, folder))
     assert [one.name for one in field] == ["plain", "assisted", *(f"{STRICT}: {step}" for step in STEPS)]
     for ids in prompts(5, 6):
         for one in field:
@@ -62,15 +69,15 @@ def test_a_step_keeps_what_those_before_it_changed(rungs: Ladder):
 
 
 def test_finished_prompts_are_not_timed_again(rungs: Ladder, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    points, ids = {STRICT: POINT}, prompts(5, 6, 7)
-    field = drafting.contenders(rungs, points, REQUEST, folder)
-    first = drafting.timed(field, [], ids[:2], folder)
+    compared, batches = comparison(rungs, folder), drafting.batches_of(prompts(5, 6, 7), 1)
+    field = drafting.contenders(compared)
+    first = drafting.timed(field, [], batches[:2], folder)
     assert len(first["plain"]["seconds"]) == 2
     seen: list[Any] = []
     monkeypatch.setattr(drafting, "lap", lambda field, batch, turns: seen.append(batch) or read_runs(folder))
-    again = drafting.timed(field, [], ids, folder)
-    assert seen == [[ids[2]]] and again["plain"]["seconds"][:2] == first["plain"]["seconds"]
-    found = drafting.figures(again, points, rungs, folder)
+    again = drafting.timed(field, [], batches, folder)
+    assert seen == [batches[2]] and again["plain"]["seconds"][:2] == first["plain"]["seconds"]
+    found = figures(again, compared)
     entry = found[f"{STRICT}: {QUANTISED}"]
     price = costs_of(folder, QUANTISED).verification(entry["draft_forwards"]) + 0.25 * entry["draft_forwards"]
     assert entry["limit"] == pytest.approx(entry["tau"] / price) and 1 < entry["tau"] <= 4
@@ -81,7 +88,7 @@ def test_finished_prompts_are_not_timed_again(rungs: Ladder, folder: Path, monke
 
 def read_runs(folder: Path) -> Any:
     """What a lap gives, from the file of the first prompt."""
-    written = read_json(folder / "prompt-0000.json")
+    written = read_json(folder / "batch-0000.json")
     keys = ("seconds", "tokens", "forwards", "loops")
     return {name: [Timed(**{key: run[key] for key in keys})] for name, run in written.items()}
 
@@ -98,13 +105,72 @@ def test_what_development_prompts_say_is_measured_once(rungs: Ladder, tmp_path: 
     assert best_assisted(rungs, ids, REQUEST)["draft"] == QUANTISED
 
 
-def test_only_certified_methods_with_the_model_are_compared():
-    params = SimpleNamespace(decoding=SimpleNamespace(strict_block=4))
+def test_batches_have_no_assisted_generation_and_no_limit(rungs: Ladder, folder: Path):
+    compared, batches = comparison(rungs, folder, 2), drafting.batches_of(prompts(5, 6, 7, 8, 9), 2)
+    assert [len(one) for one in batches] == [2, 2]
+    found = figures(drafting.timed(drafting.contenders(compared), [], batches, folder), compared)
+    assert "assisted" not in found and found["plain"]["n"] == 2
+    entry = found[f"{STRICT}: {TEXTS}"]
+    assert entry["tau"] > 1 and "limit" not in entry and sum(entry["parts"].values()) == pytest.approx(1)
+    with pytest.raises(UserError, match="2 prompts do not fill a batch of 3"):
+        drafting.batches_of(prompts(5, 6), 3)
+
+
+def methods(folder: Path) -> Any:
+    """A run with a certified gate, a certified lookup, a rule without a certificate and one that nobody calibrated."""
+    named = {
+        "gate": MethodParams("autojudge", knob="threshold", grid=(0.5,)),
+        "lookup": MethodParams("prob", knob="r", grid=(0.5,), drafter="lookup"),
+        "fly": MethodParams("fly", knob="window", grid=(4,)),
+        "csd": MethodParams("csd", knob="r", grid=(0.5,)),
+        "exact": MethodParams("exact"),
+    }
+    write_json(folder / "reports/calibration/free/fly.json", {})
     own = {"gate": Operating("gate", "autojudge", "model", 6), "lookup": Operating("lookup", "prob", "lookup", 6)}
-    workload: Any = SimpleNamespace(own=own, params=params)
-    assert list(points_of(workload, [])) == [STRICT, "gate"] and points_of(workload, [STRICT])[STRICT].block == 4
-    with pytest.raises(UserError, match="'lookup' is not certified here with the draft model. Known: strict, gate"):
-        points_of(workload, ["lookup"])
+    params = SimpleNamespace(
+        decoding=SimpleNamespace(strict_block=4), methods=named, method=named.__getitem__, headline_budget=0.03
+    )
+    return SimpleNamespace(own=own, params=params)
+
+
+def test_methods_that_are_left_out_are_named_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    workload = methods(tmp_path)
+    points, absent = points_of(workload, [])
+    assert list(points) == [STRICT, "gate"] and points[STRICT].block == 4
+    assert list(absent) == ["lookup", "fly", "csd", "exact"]
+    assert "drafts with 'lookup'" in absent["lookup"] and "nothing is certified for it" in absent["fly"]
+    assert "was not calibrated here" in absent["csd"] and "as 'strict' does" in absent["exact"]
+    points, absent = points_of(workload, [STRICT, "csd"])
+    assert list(points) == [STRICT] and list(absent) == ["csd"]
+    with pytest.raises(UserError, match="'csd' is left out: it was not calibrated here"):
+        points_of(workload, ["csd"])
+    with pytest.raises(UserError, match="no method 'cds'. Known: strict, gate, lookup, fly, csd, exact"):
+        points_of(workload, ["cds"])
+
+
+@pytest.mark.parametrize("rule", ["ensemble", "kl-judge", "fsd"])
+def test_rules_that_read_draft_probabilities_take_all_steps_but_texts(rungs: Ladder, rule: str):
+    points = {STRICT: POINT, rule: Operating(rule, rule, "model", 3)}
+    steps, absent = steps_of(rungs, points, STEPS)
+    assert steps == {STRICT: list(STEPS), rule: [step for step in STEPS if step != TEXTS]}
+    assert list(absent) == [f"{rule}: {TEXTS}"] and "needs draft probabilities" in absent[f"{rule}: {TEXTS}"]
+    with pytest.raises(UserError, match="needs a gate"):
+        steps_of(rungs, {"gate": Operating("gate", "autojudge", "model", 3)}, [WHOLE])
+
+
+def test_other_code_begins_anew(monkeypatch: pytest.MonkeyPatch):
+    before = drafting.folder_of([1], "int4")
+    assert before == drafting.folder_of([1], "int4") != drafting.folder_of([2], "int4")
+    monkeypatch.setattr(drafting, "made_by", lambda name: {"modules": [name], "fingerprint": "changed"})
+    assert drafting.folder_of([1], "int4") != before
+
+
+def test_few_prompts_are_told(capsys: pytest.CaptureFixture[str]):
+    drafting.warn_of_few(50)
+    assert not capsys.readouterr().out
+    drafting.warn_of_few(49)
+    assert "49 prompts without loops are left" in capsys.readouterr().out
 
 
 def test_steps_have_names():

@@ -1,0 +1,107 @@
+"""Write what the benchmarks of drafts found into docs/drafts.md, between its markers.
+
+    python -m benchmarks.drafts_page
+
+Reads benchmarks/results; files that do not exist leave their table out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.bench import RESULTS
+from gistgate.files import read_json
+from pipeline.common.entry import run
+from pipeline.report.markdown import table
+from pipeline.report.markers import renew
+from pipeline.report.publish import PART
+
+PAGE = Path("docs/drafts.md")
+NOTHING = "Nothing of this is published yet."
+STEPS = (
+    "method: step",
+    "K",
+    "n",
+    "tokens/s",
+    "vs plain",
+    "vs assisted",
+    "vs the step before",
+    "tau",
+    "limit",
+    "rest, %",
+)
+OVERLAP = ("drafting and verifying", "overlapped", "drafting alone", "rounds kept, %", "most", "strict")
+
+
+def main() -> None:
+    renew(PAGE, PART, content_of(RESULTS))
+    print(f"Written: {PAGE}")
+
+
+def content_of(results: Path) -> str:
+    """The tables of every result, or a sentence where there is none."""
+    shown = [show(read_json(path)) for pattern, show in SHOWN.items() for path in sorted(results.glob(pattern))]
+    return "\n\n".join(shown) or NOTHING
+
+
+def drafting(found: Mapping[str, Any]) -> str:
+    """Every method on every step of `benchmarks.drafting`."""
+    contenders = found["contenders"]
+    rows = [line(name, entry) for name, entry in contenders.items()]
+    about = (
+        f"Pair `{found['pair']}`, batch {found['batch']}, up to {found['max_new_tokens']} new tokens, "
+        f"{threads(found)}; quantised to `{found['kind']}`."
+    )
+    return "\n\n".join([about, table(STEPS, rows, numbers=True), *reasons(found["left_out"])])
+
+
+def line(name: str, entry: Mapping[str, Any]) -> list[str]:
+    """One contender; cells that say nothing about it are empty."""
+    ratios = [interval(entry.get(key)) for key in ("vs_plain", "vs_assisted", "vs_before")]
+    block, rest = str(entry["block"] or "–"), entry.get("parts", {}).get("rest")
+    more = [decimal(entry.get("tau")), decimal(entry.get("limit")), decimal(rest and 100 * rest, 1)]
+    return [name, block, str(entry["n"]), f"{entry['tokens_per_second']:.1f}", *ratios, *more]
+
+
+def overlap(found: Mapping[str, Any]) -> str:
+    """What `benchmarks.overlap` says of one round."""
+    seconds = [f"{1000 * found['seconds'][name]:.1f} ms" for name in ("serial", "both", "draft")]
+    cells = [*seconds, f"{100 * found['share_kept']:.1f}", interval(found["most"]), interval(found["strict"])]
+    about = (
+        f"Drafting the next block during verification: pair `{found['pair']}`, K = {found['block']}, {found['n']} "
+        f"calls, {threads(found)}. `most` is the speed of a round whose guess is always right, `strict` that with the "
+        f"share of rounds that strict decoding of {found['prompts']} development prompts keeps."
+    )
+    return f"{about}\n\n{table(OVERLAP, [cells])}"
+
+
+def reasons(left_out: Mapping[str, str]) -> Sequence[str]:
+    """A sentence about what was left out, where something was."""
+    return [" ".join(["Left out:", *(f"{name} ({why.rstrip('.')})." for name, why in left_out.items())])] * bool(
+        left_out
+    )
+
+
+def threads(found: Mapping[str, Any]) -> str:
+    """The machine of a result, as far as seconds depend on it."""
+    return f"{found['machine']['threads']} threads of {found['machine']['device']}"
+
+
+def interval(ratio: Mapping[str, float] | None) -> str:
+    """A ratio with its interval."""
+    return "" if ratio is None else f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
+
+
+def decimal(value: float | None, digits: int = 2) -> str:
+    """A number, or nothing."""
+    return "" if value is None else f"{value:.{digits}f}"
+
+
+SHOWN = {"drafting-*.json": drafting, "overlap-*.json": overlap}
+"""By the name of a result what shows it."""
+
+
+if __name__ == "__main__":
+    run(main)
