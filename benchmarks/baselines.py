@@ -5,7 +5,7 @@ A baseline at a K that suits another method would flatter ours, and a K chosen o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.bench import side_by_side
@@ -30,3 +30,15 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
     named = [Contender(str(place), one.decode, one.block) for place, one in enumerate(variants)]
     times = side_by_side(named, [[ids] for ids in development], say=False)
     return variants[min(range(len(variants)), key=lambda place: sum(times[str(place)]["seconds"]))]
+
+
+def chosen(pair: Models, request: dict[str, Any], development: Sequence[list[int]]) -> dict[str, int]:
+    """By name the K of assisted generation and of prompt lookup that is fastest on these development prompts."""
+    best = (fastest(variants(pair, request), development) for variants in (assisted, prompt_lookup))
+    return {one.name: one.block for one in best}
+
+
+def at(pair: Models, request: dict[str, Any], blocks: Mapping[str, int]) -> list[Contender]:
+    """Both at these K, by name."""
+    every = [*assisted(pair, request), *prompt_lookup(pair, request)]
+    return [one for one in every if blocks.get(one.name) == one.block]

@@ -6,8 +6,8 @@ In the folder of a finished run. Batch 1: transformers' `generate`, with a compi
 and with prompt lookup, each at its best K (`benchmarks/baselines.py`); ours plain, strict and every certified method,
 each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned method;
 each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs at its
-own K where `make speed` certified it there. `--again` measures on another occasion and widens the intervals of the
-results that are there until they cover both.
+own K where `make speed` certified it there. `--again` measures the same on another occasion, at the K that the first
+one chose: results keep every occasion, and intervals cover all of them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,18 @@ from typing import Any
 
 import torch
 
-from benchmarks.baselines import assisted, fastest, prompt_lookup
+from benchmarks import baselines
 from benchmarks.bench import RESULTS, device_kind, ratios, save, side_by_side
+from benchmarks.speed_occasions import all_batches, earlier_occasions
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from gistgate.files import read_json
+from gistgate.files import fingerprint
 from gistgate.observing.intervals import ratio_of_sums
+from pipeline.common.code import made_by, running
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
-from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
-from pipeline.speed.occasions import covering
+from pipeline.speed.clock import Contender, Prompts, compiled, machine, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
@@ -50,46 +51,47 @@ def main(
     again: bool = False,
 ) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(max(prompts, BATCHES * max(map(int, batches.split(",")))))
+    sizes, path = batches.split(","), results / f"speed-{device_kind()}.json"
+    workload = Workload.load(max(prompts, BATCHES * max(map(int, sizes))))
     names = methods.split(",") if methods else list(workload.own)
     if unknown := [name for name in names if name not in workload.own]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.own)}.")
-    found = {size: measure(workload, int(size), prompts, names) for size in batches.split(",")}
+    development = [prompt["ids"] for prompt in read_prompts("development")[:DEVELOPMENT]]
+    settings = settings_of(workload, names, {size: batches_of(workload.ids, int(size), prompts) for size in sizes})
+    settings["development"] = fingerprint(development)
+    earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}
+    blocks = earlier["chosen"]
+    if "1" in sizes and not blocks:  # transformers assists one row at a time
+        blocks = baselines.chosen(workload.pair, workload.request, development)
+    found = {size: measure(workload, int(size), prompts, names, blocks) for size in sizes}
+    occasions = [*earlier["occasions"], found]
     payload = {
-        "pair": workload.pair.name,
-        "strict_block": workload.params.decoding.strict_block,
-        "points": {name: workload.own[name].as_dict() for name in names},
-        "batches": found,
+        **settings,
+        "prompts": {**earlier["prompts"], **settings["prompts"]},
+        "chosen": blocks,
+        "occasions": occasions,
+        "batches": all_batches(occasions),
     }
-    if again:
-        payload = with_earlier(payload, read_json(results / f"speed-{device_kind()}.json"))
     save("speed", payload, results, lambda: figure(payload))
 
 
-def with_earlier(payload: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
-    """These results with intervals that cover an earlier occasion as well.
-
-    Raises:
-        UserError: the earlier results are of another pair, other settings or other contenders.
-    """
-    if any(earlier.get(key) != payload[key] for key in ("pair", "strict_block", "points")):
-        raise UserError(
-            "The results that are there are of another pair or of other settings. Measure without --again, and publish "
-            "these alone."
-        )
-    found = {
-        size: {**measured, "contenders": covering(earlier["batches"][size]["contenders"], measured["contenders"])}
-        for size, measured in payload["batches"].items()
-        if size in earlier["batches"]
+def settings_of(workload: Workload, names: list[str], batches: dict[str, Any]) -> dict[str, Any]:
+    """What two occasions have to have in common."""
+    return {
+        "pair": workload.pair.name,
+        "strict_block": workload.params.decoding.strict_block,
+        "points": {name: workload.own[name].as_dict() for name in names},
+        "prompts": {size: fingerprint(batch, sorted(workload.request.items())) for size, batch in batches.items()},
+        "machine": machine(),
+        "code": made_by(running()),
     }
-    return {**payload, "batches": {**payload["batches"], **found}, "occasions": earlier.get("occasions", 1) + 1}
 
 
-def measure(workload: Workload, size: int, prompts: int, methods: list[str]) -> dict[str, Any]:
+def measure(workload: Workload, size: int, prompts: int, methods: list[str], blocks: dict[str, int]) -> dict[str, Any]:
     """One batch size: every contender on equal batches of prompts."""
     print(f"batch {size}")
     batches, working, failed = batches_of(workload.ids, size, prompts), [], {}
-    field = contenders(workload, size, methods)
+    field = contenders(workload, size, methods, blocks)
     for contender in field if size == 1 else [*field, *map(row_by_row, field)]:
         try:
             with warnings.catch_warnings():
@@ -130,17 +132,16 @@ def against_rows(times: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def contenders(workload: Workload, size: int, methods: list[str]) -> list[Contender]:
-    """Everything that is timed at one batch size."""
+def contenders(workload: Workload, size: int, methods: list[str], blocks: dict[str, int]) -> list[Contender]:
+    """Everything that is timed at one batch size; `blocks` has the K of transformers' speculation."""
     pair, request, own = workload.pair, workload.request, workload.params.decoding.strict_block
     slots = max(map(len, workload.ids)) + request["max_new_tokens"]
     field = [
         Contender("generate", theirs(pair, request), 0),
         Contender("generate-static-compiled", compiled(theirs(pair, request), pair, slots), 0),
     ]
-    if size == 1:  # transformers assists one row at a time
-        development = [prompt["ids"] for prompt in read_prompts("development")[:DEVELOPMENT]]
-        field += [fastest(variants(pair, request), development) for variants in (assisted, prompt_lookup)]
+    if size == 1:
+        field += baselines.at(pair, request, blocks)
     for engine in ENGINES:
         field.append(timed(f"plain-{engine}", workload.plain(engine), request))
         field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))

@@ -20,14 +20,14 @@ import typer
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic, write_json
-from pipeline.common.code import REPORTING
+from pipeline.common.code import KEY, REPORTING
 from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
 from pipeline.report import markers, tables
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
-from pipeline.speed.occasions import covering
+from pipeline.speed.occasions import joined
 
 PART = "results"
 """The part of a page that shows published results."""
@@ -75,7 +75,7 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
     """Widen the published speeds of a run until they cover those of `reports`, where the same run was timed again.
 
     Raises:
-        UserError: the published results are of another run.
+        UserError: the published results are of another run, or of other code.
     """
     summary, published = read_json(reports / "summary.json"), read_json(results / "summary.json")
     if without_speed(summary) != without_speed(published):
@@ -83,12 +83,27 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
             f"{results / 'summary.json'} holds another run than {reports}, so that their speeds do not belong "
             "together. Publish this run without --again."
         )
+    if fingerprint_of(published) != fingerprint_of(code):
+        raise UserError(
+            f"{results / 'summary.json'} was made by other code than the present. Publish this run without --again, "
+            "and then time it once more."
+        )
+    occasions = [*published.get("occasions", [speeds(published)]), speeds(summary)]
     methods = {
-        name: {**method, "speed": covering(published["methods"][name]["speed"], method["speed"])}
+        name: {**method, "speed": joined([one[name] for one in occasions])}
         for name, method in summary["methods"].items()
     }
-    occasions = published.get("occasions", 1) + 1
     write_json(results / "summary.json", {**summary, "methods": methods, "occasions": occasions, **code})
+
+
+def fingerprint_of(content: dict[str, Any]) -> str | None:
+    """The fingerprint of the code behind published content; None where it names none."""
+    return content.get(KEY, {}).get("fingerprint")
+
+
+def speeds(summary: dict[str, Any]) -> dict[str, Any]:
+    """The speeds of one occasion, by method."""
+    return {name: method["speed"] for name, method in summary["methods"].items()}
 
 
 def without_speed(summary: dict[str, Any]) -> dict[str, Any]:

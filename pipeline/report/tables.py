@@ -109,7 +109,7 @@ def markdown(summary: dict[str, Any], columns: dict[str, str] = SHORT) -> str:
 def caption(summary: dict[str, Any]) -> str:
     """Which run the table shows."""
     n, looks = next(iter(summary["methods"].values()))["n"], summary.get("looks", 1)
-    occasions = summary.get("occasions", 1)
+    occasions = len(summary.get("occasions", [None]))
     return (
         f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
         f"{percent(summary['headline_budget'])} points; plain decoding answers "

@@ -1,50 +1,48 @@
-"""Speeds that were measured on several occasions: an interval that covers each of them.
+"""Speeds that were measured on several occasions as one: intervals that cover all of them.
 
 A bootstrap over prompts knows nothing of what differs between two hours of a machine, such as its clock or its other
-users. Whoever measures again widens every interval until it covers both measurements.
+users. Every occasion has the same weight, and its own figures are kept beside what is derived from all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from math import sqrt
+from collections.abc import Callable, Mapping, Sequence
+from statistics import fmean, geometric_mean
 from typing import Any
-
-from gistgate.errors import UserError
 
 RATIO = {"mean", "low", "high"}
 """Keys of a ratio with its interval."""
-JOINED = {"tokens_per_second": lambda first, second: (first + second) / 2, "n": lambda first, second: first + second}
-"""How other figures of two occasions become one: rates by their mean, numbers of batches by their sum."""
+JOINED: dict[str, Callable[[Sequence[Any]], Any]] = {"tokens_per_second": fmean, "n": min, "loops": max}
+"""How other figures become one: rates by their mean; the occasions have the same prompts, so n is the least of theirs.
+What is not named here is that of the last occasion."""
 
 
-def covering(first: Any, second: Any) -> Any:
-    """The results of two occasions as one: ratios with the geometric mean and an interval that covers both.
+def joined(occasions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Entries of several occasions as one; what one of them lacks comes from the others.
 
-    Rates are averaged and numbers of batches added; all other values are those of the second occasion.
-
-    Raises:
-        UserError: something was measured on one occasion only.
+    A ratio becomes the geometric mean of its means, between the lowest and the highest end.
     """
-    if not isinstance(first, Mapping) or not isinstance(second, Mapping):
-        return second
-    if first.keys() >= RATIO and second.keys() >= RATIO:
-        return {**second, **joined(first, second)}
-    if missing := first.keys() ^ second.keys():
-        raise UserError(
-            f"'{sorted(missing)[0]}' was measured on one occasion only. Measure the same contenders on both, or "
-            "publish the new measurement alone."
-        )
+    names = dict.fromkeys(name for one in occasions for name in one)
+    return {name: value_of(name, [one[name] for one in occasions if name in one]) for name in names}
+
+
+def value_of(name: str, values: Sequence[Any]) -> Any:
+    """One value of the occasions that have it."""
+    if not all(isinstance(value, Mapping) for value in values):
+        return JOINED.get(name, last)(values)
+    return ratio(values) if values[0].keys() >= RATIO else joined(values)
+
+
+def ratio(values: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One ratio of all occasions."""
     return {
-        key: JOINED[key](value, second[key]) if key in JOINED else covering(value, second[key])
-        for key, value in first.items()
+        **values[-1],
+        "mean": geometric_mean(value["mean"] for value in values),
+        "low": min(value["low"] for value in values),
+        "high": max(value["high"] for value in values),
     }
 
 
-def joined(first: Mapping[str, float], second: Mapping[str, float]) -> dict[str, float]:
-    """One ratio of two occasions."""
-    return {
-        "mean": sqrt(first["mean"] * second["mean"]),
-        "low": min(first["low"], second["low"]),
-        "high": max(first["high"], second["high"]),
-    }
+def last(values: Sequence[Any]) -> Any:
+    """The value of the last occasion."""
+    return values[-1]

@@ -1,35 +1,32 @@
-"""Two occasions of one measurement: intervals cover both, and what does not belong together is refused."""
+"""Several occasions of one measurement: intervals cover all of them, and what does not belong together is refused."""
 
 import pytest
 
-from benchmarks.speed import with_earlier
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from pipeline.report.publish import publish_again
 from pipeline.report.tables import caption
-from pipeline.speed.occasions import covering
+from pipeline.speed.occasions import joined
 
 FIRST = {"block": 4, "n": 100, "tokens_per_second": 10.0, "vs_plain": {"mean": 2.0, "low": 1.9, "high": 2.1}}
-SECOND = {"block": 4, "n": 50, "tokens_per_second": 14.0, "vs_plain": {"mean": 0.5, "low": 0.4, "high": 0.6}}
-BOTH = {"block": 4, "n": 150, "tokens_per_second": 12.0, "vs_plain": {"mean": 1.0, "low": 0.4, "high": 2.1}}
+SECOND = {"block": 4, "n": 98, "tokens_per_second": 14.0, "vs_plain": {"mean": 0.5, "low": 0.4, "high": 0.6}}
+BOTH = {"block": 4, "n": 98, "tokens_per_second": 12.0, "vs_plain": {"mean": 1.0, "low": 0.4, "high": 2.1}}
 
 
 def test_intervals_cover_both_occasions():
-    assert covering({"a": FIRST}, {"a": SECOND}) == {"a": BOTH}
-    with pytest.raises(UserError, match="'b' was measured on one occasion only"):
-        covering({"a": FIRST, "b": FIRST}, {"a": SECOND})
+    assert joined([{"a": FIRST}, {"a": SECOND}]) == {"a": BOTH} and joined([FIRST]) == FIRST
 
 
-def results(entry, **changes):
-    return {"pair": "p", "strict_block": 4, "points": {}, "batches": {"1": {"contenders": {"a": entry}}}, **changes}
+def test_every_occasion_has_the_same_weight():
+    found = joined([FIRST, SECOND, SECOND])
+    assert found["tokens_per_second"] == pytest.approx((10 + 14 + 14) / 3)
+    assert found["vs_plain"] == {"mean": pytest.approx((2.0 * 0.5 * 0.5) ** (1 / 3)), "low": 0.4, "high": 2.1}
 
 
-def test_the_benchmark_of_speed_joins_equal_contenders():
-    found = with_earlier(results(SECOND), results(FIRST))
-    assert found["batches"]["1"]["contenders"] == {"a": BOTH} and found["occasions"] == 2
-    assert with_earlier(results(SECOND), results(FIRST, occasions=2))["occasions"] == 3
-    with pytest.raises(UserError, match="another pair"):
-        with_earlier(results(SECOND), results(FIRST, pair="q"))
+def test_what_one_occasion_lacks_comes_from_the_others():
+    rival = {"vs_rival": FIRST["vs_plain"]}
+    assert joined([{"a": FIRST, "b": FIRST | rival}, {"a": SECOND}]) == {"a": BOTH, "b": FIRST | rival}
+    assert joined([{"a": FIRST | rival}, {"a": SECOND}]) == {"a": BOTH | rival}
 
 
 def summary(speed, tau=4.0):
@@ -47,11 +44,18 @@ def summary(speed, tau=4.0):
 def test_a_run_that_was_timed_again_is_published_with_wider_speeds(tmp_path):
     reports, published = tmp_path / "reports", tmp_path / "results"
     write_json(reports / "summary.json", summary({"vs_plain": SECOND["vs_plain"]}))
-    write_json(published / "summary.json", summary({"vs_plain": FIRST["vs_plain"]}))
-    publish_again(reports, published, {"commit": "c"})
+    code = {"code": {"fingerprint": "f", "commit": "c"}}
+    write_json(published / "summary.json", summary({"vs_plain": FIRST["vs_plain"]}) | code)
+    publish_again(reports, published, code)
     found = read_json(published / "summary.json")
-    assert found["methods"]["exact"]["speed"]["vs_plain"] == BOTH["vs_plain"] and found["commit"] == "c"
+    assert found["methods"]["exact"]["speed"]["vs_plain"] == BOTH["vs_plain"] and found["code"] == code["code"]
     assert "measured on 2 occasions" in caption(found) and "occasions" not in caption(summary({}))
+    publish_again(reports, published, code)
+    third = read_json(published / "summary.json")
+    assert third["methods"]["exact"]["speed"]["vs_plain"]["mean"] == pytest.approx(0.5 ** (1 / 3))
+    assert "measured on 3 occasions" in caption(third)
+    with pytest.raises(UserError, match="was made by other code"):
+        publish_again(reports, published, {"code": {"fingerprint": "g"}})
     write_json(reports / "summary.json", summary({}, tau=5.0))
     with pytest.raises(UserError, match="holds another run"):
-        publish_again(reports, published, {})
+        publish_again(reports, published, code)
