@@ -61,14 +61,48 @@ def test_the_present_files_hold_lines():
     assert {path.parent.name for path in HOLDING} >= {"certify"}
 
 
-def test_summaries_that_name_their_code_hold_the_numbers_behind_every_bound():
-    for path in (ROOT / "docs/results").rglob("summary.json"):
-        content = json.loads(path.read_text())
-        if "code" not in content or "headline_budget" not in content:
-            continue  # older than the record, or a study with another form
-        for method in content["methods"].values():
-            if method["knob"] is not None:
-                assert {"losses", "gains", "n", "capped"} <= set(method["certificates"][f"{method['budget']:g}"])
+def certified(content: Any) -> Iterator[dict[str, Any]]:
+    """Every certificate in a file, by the exact bound, whether or not the numbers behind it stand beside it."""
+    for one in content if isinstance(content, list) else content.values() if isinstance(content, dict) else ():
+        yield from certified(one)
+    if isinstance(content, dict) and content.get("certified") is True and content.get("bound_kind", EXACT) == EXACT:
+        yield content
+
+
+def wrong_headlines(content: dict[str, Any]) -> list[str]:
+    """Methods whose bound in the table is not that of their certificate, or lies above its budget."""
+    found = []
+    for name, method in content["methods"].items():
+        given = {float(key): one for key, one in method["certificates"].items() if one["certified"]}
+        bound = 0.0 if method["rule"] == "exact" else given.get(method["budget"], {}).get("bound")
+        if bound != method["certified_bound"] or any(one["bound"] > budget for budget, one in given.items()):
+            found.append(name)
+    return found
+
+
+NAMED = {path: content for path in FILES if "code" in (content := json.loads(path.read_text()))}
+"""Files that are not older than the record of the code, and of the numbers behind a bound."""
+
+
+def test_files_that_name_their_code_hold_the_numbers_behind_every_certificate():
+    rows = {path: list(certified(content)) for path, content in NAMED.items()}
+    assert not [(path, row) for path, found in rows.items() for row in found if line_of(row) is None]
+    assert sum(map(len, rows.values())) >= 18, "the first look at the core alone holds as many"
+
+
+def test_the_bound_of_a_table_is_that_of_its_certificate():
+    tables = {path: one for path, one in NAMED.items() if "headline_budget" in one and isinstance(one["methods"], dict)}
+    assert {path: found for path, one in tables.items() if (found := wrong_headlines(one))} == {}
+    assert len(tables) >= 1
+
+
+def test_missing_numbers_and_another_bound_are_noticed():
+    content = json.loads((ROOT / "docs/results/beside/first-look.json").read_text())
+    certificate = content["methods"]["autojudge"]["certificates"]["0.03"]
+    del certificate["gains"]
+    assert [row for row in certified(content) if line_of(row) is None] == [certificate]
+    certificate["bound"] += 0.001
+    assert wrong_headlines(content) == ["autojudge"]
 
 
 def test_a_wrong_bound_is_noticed():

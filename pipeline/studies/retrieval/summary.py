@@ -8,6 +8,7 @@ from typing import Any
 from gistgate.files import read_json
 from pipeline.common.operating_point import calibration_file
 from pipeline.params import Params
+from pipeline.report.summary import CERTIFIED
 from pipeline.studies.retrieval.params import REPORTS
 from pipeline.studies.retrieval.tables import REFERENCES
 
@@ -55,9 +56,9 @@ def certified(evaluation: dict[str, Any], params: Params, name: str, reports: Pa
     found = next(entry for key, entry in budgets.items() if float(key) == evaluated["budget"])
     return {
         "certificate": {
+            **{key: found[key] for key in CERTIFIED if key in found},
             "certified": evaluated["certified"],
             "settings": evaluated["settings"],
-            "bound": found["bound"],
             "refusal": found["refusal"],
         },
         "difference": evaluated["accuracy_difference"],

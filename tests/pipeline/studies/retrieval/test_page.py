@@ -16,6 +16,8 @@ from pipeline.studies.retrieval.tables import content
 
 ROOT = Path(__file__).parents[4]
 RATIO = {"mean": 2.0, "low": 1.5, "high": 2.5}
+BEHIND = {"n": 1000, "losses": 15, "gains": 3, "confidence": 0.95}
+"""What a bound is computed from."""
 METHODS = """
 methods:
   lossless:
@@ -65,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "settings": {"gamma": 0.2} if is_certified else {},
             "accuracy_difference": {"mean": -0.01, "low": -0.02, "high": 0.0},
         }
-        budgets["0.03"] = {"bound": 0.0234, "refusal": None if is_certified else "no setting passes"}
+        budgets["0.03"] = {**BEHIND, "bound": 0.0234, "refusal": None if is_certified else "no setting passes"}
         write_json(reports / f"calibration/free/{name}.json", {"budgets": budgets})
     write_json(reports / "evaluation.json", {"n": 1000, "methods": evaluated})
     write_json(
@@ -93,6 +95,13 @@ def test_publishing_renews_the_table_and_nothing_else(folder: Path):
     ]
     assert "speed over 2 test prompts, each decoded 2 times" in page
     assert "23254 keys of 64 dimensions from 320 training prompts, 3.1 MB, built at 1403 keys per second" in page
+
+
+def test_a_published_certificate_holds_what_its_bound_is_computed_from(folder: Path):
+    main()
+    methods = {method["name"]: method for method in read_json(folder / RESULTS / "summary.json")["methods"]}
+    for name in ("sen-sense", "corpus-sense"):
+        assert {key: methods[name]["certificate"].get(key) for key in BEHIND} == BEHIND
 
 
 def test_the_html_page_shows_the_same_lines(folder: Path):
