@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from gistgate.files import read_json
 from pipeline.report.figures import STYLE, looks, plt
+from pipeline.studies.learning_pays.point import line
+
+Group = list[dict[str, Any]]
+"""The runs of one point, one for each seed."""
 
 PUBLISHED = {
     "similar": "docs/results/table/summary.json",
@@ -33,28 +38,19 @@ def published() -> list[dict[str, Any]]:
     return found
 
 
-def line(report: dict[str, Any], strict_tau: float) -> dict[str, Any]:
-    """One method at its certified setting, on the calibration prompts; without a certificate it runs strictly."""
-    budget = report["headline_budget"]
-    verdict = next(one for key, one in report["budgets"].items() if float(key) == budget)
-    kept = [one for one in report["settings"] if (one["knob"], one["fixed"]) == (verdict["knob"], verdict["fixed"])]
-    shown = kept[0] if verdict["certified"] else {"mean_accepted_length": strict_tau, "loss": 0.0, "n": verdict["n"]}
-    return {
-        "knob": verdict["knob"],
-        "fixed": verdict["fixed"],
-        "certified_bound": (0.0 if report["knob"] is None else verdict["bound"]) if verdict["certified"] else None,
-        "refusal": verdict["refusal"],
-        "mean_accepted_length": shown["mean_accepted_length"],
-        "loss": shown["loss"],
-        "n": shown["n"],
-    }
+def shown(recorded: Mapping[str, dict[str, Any]]) -> list[Group]:
+    """Groups of points that differ by their seed alone; a published run stands until the study has its own point."""
+    measured = {point["point"] for point in recorded.values()}
+    groups = [[run] for run in published() if run["point"].partition(",")[0] not in measured]
+    return groups + [[one for one in recorded.values() if one["point"] == name] for name in sorted(measured)]
 
 
-def label(point: dict[str, Any]) -> str:
-    """How a point is called below the axis."""
-    if point.get("published"):
-        return f"{point['point']}\n(published)"
-    return point["point"] if point["seed"] == 1 else f"{point['point']}\nseed {point['seed']}"
+def label(group: Group) -> str:
+    """How a group is called below the axis."""
+    first = group[0]
+    if first.get("published"):
+        return f"{first['point']}\n(published)"
+    return first["point"] if len(group) > 1 or first["seed"] == 1 else f"{first['point']}\nseed {first['seed']}"
 
 
 def lead(point: dict[str, Any]) -> float:
@@ -68,55 +64,75 @@ def strict_accuracy(point: dict[str, Any]) -> float:
     return float(point.get("strict_accuracy") or point["methods"]["exact"]["accuracy"])
 
 
-def table(points: Sequence[dict[str, Any]]) -> str:
-    """Mean accepted length of every method at each point, the certified bound in points behind it, in Markdown."""
-    head = ["point", "solved", *METHODS, "gate / best other"]
+def table(groups: Sequence[Group]) -> str:
+    """Median and range over the seeds of every method's mean accepted length, with its certified bound, in Markdown."""
+    head = ["point", "seeds", "solved", *METHODS, "gate / best other"]
     rows = [
         [
-            label(point).replace("\n", " "),
-            f"{100 * strict_accuracy(point):.0f}",
-            *(cell(point["methods"].get(name)) for name in METHODS),
-            f"{lead(point):.2f}",
+            label(group).replace("\n", " "),
+            str(len(group)),
+            spread([100 * strict_accuracy(point) for point in group], ".0f"),
+            *(cell([point["methods"][name] for point in group if name in point["methods"]]) for name in METHODS),
+            spread([lead(point) for point in group]),
         ]
-        for point in points
+        for group in groups
     ]
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines) + "\n"
 
 
-def cell(row: dict[str, Any] | None) -> str:
-    """One method at one point."""
-    if row is None:
+def spread(values: Sequence[float], form: str = ".2f") -> str:
+    """The median, and the range behind it where there is more than one value."""
+    ends = f" [{min(values):{form}}, {max(values):{form}}]" if len(values) > 1 else ""
+    return f"{median(values):{form}}{ends}"
+
+
+def cell(rows: Sequence[dict[str, Any]]) -> str:
+    """One method at one point: length, and the largest bound in points."""
+    if not rows:
         return "–"
-    bound = "none" if row["certified_bound"] is None else f"{100 * row['certified_bound']:.1f}"
-    return f"{row['mean_accepted_length']:.2f} ({bound})"
+    bounds = [100 * row["certified_bound"] for row in rows if row["certified_bound"] is not None]
+    without = f"none in {len(rows) - len(bounds)}" if bounds else "none"
+    said = ([f"{max(bounds):.1f}"] if bounds else []) + ([without] if len(bounds) < len(rows) else [])
+    return f"{spread([row['mean_accepted_length'] for row in rows])} ({', '.join(said)})"
 
 
-def draw(points: Sequence[dict[str, Any]]) -> plt.Figure:
-    """Mean accepted length of every method at each point; below it the gate's lead.
+def draw(groups: Sequence[Group]) -> plt.Figure:
+    """Mean accepted length of every method at each point, below it the gate's lead: medians, lines for the range.
 
     Full-sized published runs have hollow marks: their certificates come from more prompts than the study's.
     """
-    look, places = looks(METHODS), range(len(points))
     with plt.rc_context(STYLE):
-        size = (max(6.0, 1.5 + 0.8 * len(points)), 5.5)
+        size = (max(6.0, 1.5 + 0.8 * len(groups)), 5.5)
         figure, (upper, lower) = plt.subplots(
             2, 1, figsize=size, sharex=True, height_ratios=(3, 1), layout="constrained"
         )
-        for name in METHODS:
-            shown = [(at, point["methods"][name], point) for at, point in enumerate(points) if name in point["methods"]]
-            for order, (at, row, point) in enumerate(shown):
-                colour, marker = look[name]
-                face = "none" if point.get("published") else colour
-                upper.plot(
-                    at, row["mean_accepted_length"], marker, color=colour, mfc=face, label=None if order else name
-                )
-        lower.bar(places, [lead(point) - 1 for point in points], bottom=1, width=0.5, color="0.6")
-        lower.axhline(1, color="0.3", linewidth=0.8)
-        budgets = sorted({point["budget"] for point in points})
-        upper.set(ylabel="tokens per target forward")
-        upper.set_title(f"loss budget {' or '.join(f'{b:.0%}' for b in budgets)}, certified where possible")
-        lower.set(ylabel="gate / best other")
-        lower.set_xticks(places, [label(point) for point in points], rotation=45, ha="right")
-        upper.legend(ncols=2, fontsize=8)
+        draw_lengths(upper, groups)
+        draw_leads(lower, groups)
+        lower.set_xticks(range(len(groups)), [label(group) for group in groups], rotation=45, ha="right")
     return figure
+
+
+def draw_lengths(axes: plt.Axes, groups: Sequence[Group]) -> None:
+    """A mark for each method at each point."""
+    for name, (colour, marker) in looks(METHODS).items():
+        title: str | None = name
+        for at, group in enumerate(groups):
+            if found := [point["methods"][name]["mean_accepted_length"] for point in group if name in point["methods"]]:
+                face = "none" if group[0].get("published") else colour
+                axes.plot(at, median(found), marker, color=colour, mfc=face, label=title)
+                axes.vlines(at, min(found), max(found), color=colour, linewidth=1)
+                title = None
+    budgets = sorted({point["budget"] for group in groups for point in group})
+    axes.set(ylabel="tokens per target forward")
+    axes.set_title(f"loss budget {' or '.join(f'{b:.0%}' for b in budgets)}, certified where possible")
+    axes.legend(ncols=2, fontsize=8)
+
+
+def draw_leads(axes: plt.Axes, groups: Sequence[Group]) -> None:
+    """A bar for the gate's lead at each point."""
+    leads = [[lead(point) for point in group] for group in groups]
+    axes.bar(range(len(groups)), [median(one) - 1 for one in leads], bottom=1, width=0.5, color="0.6")
+    axes.vlines(range(len(groups)), list(map(min, leads)), list(map(max, leads)), color="0.3", linewidth=1)
+    axes.axhline(1, color="0.3", linewidth=0.8)
+    axes.set(ylabel="gate / best other")

@@ -1,13 +1,18 @@
 """The study over the world's dials, with stages that write made-up reports."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+from gistgate.certificates.ledger import Ledger, Look
+from gistgate.certificates.looks import PUBLISHED, Looks
 from gistgate.errors import UserError
-from pipeline.params import Params, read_params
+from pipeline.common.reading import read_yaml
+from pipeline.params import Params, parse_params, read_params
+from pipeline.report import gathered
+from pipeline.studies.learning_pays import dials, point, study
 from pipeline.studies.learning_pays import figure as when_learning_figure
-from pipeline.studies.learning_pays import study as study
 
 
 def method(tau: float) -> dict:
@@ -30,7 +35,7 @@ def calibration(name: str, settings: dict[float | None, float], passed: float | 
         {"knob": value, "fixed": fixed, "mean_accepted_length": tau, "loss": 0.01, "n": 1000, "accuracy": 0.9}
         for value, tau in settings.items()
     ]
-    verdict = {**kept, "fixed": fixed if kept["certified"] else None, "n": 1000}
+    verdict = {**kept, "fixed": fixed if kept["certified"] else None, "n": 1000, "losses": 12, "gains": 2}
     return {"headline_budget": 0.03, "knob": knob, "settings": rows, "budgets": {"0.02": {}, "0.03": verdict}}
 
 
@@ -48,66 +53,109 @@ def fake_report(folder) -> None:
         (folder / path).write_text(json.dumps(value))
 
 
+def with_looks(folder: Path) -> None:
+    """Every calibration says which prompts it looked at; each copy has prompts of its own."""
+    for path in (folder / "reports/calibration").rglob("*.json"):
+        looks = Looks(f"embedded: {path.stem}", [[ord(letter) for letter in folder.name]], 0.05)
+        look = looks.take(looks.look([path.stem], 0.05), folder / "looks.json", folder / "published.json")
+        path.write_text(json.dumps({**json.loads(path.read_text()), "look": look}))
+
+
 @pytest.fixture
 def stages(tmp_path, monkeypatch):
-    """Which stages of which copies ran; a copy's parameters stay readable in `tmp_path`."""
+    """Which stages of which copies ran."""
     ran = []
 
     def dvc(folder, _verb, target):
         ran.append((folder.name, target))
         if folder.name.startswith("skew-1"):
             raise UserError("The target solves no training prompt.")
-        if target == study.TARGETS[-1]:
+        if target == point.TARGETS[-1]:
             fake_report(folder)
+            with_looks(folder)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(study, "prepare", lambda folder, _changes: folder.mkdir(parents=True, exist_ok=True))
-    monkeypatch.setattr(study, "dvc", dvc)
+    monkeypatch.setattr(study, "copy", lambda place, *_: place.mkdir(parents=True, exist_ok=True))
+    monkeypatch.setattr(study, "origin", lambda modules: {"code": {"modules": list(modules), "commit": "abc"}})
+    monkeypatch.setattr(point, "dvc", dvc)
     return ran
 
 
 def test_finished_points_are_kept_and_skipped_and_a_failure_stops_no_other(stages):
-    assert study.study(["skew-1", "skew-0"], 1, lambda: True) == ["skew-1/seed-1"]
-    assert [target for folder, target in stages if folder == "skew-0-1"] == list(study.TARGETS)
-    point = study.recorded()["skew-0/seed-1"]
-    assert point["changes"] == {"world": {"skew": 0.0}}
-    fly, typical, strict = (point["methods"][name] for name in ("fly", "typical", "exact"))
+    assert study.study(["skew-1", "skew-0"], [1], lambda: True) == ["skew-1/seed-1"]
+    assert [target for folder, target in stages if folder == "skew-0-1"] == list(point.TARGETS)
+    found = study.recorded()["skew-0/seed-1"]
+    assert (found["changes"], found["code"]["commit"]) == ({"world": {"skew": 0.0}}, "abc")
+    fly, typical, strict = (found["methods"][name] for name in ("fly", "typical", "exact"))
     assert (fly["knob"], fly["fixed"], fly["mean_accepted_length"], fly["n"]) == (0.3, {"window": 2}, 4.0, 1000)
+    assert (fly["certificate"]["losses"], fly["certificate"]["gains"]) == (12, 2)
     assert (typical["certified_bound"], typical["mean_accepted_length"]) == (None, 3.0), "refused: runs strictly"
     assert (strict["certified_bound"], strict["mean_accepted_length"]) == (0.0, 3.0)
-    assert when_learning_figure.lead(point) == pytest.approx(7 / 4)
-    assert not (study.SCRATCH / "when-learning-pays" / "skew-0-1").exists()
+    assert when_learning_figure.lead(found) == pytest.approx(7 / 4)
+    assert not (study.COPIES / "skew-0-1").exists()
     before = len(stages)
-    assert study.study(["skew-0"], 1, lambda: True) == []
+    assert study.study(["skew-0"], [1], lambda: True) == []
     assert len(stages) == before
-    study.study(["skew-0"], 2, lambda: True)
-    assert set(study.recorded()) == {"skew-0/seed-1", "skew-0/seed-2"}
+    study.study(["skew-0"], [2, 3], lambda: True)
+    assert set(study.recorded()) == {f"skew-0/seed-{seed}" for seed in (1, 2, 3)}
+
+
+def test_looks_are_published_before_the_copy_is_removed(stages):
+    study.study(["skew-0", "neutral"], [1], lambda: True)
+    looks = Ledger.read(PUBLISHED).looks
+    assert {look.claim for look in looks} == {f"embedded: {name}" for name in ("exact", "fly", "typical", "autojudge")}
+    assert len(looks) == 8 and {look.published for look in looks} == {study.OUTPUT.as_posix()}
+
+
+def test_a_point_whose_prompts_were_published_with_another_choice_is_not_recorded(stages):
+    prompts = Looks("embedded: fly", [[ord(letter) for letter in "skew-0-1"]], 0.05)
+    ledger = Ledger()
+    ledger.admit(Look("embedded: fly", prompts.look([], 0.05).prompts, "", "other", 0.05), prompts.hashes, 0.05)
+    ledger.write(PUBLISHED)
+    assert study.study(["skew-0"], [1], lambda: True) == ["skew-0/seed-1"]
+    assert study.recorded() == {} and (study.COPIES / "skew-0-1").exists()
 
 
 def test_a_point_without_time_stays_where_it_is(stages):
     left = iter([True, True, True, False])
-    assert study.study(["skew-0", "neutral"], 1, lambda: next(left)) == []
+    assert study.study(["skew-0", "neutral"], [1], lambda: next(left)) == []
     assert stages == [("skew-0-1", "pair"), ("skew-0-1", "reference")]
     assert study.recorded() == {}
-    assert (study.SCRATCH / "when-learning-pays" / "skew-0-1").exists()
+    assert (study.COPIES / "skew-0-1").exists()
 
 
-def test_changed_sizes_measure_a_point_again(stages, monkeypatch):
-    study.study(["neutral"], 1, lambda: True)
-    monkeypatch.setattr(study, "SIZES", {**study.SIZES, "prompts": {"test": 9}})
+OTHER = {
+    "size": lambda patch: patch.setattr(dials, "SIZES", {**dials.SIZES, "prompts": {"test": 9}}),
+    "params.yaml": lambda patch: patch.setattr(gathered, "read_yaml", lambda path: {**read_yaml(path), "task": "x"}),
+    "draw": lambda patch: patch.setattr(dials, "DRAWS", 1000),
+    "code": lambda patch: patch.setattr(gathered, "code_fingerprint", lambda *_: "other"),
+}
+"""What may change behind a recorded point."""
+
+
+@pytest.mark.parametrize("change", OTHER)
+def test_another_size_parameter_draw_or_code_measures_a_point_again_and_drops_the_others(stages, monkeypatch, change):
+    study.study(["neutral", "skew-0"], [1], lambda: True)
+    OTHER[change](monkeypatch)
     stages.clear()
-    study.study(["neutral"], 1, lambda: True)
-    assert len(stages) == len(study.TARGETS)
+    PUBLISHED.unlink()  # the made-up prompts would be the same again
+    study.study(["neutral"], [1], lambda: True)
+    assert len(stages) == len(point.TARGETS)
+    assert set(study.recorded()) == {"neutral/seed-1"}
+
+
+def test_every_point_has_calibration_prompts_of_its_own():
+    draws = {dials.changes_of(name, 1)["prompts"]["draw"] for name in study.POINTS}
+    assert len(draws) == len(study.POINTS) and min(draws) >= dials.DRAWS
+    assert len(study.POINTS) <= dials.DRAWS
 
 
 @pytest.mark.parametrize("name", study.POINTS)
-def test_every_point_is_a_valid_set_of_parameters(name, tmp_path, monkeypatch):
-    monkeypatch.setattr(study, "copy_project", lambda folder: None)
-    study.prepare(tmp_path, {**study.merged(study.SIZES, study.POINTS[name]), "seed": 2})
-    params = read_params(tmp_path / "params.yaml")
+def test_every_point_is_a_valid_set_of_parameters(name):
+    params = parse_params(gathered.merged(read_yaml(gathered.ROOT / "params.yaml"), dials.changes_of(name, 2)))
     assert isinstance(params, Params) and params.seed == 2
     assert set(params.methods) == set(when_learning_figure.METHODS)
-    plain = read_params(study.ROOT / "params.yaml")
+    plain = read_params(gathered.ROOT / "params.yaml")
     changed = (params.world, params.pair_training.target, params.pair_training.draft) != (
         plain.world,
         plain.pair_training.target,
@@ -122,18 +170,34 @@ def test_unknown_points_are_refused_with_the_nearest_name():
 
 
 def test_the_figure_shows_published_and_new_points(monkeypatch):
-    monkeypatch.chdir(study.ROOT)
+    monkeypatch.chdir(gathered.ROOT)
     new = {"point": "skew-0", "seed": 2, "budget": 0.03, "methods": {"exact": method(3.0), "autojudge": method(6.0)}}
     assert when_learning_figure.lead(new) == pytest.approx(2)
-    points = [*when_learning_figure.published(), new]
-    upper, lower = when_learning_figure.draw(points).axes
+    groups = when_learning_figure.shown({"skew-0/seed-2": new})
+    upper, lower = when_learning_figure.draw(groups).axes
     assert [text.get_text() for text in lower.get_xticklabels()][-1] == "skew-0\nseed 2"
-    assert len(lower.patches) == len(points)
+    assert len(lower.patches) == len(groups) == 4
     assert {"autojudge", "fly", "exact"} <= {text.get_text() for text in upper.get_legend().get_texts()}
 
 
+def test_seeds_of_a_point_are_shown_by_median_and_range(monkeypatch):
+    monkeypatch.chdir(gathered.ROOT)
+    rows = {}
+    for seed, tau, bound in ((1, 6.0, 0.02), (2, 9.0, None), (3, 7.5, 0.011)):
+        methods = {"exact": {**method(3.0), "accuracy": 0.9}, "autojudge": {**method(tau), "certified_bound": bound}}
+        rows[f"similar/seed-{seed}"] = {"point": "similar", "seed": seed, "budget": 0.03, "methods": methods}
+    groups = when_learning_figure.shown(rows)
+    assert [when_learning_figure.label(group) for group in groups] == ["neutral\n(published)", "similar"]
+    cells = [one.strip() for one in when_learning_figure.table(groups).splitlines()[-1].strip("|").split("|")]
+    assert cells[:4] == ["similar", "3", "90 [90, 90]", "7.50 [6.00, 9.00] (2.0, none in 1)"]
+    assert cells[-1] == "2.50 [2.00, 3.00]"
+    _, lower = when_learning_figure.draw(groups).axes
+    assert lower.patches[1].get_height() == pytest.approx(1.5)
+    assert lower.collections[0].get_segments()[1][:, 1].tolist() == [2.0, 3.0]
+
+
 def test_methods_calibrated_later_stand_beside_those_of_a_published_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(study.ROOT)
+    monkeypatch.chdir(gathered.ROOT)
     monkeypatch.setattr(when_learning_figure, "BESIDE", tmp_path)
     before = when_learning_figure.published()[1]["methods"]
     (tmp_path / "neutral").mkdir()
@@ -149,14 +213,14 @@ def test_methods_calibrated_later_stand_beside_those_of_a_published_run(tmp_path
 def test_the_table_says_which_methods_have_no_certificate():
     rows = {"exact": {**method(3.0), "accuracy": 0.5}, "fly": {**method(3.0), "certified_bound": None}}
     point = {"point": "x", "seed": 1, "methods": {**rows, "autojudge": method(6.0)}}
-    line = when_learning_figure.table([point]).splitlines()[-1]
+    line = when_learning_figure.table([[point]]).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
-    assert (cells[:3], cells[-3:]) == (["x", "50", "6.00 (2.0)"], ["3.00 (none)", "3.00 (2.0)", "2.00"])
+    assert (cells[:4], cells[-3:]) == (["x", "1", "50", "6.00 (2.0)"], ["3.00 (none)", "3.00 (2.0)", "2.00"])
 
 
 def test_the_page_shows_what_was_measured(monkeypatch):
-    monkeypatch.chdir(study.ROOT)
-    page = (study.ROOT / "docs" / "when-learning-pays.md").read_text()
+    monkeypatch.chdir(gathered.ROOT)
+    page = (gathered.ROOT / "docs" / "when-learning-pays.md").read_text()
     shown = page.split("<!-- points: begin -->\n")[1].split("<!-- points: end -->")[0]
-    assert shown == when_learning_figure.table([*when_learning_figure.published(), *study.recorded().values()])
+    assert shown == when_learning_figure.table(when_learning_figure.shown(study.recorded()))
     assert all(f"`{name}`" in page for name in study.POINTS)
