@@ -1,4 +1,4 @@
-"""The exceptions whose message is meant for a person, and the one error of others that a person meets."""
+"""The exceptions whose message is meant for a person, and what a person meets of others."""
 
 
 class UserError(Exception):
@@ -7,6 +7,12 @@ class UserError(Exception):
 
 class Interrupted(Exception):  # noqa: N818 (nothing is wrong)
     """The user pressed Ctrl-C."""
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a message, without its full stop; the error's name where it says nothing."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:200].rstrip(". ")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

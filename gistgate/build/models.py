@@ -12,8 +12,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller, hub_remedy
-from gistgate.build.weights import check_gguf, check_memory, placed, weight_bytes, whole_model
-from gistgate.errors import UserError, is_out_of_memory
+from gistgate.build.memory import check_memory
+from gistgate.build.weights import check_gguf, placed, weight_size, whole_model
+from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import check_kind, quantise
 from gistgate.identity import check_same_tokenizer
@@ -127,7 +128,7 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
         UserError: the model cannot be loaded, or memory does not suffice for it.
     """
     check_gguf(name, options)
-    check_memory({name: weight_bytes(name, options["dtype"], options.get("gguf_file"))}, device)
+    check_memory({name: weight_size(name, options["dtype"], options.get("gguf_file"))}, device)
     try:
         model = whole_model(name, **options)
     except Exception as error:  # damaged files and unknown architectures fail in many ways
@@ -149,8 +150,7 @@ def load_draft_tokenizer(name: str, revision: str = "main", **place: str) -> Pre
 
 def unloadable(role: str, name: str, error: Exception) -> str:
     """The sentence for a model or tokenizer that cannot be loaded."""
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return f"The {role} '{name}' could not be loaded ({first}). {hub_remedy(name, error)}"
+    return f"The {role} '{name}' could not be loaded ({first_line(error)}). {hub_remedy(name, error)}"
 
 
 def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:

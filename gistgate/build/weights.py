@@ -1,4 +1,4 @@
-"""Where the weights of a model lie, whether memory suffices for them, and how they are read: whole and finite."""
+"""Where the weights of a model lie, how large they are, and how they are read: whole and finite."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import SafetensorError, safe_open
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
+from gistgate.build.memory import Size
 from gistgate.errors import UserError
 from gistgate.files import read_json
 
 GGUF = ".gguf"
-GROUP = Path("/sys/fs/cgroup")
-"""Where Linux says how much memory a container may take."""
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:
@@ -48,44 +46,27 @@ def check_gguf(name: str, place: Mapping[str, str]) -> None:
     check_reader()
 
 
-def check_memory(models: Mapping[str, int | None], device: Any = "cpu") -> None:
-    """Refuse models that memory cannot hold.
-
-    Args:
-        models: bytes of weights by the name of the model; None where they are not known, which refuses nothing.
-        device: where the weights go.
-
-    Raises:
-        UserError: they need more than is free.
-    """
-    needed, free = sum(size or 0 for size in models.values()), free_memory(torch.device(device))
-    if free is None or needed <= free:
-        return
-    listed = ", ".join(f"{name} {size / 1e9:.1f} GB" for name, size in models.items() if size)
-    raise UserError(
-        f"The weights need {needed / 1e9:.1f} GB ({listed}), and {free / 1e9:.1f} GB are free on {device}. "
-        "Close other programs, choose a smaller model or a dtype of half the size, or use a machine with more memory."
-    )
-
-
-def weight_bytes(name: str, dtype: Any, gguf: str | None = None) -> int | None:
-    """Bytes that a model in a folder needs once it is loaded, from the headers of its files.
+def weight_size(name: str, dtype: Any, gguf: str | None = None) -> Size | None:
+    """What the weights of a model in a folder need, from the headers of its files; None where nothing is known.
 
     Args:
         name: folder; of a hub id nothing is known.
         dtype: type in memory, or "auto" for that of the files.
         gguf: GGUF file in the folder; it is unpacked to float32 before it gets its dtype.
+
+    Raises:
+        UserError: the GGUF file is damaged.
     """
     folder = Path(name)
     if gguf is not None:
-        from gistgate.build.gguf_size import gguf_bytes
+        from gistgate.build.gguf_size import gguf_size
 
-        return gguf_bytes(folder / gguf, dtype) if (folder / gguf).is_file() else None
+        return gguf_size(folder / gguf, dtype) if (folder / gguf).is_file() else None
     try:
-        files = weight_files(folder)
-        return sum(file_bytes(file, dtype) for file in files) if files else None
+        found = sum(file_bytes(file, dtype) for file in weight_files(folder))
     except (SafetensorError, OSError, UserError):  # loading names the damaged file
         return None
+    return Size(found, found) if found else None
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -112,26 +93,6 @@ def file_bytes(file: Path, dtype: Any) -> int:
     with safe_open(file, framework="pt") as opened:
         numbers = (math.prod(opened.get_slice(name).get_shape()) for name in opened.keys())  # noqa: SIM118
         return int(sum(numbers) * dtype.itemsize)
-
-
-def free_memory(device: torch.device) -> int | None:
-    """Bytes that are free on a device; None where the system does not say."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    lines = read(Path("/proc/meminfo")).splitlines()
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    limit, used = (read(GROUP / file).strip() for file in ("memory.max", "memory.current"))
-    if limit.isdecimal() and used.isdecimal():
-        found.append(int(limit) - int(used))
-    return min(found, default=None)
-
-
-def read(file: Path) -> str:
-    """The text of a file of the system; empty where there is none."""
-    try:
-        return file.read_text()
-    except OSError:
-        return ""
 
 
 def whole_model(name: str, **options: Any) -> PreTrainedModel:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,8 +18,9 @@ from transformers import (
 )
 
 from gistgate.build.checks import hub_remedy
-from gistgate.build.weights import check_gguf, check_memory, weight_bytes, whole_model
-from gistgate.errors import UserError, is_out_of_memory
+from gistgate.build.memory import Size, check_memory
+from gistgate.build.weights import check_gguf, weight_size, whole_model
+from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -69,16 +70,21 @@ def load_draft_tokenizer(source: PairSource) -> PreTrainedTokenizerBase | None:
     return attempt(draft, lambda: AutoTokenizer.from_pretrained(draft.model, **draft.place))
 
 
-def check_room(sources: Sequence[ModelSource]) -> None:
+def check_room(source: PairSource) -> None:
     """Refuse models that do not fit into memory together, before the first of them is loaded.
 
     Raises:
         UserError: their weights need more than is free.
     """
-    for device in {source.place_of_weights for source in sources if not source.device_map}:
-        here = [source for source in sources if source.place_of_weights == device and source.is_folder]
-        sizes = {one.model: weight_bytes(one.model, getattr(torch, one.dtype), one.gguf_file) for one in here}
-        check_memory(sizes, device)
+    for device in {model.place_of_weights for model in source.models if not model.device_map}:
+        check_memory({role: size_on(device, model) for role, model in source.roles.items()}, device)
+
+
+def size_on(device: str, source: ModelSource) -> Size | None:
+    """What a model needs on a device; None where nothing is known, or it lies elsewhere."""
+    if source.device_map or source.place_of_weights != device or not source.is_folder:
+        return None
+    return weight_size(source.model, getattr(torch, source.dtype), source.gguf_file)
 
 
 def attempt(source: ModelSource, read: Callable[[], T]) -> T:
@@ -109,12 +115,6 @@ def remedy(source: ModelSource, error: Exception) -> str:
     if isinstance(error, ImportError):
         return "Install what the message names, or leave `device_map` out of the pair's file."
     return hub_remedy(source.model, error)
-
-
-def first_line(error: Exception) -> str:
-    """The beginning of a message, without its full stop."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:200].rstrip(". ")
 
 
 def check_vocabularies(

@@ -77,7 +77,7 @@ def load_pair(params: NamesPair, folder: Path = PAIRS, weights: bool = True) -> 
     source = read_pair(params.pair, folder)
     tokenizer = load_tokenizer(source)
     if weights:
-        check_room(source.models)
+        check_room(source)
     load = load_model if weights else load_shape
     target, draft = load(source.target), None if source.draft is None else load(source.draft)
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
@@ -109,7 +109,7 @@ def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
     """
     source = read_pair(name, folder)
     tokenizer = load_tokenizer(source)
-    identities = {role: identity(model) for role, model in zip(("target", "draft"), source.models, strict=False)}
+    identities = {role: identity(model) for role, model in source.roles.items()}
     sizes = {role: identity["vocabulary"] for role, identity in identities.items()}
     check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
     return {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter, **identities}

@@ -103,7 +103,12 @@ class PairSource:
     @property
     def models(self) -> list[ModelSource]:
         """The target and, where there is one, the draft model."""
-        return [self.target] if self.draft is None else [self.target, self.draft]
+        return list(self.roles.values())
+
+    @property
+    def roles(self) -> dict[str, ModelSource]:
+        """The models by "target" and "draft"."""
+        return {"target": self.target} if self.draft is None else {"target": self.target, "draft": self.draft}
 
 
 def read_pair(name: str, folder: Path = PAIRS) -> PairSource:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gistgate.build import weights
+from gistgate.build import memory, weights
+from gistgate.build.memory import Size
 from gistgate.build.models import load_draft, load_target
-from gistgate.build.weights import check_gguf, check_memory, free_memory, placed, weight_bytes
+from gistgate.build.weights import check_gguf, placed, weight_size
 from gistgate.cli.main import app
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters import DRAFTERS
@@ -72,6 +73,14 @@ def test_a_missing_file_is_named(folder: Path) -> None:
         check_gguf(str(folder), {"gguf_file": "other.gguf"})
 
 
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.3, 0.9])
+def test_a_damaged_gguf_file_is_named(tmp_path: Path, folder: Path, share: float) -> None:
+    whole, file = (folder / "target.gguf").read_bytes(), tmp_path / "cut.gguf"
+    file.write_bytes(whole[: int(share * len(whole))])
+    with pytest.raises(UserError, match=r"cut.gguf could not be read \(.+\). It is empty, cut off"):
+        load_target(str(file), "float32", "cpu")
+
+
 def test_names_that_are_no_gguf_file_stay_as_they_are(folder: Path) -> None:
     assert placed("owner/name") == ("owner/name", {})
     assert placed("owner/name", "x.gguf") == ("owner/name", {"gguf_file": "x.gguf"})
@@ -82,13 +91,13 @@ def test_bytes_follow_from_headers_and_dtype(tmp_path: Path, folder: Path) -> No
     model = tiny_pair()[0]
     model.save_pretrained(tmp_path)
     numbers = sum(parameter.numel() for parameter in model.parameters())
-    assert weight_bytes(str(tmp_path), torch.bfloat16) == 2 * numbers
-    assert weight_bytes(str(tmp_path), torch.float32) == 4 * numbers
-    assert weight_bytes(str(tmp_path), "auto") == pytest.approx(4 * numbers, rel=0.1)
-    assert weight_bytes("owner/name", torch.float32) is None
+    assert weight_size(str(tmp_path), torch.bfloat16) == Size(2 * numbers, 2 * numbers)
+    assert weight_size(str(tmp_path), torch.float32) == Size(4 * numbers, 4 * numbers)
+    assert weight_size(str(tmp_path), "auto") == pytest.approx((4 * numbers, 4 * numbers), rel=0.1)
+    assert weight_size("owner/name", torch.float32) is None
     quantised = load_target(str(folder / "target.gguf"), "float32", "cpu").model
     unpacked = sum(parameter.numel() for parameter in quantised.parameters())
-    assert weight_bytes(str(folder), torch.bfloat16, "target.gguf") == 6 * unpacked
+    assert weight_size(str(folder), torch.bfloat16, "target.gguf") == Size(2 * unpacked, 6 * unpacked)
 
 
 def test_only_the_files_that_are_loaded_count(tmp_path: Path) -> None:
@@ -97,36 +106,22 @@ def test_only_the_files_that_are_loaded_count(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     whole = tmp_path / "model.safetensors"
     shutil.copy(whole, tmp_path / "consolidated.safetensors")
-    assert weight_bytes(str(tmp_path), torch.float32) == 4 * numbers
+    assert weight_size(str(tmp_path), torch.float32) == Size(4 * numbers, 4 * numbers)
     whole.unlink()
     model.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
-    assert weight_bytes(str(tmp_path), torch.float32) == 4 * numbers
+    assert weight_size(str(tmp_path), torch.float32) == Size(4 * numbers, 4 * numbers)
     for damage in ("{", "[]", '{"weight_map": {"a": "none.safetensors"}}'):
         (tmp_path / "model.safetensors.index.json").write_text(damage)
-        assert weight_bytes(str(tmp_path), torch.float32) is None
+        assert weight_size(str(tmp_path), torch.float32) is None
 
 
 def test_too_little_memory_is_said_before_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny_pair()[0].save_pretrained(tmp_path)
-    monkeypatch.setattr(weights, "free_memory", lambda _device: 1000)
+    monkeypatch.setattr(memory, "free_memory", lambda _device: 1000)
     monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(UserError, match=r"The weights need 0.0 GB .* are free on cpu"):
         load_target(str(tmp_path), "float32", "cpu")
-
-
-def test_models_count_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "free_memory", lambda _device: 5_000_000_000)
-    check_memory({"target": 4_000_000_000, "draft": None})
-    with pytest.raises(UserError, match=r"need 6.0 GB \(target 4.0 GB, draft 2.0 GB\), and 5.0 GB are free"):
-        check_memory({"target": 4_000_000_000, "draft": 2_000_000_000})
-
-
-def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights, "GROUP", tmp_path)
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("400\n")
-    assert free_memory(torch.device("cpu")) == 600
 
 
 def test_a_chat_template_that_is_not_used_is_said(folder: Path) -> None:

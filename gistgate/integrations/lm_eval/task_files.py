@@ -14,7 +14,7 @@ from typing import Any
 from lm_eval.api.task import ConfigurableTask
 from lm_eval.tasks import TaskManager
 
-from gistgate.errors import UserError
+from gistgate.errors import UserError, first_line
 from gistgate.integrations.lm_eval.unit_tests import check_allowed, own_code_eval
 
 log = logging.getLogger(__name__)
@@ -97,11 +97,6 @@ def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> 
             f"The task '{name}' could not be loaded ({type(error).__name__}: {first_line(error)}). Check its YAML and "
             "its data; without the hub, set `task_data` in params.yaml to a folder with a .jsonl file for each split."
         ) from error
-
-
-def first_line(error: Exception) -> str:
-    """What went wrong, without the screens of detail behind it."""
-    return (str(error).strip().splitlines() or ["no message"])[0].rstrip(".")
 
 
 def local_data(folder: str, config: dict[str, Any]) -> dict[str, Any]:
