@@ -6,13 +6,15 @@ In the folder of a finished run. Batch 1: transformers' `generate`, with a compi
 and with prompt lookup, each at its best K (`benchmarks/baselines.py`); ours plain, strict and every certified method,
 each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned method;
 each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs at its
-own K where `make speed` certified it there. `--again` measures the same on another occasion, at the K that the first
-one chose: results keep every occasion, and intervals cover all of them.
+own K where `make speed` certified it there; the looks behind these certificates enter the ledger of published looks
+before anything is timed. `--again` measures the same on another occasion, at the K that the first one chose: results
+keep every occasion, and intervals cover all of them.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Collection
 from dataclasses import replace
 from itertools import cycle, islice
 from pathlib import Path
@@ -31,6 +33,8 @@ from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.code import made_by, running
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
+from pipeline.common.operating_point import OWN_REPORTS, REPORTS
+from pipeline.report.looks import publish_looks
 from pipeline.speed.clock import Contender, Prompts, compiled, machine, ours, theirs
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
@@ -60,6 +64,8 @@ def main(
     settings = settings_of(workload, names, {size: batches_of(workload.ids, int(size), prompts) for size in sizes})
     settings["development"] = fingerprint(development)
     earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}
+    if results == RESULTS:
+        enter_looks(names, path)
     blocks = earlier["chosen"]
     if "1" in sizes and not blocks:  # transformers assists one row at a time
         blocks = baselines.chosen(workload.pair, workload.request, development)
@@ -73,6 +79,17 @@ def main(
         "batches": all_batches(occasions),
     }
     save("speed", payload, results, lambda: figure(payload))
+
+
+def enter_looks(methods: Collection[str], where: Path) -> None:
+    """Enter the looks behind what is timed into the published ledger: all at methods' own K, and those at the common K.
+
+    Raises:
+        UserError: a calibration has no record of its look, or its prompts were published with another choice.
+    """
+    publish_looks(OWN_REPORTS, where)
+    for reports in (REPORTS, REPORTS / "table"):
+        publish_looks(reports / "calibration", where, methods=methods)
 
 
 def settings_of(workload: Workload, names: list[str], batches: dict[str, Any]) -> dict[str, Any]:

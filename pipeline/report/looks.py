@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +11,19 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 
 
-def publish_looks(folder: Path, where: Path, ledger: Path = PUBLISHED) -> int:
+def publish_looks(folder: Path, where: Path, ledger: Path = PUBLISHED, methods: Collection[str] | None = None) -> int:
     """Enter the looks of all calibrations below `folder` into the published ledger; returns how many there are.
 
     Args:
         folder: reports of calibrations.
         where: the file that shows the results.
         ledger: the published ledger.
+        methods: those whose results are shown; None: all.
 
     Raises:
         UserError: a calibration has no record of its look, or its prompts were published with another choice.
     """
-    looks = list(taken(folder))
+    looks = [(path, look) for path, look in taken(folder) if methods is None or path.stem in methods]
     for path, look in looks:
         if not look:
             raise UserError(f"{path} does not say which calibration prompts it looked at. Run its stage again.")

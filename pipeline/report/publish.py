@@ -98,7 +98,8 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
 
 def fingerprint_of(content: dict[str, Any]) -> str | None:
     """The fingerprint of the code behind published content; None where it names none."""
-    return content.get(KEY, {}).get("fingerprint")
+    found: str | None = content.get(KEY, {}).get("fingerprint")
+    return found
 
 
 def speeds(summary: dict[str, Any]) -> dict[str, Any]:
