@@ -183,24 +183,6 @@ def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
         raise UserError(mismatch("tokenizer", "vocabulary", want, have, expected.name))
 
 
-def check_same_tokenizer(target_tokenizer: Any, draft_tokenizer: Any) -> None:
-    """Refuse a draft model whose token ids mean something else than the target's.
-
-    Tokens that only one of the two knows are no contradiction: a target often has more special tokens than its draft.
-
-    Raises:
-        UserError: names the first id that stands for two different tokens.
-    """
-    theirs = {index: token for token, index in draft_tokenizer.get_vocab().items()}
-    for token, index in sorted(target_tokenizer.get_vocab().items(), key=lambda item: item[1]):
-        if theirs.get(index, token) != token:
-            raise UserError(
-                f"The draft model has another tokenizer: id {index} is {token!r} for the target and {theirs[index]!r} "
-                "for the draft. Use a draft model with the target's tokenizer, or a drafter without a model such as "
-                "'lookup'."
-            )
-
-
 def lightening(prop: str, wanted: str | None) -> str | None:
     """The option that gives a draft this property; None for what a model has of itself."""
     if prop not in LIGHTER:

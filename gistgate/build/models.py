@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,18 +12,14 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller, hub_remedy
 from gistgate.build.memory import check_memory
+from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer, warn_untemplated
 from gistgate.build.weights import check_gguf, placed, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import check_kind, quantise
-from gistgate.identity import check_same_tokenizer
 from gistgate.request.stopping import eos_ids
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-UNTEMPLATED = (
-    "This tokenizer has a chat template, and the prompt is not wrapped in it. Instruction-tuned models answer worse "
-    "without it; --chat uses it."
-)
 
 
 @dataclass(frozen=True)
@@ -46,8 +41,7 @@ class Target:
             UserError: the tokenizer has no chat template.
         """
         if not chat:
-            if self.tokenizer.chat_template is not None:
-                warnings.warn(UNTEMPLATED, stacklevel=2)
+            warn_untemplated(self.tokenizer, "--chat uses it")
             return list(self.tokenizer(prompt).input_ids)
         if self.tokenizer.chat_template is None:
             raise UserError("This tokenizer has no chat template. Leave --chat away.")
@@ -115,7 +109,7 @@ def named_draft(draft: str | Path, target: PreTrainedModel, tokenizer: Any, revi
     name, place = placed(str(draft))
     model = load_model("draft", name, target.device, dtype=target.dtype, revision=revision, **place)
     check_smaller(target, model)
-    own = load_draft_tokenizer(name, revision, **place) if tokenizer is not None else None
+    own = load_draft_tokenizer(name, revision=revision, **place) if tokenizer is not None else None
     if own is not None:
         check_same_tokenizer(tokenizer, own)
     return model
@@ -136,16 +130,6 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
             raise
         raise UserError(unloadable(role, name, error)) from error
     return model.to(device).eval()
-
-
-def load_draft_tokenizer(name: str, revision: str = "main", **place: str) -> PreTrainedTokenizerBase | None:
-    """The tokenizer in a draft's folder, repository or GGUF file; None where there is none to compare."""
-    if Path(name).is_dir() and not place and not any(Path(name).glob("tokenizer*")):
-        return None
-    try:
-        return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False, **place)
-    except (OSError, ValueError):
-        return None
 
 
 def unloadable(role: str, name: str, error: Exception) -> str:

@@ -19,6 +19,7 @@ from transformers import (
 
 from gistgate.build.checks import hub_remedy
 from gistgate.build.memory import Size, check_memory
+from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer
 from gistgate.build.weights import check_gguf, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.quantised import quantise
@@ -60,14 +61,6 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return tokenizer
-
-
-def load_draft_tokenizer(source: PairSource) -> PreTrainedTokenizerBase | None:
-    """The draft's own tokenizer, to compare; None without a draft model, or where its folder has none."""
-    draft = source.draft
-    if draft is None or (draft.is_folder and not draft.gguf_file and not any(Path(draft.model).glob("tokenizer*"))):
-        return None
-    return attempt(draft, lambda: AutoTokenizer.from_pretrained(draft.model, **draft.place))
 
 
 def check_room(source: PairSource) -> None:
@@ -117,16 +110,16 @@ def remedy(source: ModelSource, error: Exception) -> str:
     return hub_remedy(source.model, error)
 
 
-def check_vocabularies(
-    tokenizer: PreTrainedTokenizerBase, draft_tokenizer: PreTrainedTokenizerBase | None, sizes: Mapping[str, int]
-) -> None:
+def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
     """Both models have to mean the same token by every id of the tokenizer. Padding behind its last id may differ.
 
     Args:
+        source: names the draft, whose own tokenizer is compared where it has one.
+        tokenizer: the pair's.
         sizes: rows of the input embedding of `target` and `draft`.
 
     Raises:
-        UserError: an id has two meanings, or a model lacks ids.
+        UserError: an id has two meanings, a model lacks ids, or the draft's tokenizer cannot be read.
     """
     for role, size in sizes.items():
         if size < len(tokenizer):
@@ -134,17 +127,7 @@ def check_vocabularies(
                 f"The {role} knows {size} tokens, but the tokenizer has {len(tokenizer)}. Choose models of one family: "
                 "speculative decoding needs one vocabulary."
             )
-    if draft_tokenizer is None:
-        return
-    ours, theirs = ({index: token for token, index in t.get_vocab().items()} for t in (tokenizer, draft_tokenizer))
-    for index in sorted(ours.keys() & theirs.keys()):
-        if ours[index] != theirs[index]:
-            raise UserError(
-                f"Target and draft have different vocabularies: token {index} is {ours[index]!r} to the target and "
-                f"{theirs[index]!r} to the draft. Choose models that share a tokenizer."
-            )
-    if len(ours.keys() ^ theirs.keys()) > max(64, len(ours) // 100):  # families add a few special tokens later
-        raise UserError(
-            f"Target and draft have different vocabularies: {len(ours)} tokens against {len(theirs)}. "
-            "Choose models that share a tokenizer."
-        )
+    draft = source.draft
+    own = None if draft is None else load_draft_tokenizer(draft.model, **draft.place)
+    if own is not None:
+        check_same_tokenizer(tokenizer, own)

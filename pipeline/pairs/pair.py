@@ -16,7 +16,6 @@ from pipeline.pairs.loading import (
     check_room,
     check_vocabularies,
     load_config,
-    load_draft_tokenizer,
     load_model,
     load_shape,
     load_tokenizer,
@@ -82,7 +81,7 @@ def load_pair(params: NamesPair, folder: Path = PAIRS, weights: bool = True) -> 
     target, draft = load(source.target), None if source.draft is None else load(source.draft)
     models = {"target": target} if draft is None else {"target": target, "draft": draft}
     sizes = {role: num_embeddings(model) for role, model in models.items()}
-    check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
+    check_vocabularies(source, tokenizer, sizes)
     if draft is not None:
         check_smaller(target, draft)
     files = pair_files(params.pair, folder)
@@ -111,7 +110,7 @@ def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
     tokenizer = load_tokenizer(source)
     identities = {role: identity(model) for role, model in source.roles.items()}
     sizes = {role: identity["vocabulary"] for role, identity in identities.items()}
-    check_vocabularies(tokenizer, load_draft_tokenizer(source), sizes)
+    check_vocabularies(source, tokenizer, sizes)
     return {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter, **identities}
 
 

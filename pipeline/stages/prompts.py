@@ -12,7 +12,6 @@ the counts.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Iterator
 from importlib import import_module
 from itertools import islice
@@ -20,6 +19,7 @@ from pathlib import Path
 
 from lm_eval.defaults import DEFAULT_MAX_LENGTH
 
+from gistgate.build.tokenizers import warn_untemplated
 from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts
@@ -31,10 +31,8 @@ from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
 
 PROMPTS = Path("data/prompts")
-UNTEMPLATED = (
-    "The tokenizer has a chat template, and `prompting.chat_template` in params.yaml is false. Instruction-tuned "
-    "models answer worse without their template; set it to true unless the model is a base model."
-)
+TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
+"""What helps where the tokenizer has a chat template that prompts are not wrapped in."""
 SPLITS = ("calibration", "development", "train", "guard")
 """Splits that share the training documents, in the order they are served: more training prompts move no split before
 them. Further draws of calibration prompts come last."""
@@ -50,8 +48,10 @@ def main() -> None:
     params = read_params()
     source = read_pair(params.pair)
     tokenizer = load_tokenizer(source)
-    if tokenizer.chat_template is not None and not params.prompting.chat_template:
-        warnings.warn(UNTEMPLATED, stacklevel=1)
+    if not params.prompting.chat_template:
+        warn_untemplated(
+            tokenizer, "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
+        )
     maker = PromptMaker(load_task(params), tokenizer, context_length(source))
     write_prompts(maker, params, PROMPTS)
 

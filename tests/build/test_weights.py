@@ -122,11 +122,3 @@ def test_too_little_memory_is_said_before_loading(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(UserError, match=r"The weights need 0.0 GB .* are free on cpu"):
         load_target(str(tmp_path), "float32", "cpu")
-
-
-def test_a_chat_template_that_is_not_used_is_said(folder: Path) -> None:
-    loaded = load_target(str(folder / "target.gguf"), "float32", "cpu")
-    loaded.tokenizer.chat_template = "{{ messages[0].content }}"
-    with pytest.warns(UserWarning, match="--chat uses it"):
-        loaded.encode("Tom")
-    assert loaded.encode("Tom", chat=True) == loaded.tokenizer("Tom", add_special_tokens=False).input_ids

@@ -83,9 +83,9 @@ def test_a_pair_with_padded_vocabularies_loads(tmp_path, target):
 @pytest.mark.parametrize(
     "vocab_size, tokenizer, message",
     [
-        (272, make_tokenizer(swapped=True), "token 40 is .* to the target and .* to the draft"),
+        (272, make_tokenizer(swapped=True), "another tokenizer: id 40 is .* for the target and .* for the draft"),
         (100, None, "The draft knows 100 tokens, but the tokenizer has 259"),
-        (400, make_tokenizer(extra=100), "259 tokens against 359"),
+        (400, make_tokenizer(extra=100), "another tokenizer: the target's has 259 tokens and the draft's 359"),
     ],
 )
 def test_different_vocabularies_are_refused(tmp_path, target, look, vocab_size, tokenizer, message):
@@ -156,6 +156,14 @@ def test_two_gguf_files_of_one_folder_count_both(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "free_memory", lambda _device: together - 1)
     with pytest.raises(UserError, match=r"\(target 0.0 GB, draft 0.0 GB, 0.0 GB more while"):
         check_room(read_pair("mine", tmp_path))
+
+
+@pytest.mark.parametrize("text", ["{}", "{"])
+def test_a_drafts_damaged_tokenizer_is_named(tmp_path, target, text):
+    draft = save(tmp_path / "draft", 272, make_tokenizer())
+    (draft / "tokenizer.json").write_text(text)
+    with pytest.raises(UserError, match=r"tokenizer of the draft .* could not be read from tokenizer.json"):
+        check_pair(name_pair(tmp_path, target, draft).pair, tmp_path)
 
 
 def test_a_mistyped_key_names_the_file(tmp_path, target):
