@@ -60,9 +60,10 @@ def existing(folder: Path) -> Path:
     Raises:
         UserError: there is no such folder.
     """
-    if not folder.is_dir():
+    found = folder.expanduser()  # the Makefile quotes the name, so that no shell does it
+    if not found.is_dir():
         raise UserError(f"There is no folder {folder}. Name one that exists.")
-    return folder.resolve()
+    return found.resolve()
 
 
 def local_folders(study: RealParams, models: Path) -> dict[str, str]:

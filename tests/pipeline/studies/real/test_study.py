@@ -59,6 +59,13 @@ def test_other_studies_change_the_first(
     assert set(found.folders) == {"target", "draft"} or drafter_of(params.pair) == "suffix"
 
 
+def test_a_folder_may_lie_in_the_home_folder(models: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(models.parent))
+    assert study.existing(Path("~/models")) == models.resolve()
+    with pytest.raises(UserError, match="There is no folder ~/none"):
+        study.existing(Path("~/none"))
+
+
 @pytest.fixture
 def commands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would run in the copy, in order; the measurement proposes K = 3."""
