@@ -9,13 +9,14 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
+from gistgate.build.asking import Asking
 from gistgate.build.choose import MODEL, NONE, STRICT, Choice, certified_point
 from gistgate.build.decoder import assemble, binding_of, load_gate
 from gistgate.build.drafters import STOPPING, Sources, make_drafter
 from gistgate.build.models import Target, load_draft
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import OperatingPoint, Proof
-from gistgate.certificates.holds import check_parts, check_request, load_proof
+from gistgate.certificates.holds import check_parts, load_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
@@ -28,8 +29,8 @@ BLOCKS = (2, 4, 8)
 class Workshop:
     """The parts that all candidates are made of, loaded once."""
 
-    def __init__(self, target: Target, wishes: Wishes, chat: bool = False, system: str | None = None) -> None:
-        self.target, self.wishes, self.chat, self.system = target, wishes, chat, system
+    def __init__(self, target: Target, wishes: Wishes, asking: Asking) -> None:
+        self.target, self.wishes, self.asking = target, wishes, asking
         model, tokenizer = target.model, target.tokenizer
         self.draft: PreTrainedModel | None = None
         if wishes.draft is not None:
@@ -82,12 +83,12 @@ class Workshop:
         Raises:
             UserError: what differs.
         """
-        check_request(proof, chat=self.chat, system=self.system)
         gate = self.gate if proof.scope.get("gate") is not None else None
         drafting = binding_of(self.drafter(proof.drafter))
         used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards, "drafting": drafting}
         data: Path | None = self.sources.behind(proof.drafter)
         check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
+        self.asking.check(proof, self.target)
 
     def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
         """The certified settings within the budget, each once; a certificate that is named may have any score."""

@@ -45,11 +45,15 @@ class Target:
             return list(self.tokenizer(prompt).input_ids)
         if self.tokenizer.chat_template is None:
             raise UserError("This tokenizer has no chat template. Leave --chat away.")
+        return list(self.tokenizer(self.rendered(prompt, system), add_special_tokens=False).input_ids)
+
+    def rendered(self, prompt: str, system: str | None = None) -> str:
+        """A prompt as the chat template writes it out, up to where the answer begins."""
         messages = [{"role": "system", "content": system}] if system else []
         text = self.tokenizer.apply_chat_template(
             [*messages, {"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
         )
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return str(text)
 
 
 def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf: str | None = None) -> Target:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gistgate.build.asking import Asking
 from gistgate.build.wishes import AUTO, Wishes
 from gistgate.cli.options import (
     AsJson,
@@ -57,7 +58,7 @@ def generate(
     from gistgate.observing.race import settle_batches
     from gistgate.observing.shadow import shadow, summary
 
-    loaded = load(target, dtype, wishes, temperature, chat, system, gguf)
+    loaded = load(target, dtype, wishes, Asking((), chat, system, temperature), gguf)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
     ids = loaded.target.encode(read_prompt(prompt), chat, system)
@@ -99,7 +100,7 @@ def trace(
     from gistgate.cli import show
     from gistgate.observing.trace import trace as traced
 
-    loaded, text = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf), read_prompt(prompt)
+    loaded, text = load(target, dtype, wishes, Asking((), chat, system), gguf), read_prompt(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:
         from gistgate.pages.trace import write_trace
@@ -130,9 +131,9 @@ def bench(
     from gistgate.cli import show
     from gistgate.observing.race import side_by_side
 
-    lines = read_prompts(prompts)
-    loaded = load(target, dtype, wishes, gguf=gguf)
-    ids = [loaded.target.encode(line) for line in lines]
+    asking = Asking(read_prompts(prompts))
+    loaded = load(target, dtype, wishes, asking, gguf)
+    ids = asking.encode(loaded.target)
     clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     if as_json:
         typer.echo(json.dumps([show.clocked(clock) for clock in clocks]))
@@ -152,15 +153,7 @@ class Loaded:
         return {"max_new_tokens": max_new_tokens, "stops": list(stops), "eos_ids": self.target.eos_ids}
 
 
-def load(
-    target: str,
-    dtype: str,
-    wishes: Wishes,
-    temperature: float = 0.0,
-    chat: bool = False,
-    system: str | None = None,
-    gguf: str | None = None,
-) -> Loaded:
+def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | None = None) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
     Raises:
@@ -169,13 +162,14 @@ def load(
     from gistgate.build.decoder import build_decoder, named_proof
     from gistgate.build.models import load_target
     from gistgate.build.preference import preferred
-    from gistgate.certificates.holds import check_request
     from gistgate.decoding.engines.choice import Engine
 
     Engine(wishes.engine)
     wishes = preferred(wishes)
     proof = named_proof(wishes)
     if proof is not None:
-        check_request(proof, temperature=temperature, chat=chat, system=system)
+        asking.check(proof)
     loaded = load_target(target, dtype, gguf=gguf)
+    if proof is not None:
+        asking.check(proof, loaded)
     return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
 from gistgate.cli.options import Chat, Dtype, Length, Stops, System, TargetName, with_wishes
 
@@ -31,7 +32,7 @@ def demo(
     from gistgate.pages.claims import claim
 
     def playground() -> Playground:
-        loaded = load(target, dtype, wishes, chat=chat, system=system)
+        loaded = load(target, dtype, wishes, Asking(chat=chat, system=system))
         rule = slider_rule(loaded.decoder)
         return Playground(
             loaded.decoder,

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import typer
 
+from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
 from gistgate.cli.options import AsJson, Chat, Dtype, Gguf, Length, Prompts, System, TargetName, with_wishes
 from gistgate.cli.reading import read_prompts
@@ -35,9 +36,9 @@ def doctor(
     from gistgate.cli.decode import load
     from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run
 
-    lines = read_prompts(prompts)[:MOST]
-    loaded = load(target, dtype, wishes, chat=chat, system=system, gguf=gguf)
-    ids = [loaded.target.encode(line, chat, system) for line in lines]
+    asking = Asking(read_prompts(prompts)[:MOST], chat, system)
+    loaded = load(target, dtype, wishes, asking, gguf)
+    ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, [])
     costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
     counted = strict_run(loaded.decoder, ids, BLOCKS[-1], **request)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
 from gistgate.cli.options import Chat, Dtype, Length, Prompts, System, TargetName, with_wishes
 from gistgate.cli.reading import read_prompts
@@ -28,9 +29,9 @@ def fit_draft(
     from gistgate.cli.decode import load
     from gistgate.observing.drafting import fit_stopping
 
-    lines = read_prompts(prompts)
-    loaded = load(target, dtype, wishes, chat=chat, system=system)
-    ids = [loaded.target.encode(line, chat, system) for line in lines]
+    asking = Asking(read_prompts(prompts), chat, system)
+    loaded = load(target, dtype, wishes, asking)
+    ids = asking.encode(loaded.target)
     stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     stopping.save(out)
     expected = stopping.measured["expected"]
@@ -59,7 +60,7 @@ def draft_vocabulary(
     from gistgate.build.models import load_draft, load_target
     from gistgate.forward.output import Subset
 
-    lines = read_prompts(texts)
+    lines = [asked.text for asked in read_prompts(texts)]
     loaded = load_target(target, dtype)
     model = load_draft(draft, loaded.model, loaded.tokenizer)
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids

@@ -21,7 +21,9 @@ Chat = Annotated[bool, typer.Option("--chat", help="Wrap the prompt in the chat 
 System = Annotated[str | None, typer.Option(help="System text of the chat template.")]
 Prompts = Annotated[
     str,
-    typer.Argument(help="Text file, one prompt per line, or .jsonl with `context`; - reads it from standard input."),
+    typer.Argument(
+        help="Text file, one prompt per line, or .jsonl with `context` (and `ids`); - reads it from standard input."
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text.")]
 Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
 from gistgate.cli.options import AsJson, Chat, Dtype, Length, Prompts, Stops, System, TargetName, with_wishes
 from gistgate.cli.reading import read_prompts
@@ -52,11 +53,11 @@ def tune(
     from gistgate.observing.tuning import tune as race
 
     gate = gate_of(wishes)
-    lines = read_prompts(prompts)[:MOST]
+    asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load_target(target, dtype)
-    shop = Workshop(loaded, wishes, chat, system)
+    shop = Workshop(loaded, wishes, asking)
     candidates = shop.candidates([gate, *also])
-    ids = [loaded.encode(line, chat, system) for line in lines]
+    ids = asking.encode(loaded)
     found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
     saved = save(Path(gate), found, len(ids)) if found.winner else None
     if saved is None:

@@ -1,0 +1,138 @@
+"""Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second template or <s>."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gistgate.build.asking import Asked, Asking, is_rendered
+from gistgate.build.models import Target, load_target
+from gistgate.cli.reading import read_prompts
+from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
+from gistgate.observing import tuning
+from tests.certificates.proofs import point, proof_for
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}[/]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+SYSTEM = "Be brief."
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def place(pair: Path, tmp_path: Path) -> Path:
+    """The pair with a chat template, and a gate that is certified for chats with a system text."""
+    shutil.copytree(pair, tmp_path / "pair")
+    tokenizer = load_target(str(pair / "target")).tokenizer
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(tmp_path / "pair/target")
+    gate = Gate.load(tmp_path / "pair/gate")
+    prompting = {"num_fewshot": 0, "chat_template": True, "system": SYSTEM}
+    made = proof_for(gate, point(0.03, settings={"risk": 1.0}))
+    scope = {**made.scope, "guards": [], "temperature": 0.0, "prompting": prompting}
+    replace(made, scope=scope).save(tmp_path / "pair/gate")
+    return tmp_path / "pair"
+
+
+@pytest.fixture
+def target(place: Path) -> Target:
+    return load_target(str(place / "target"))
+
+
+def write(place: Path, target: Target, system: str | None = SYSTEM, **changes: Any) -> Path:
+    """Four prompts as the stage `prompts` writes them."""
+    texts = [target.rendered(text, system) for text in ("Tom has", "Anna gave", "It is", "One and")]
+    rows = [{"context": text, "ids": encoded(target, text), **changes} for text in texts]
+    (place / "development.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return place / "development.jsonl"
+
+
+def encoded(target: Target, text: str) -> list[int]:
+    return list(target.tokenizer(text, add_special_tokens=False).input_ids)
+
+
+@pytest.mark.filterwarnings("error")
+def test_ids_are_taken_as_they_are(place: Path, target: Target) -> None:
+    prompts = read_prompts(str(write(place, target)))
+    wanted = [encoded(target, prompt.text) for prompt in prompts]
+    for chat in (False, True):
+        assert Asking(prompts, chat, SYSTEM).encode(target) == wanted
+    assert [one[0] for one in wanted] == [1] * 4 and 1 not in [token for one in wanted for token in one[1:]]
+
+
+def test_what_holds_no_template_can_still_be_wrapped(target: Target) -> None:
+    plain = Asked("Tom has", tuple(target.tokenizer("Tom has").input_ids))
+    assert Asking([plain]).encode(target) == [list(plain.ids or ())]
+    assert Asking([plain], True).encode(target) == [target.encode("Tom has", True)]
+    assert not is_rendered(target, plain.text) and is_rendered(target, target.rendered("Tom has"))
+
+
+def test_ids_of_another_tokenizer_are_refused(target: Target) -> None:
+    with pytest.raises(UserError, match="another tokenizer's"):
+        Asking([Asked("Tom has", (5, 6, 7))]).encode(target)
+
+
+@pytest.mark.parametrize("ids", [[], "abc", [1, -1], [1.5], [True]])
+def test_ids_that_are_none_are_refused(place: Path, target: Target, ids: Any) -> None:
+    with pytest.raises(UserError, match="`ids` are no token ids"):
+        read_prompts(str(write(place, target, ids=ids)))
+
+
+@pytest.fixture
+def tune(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call the command with made-up seconds; what is screened, and what was written to standard error."""
+
+    def times_of(candidates: Any, prompts: Any, request: Any) -> dict[str, Any]:
+        return {one.name: [1.0] * len(prompts) for one in candidates}
+
+    def call(file: Path, *options: Any) -> tuple[int, str, str]:
+        parts = ("--draft", place / "draft", "--gate", place / "gate", "--json")
+        return run("tune", place / "target", file, *parts, *options)
+
+    monkeypatch.setattr(tuning, "times_of", times_of)
+    return call
+
+
+def test_a_certificate_of_chats_takes_part_on_the_pairs_own_prompts(tune: Run, place: Path, target: Target) -> None:
+    status, out, err = tune(write(place, target))
+    assert status == 0 and "Left out" not in err and "not wrapped" not in err
+    assert any(name.startswith("autojudge") for name in json.loads(out)["screened"])
+
+
+@pytest.mark.parametrize("system", [None, "Take your time."])
+def test_prompts_of_another_system_text_leave_it_out(
+    tune: Run, place: Path, target: Target, system: str | None
+) -> None:
+    status, _, err = tune(write(place, target, system))
+    assert status == 0 and "Left out" in err and "another prompting" in err
+    # The user's word counts: a template may write more than the texts, such as the date.
+    assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
+
+
+def test_a_certificate_of_plain_prompts_is_left_out_where_the_file_holds_chats(
+    tune: Run, place: Path, target: Target
+) -> None:
+    made = Gate.load(place / "gate").proof
+    assert made is not None
+    plain = {"num_fewshot": 0, "chat_template": False, "system": None}
+    replace(made, scope={**made.scope, "prompting": plain}).save(place / "gate")
+    assert "another prompting" in tune(write(place, target, None))[2]
+
+
+@pytest.mark.parametrize("command", ["doctor", "bench"])
+def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(
+    run: Run, place: Path, target: Target, command: str
+) -> None:
+    asked = ("--draft", place / "draft", "--max-new-tokens", 24, "--gate", place / "gate", "--certificate")
+    status, _, err = run(command, place / "target", write(place, target), *asked, place / "gate")
+    assert status == 0 and "not wrapped" not in err, err
+    status, _, err = run(command, place / "target", write(place, target, None), *asked, place / "gate")
+    assert status == 1 and "another prompting" in err
