@@ -125,13 +125,15 @@ def bench(
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 128,
+    chat: Chat = False,
+    system: System = None,
     as_json: AsJson = False,
 ) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate.cli import show
     from gistgate.observing.race import side_by_side
 
-    asking = Asking(read_prompts(prompts))
+    asking = Asking(read_prompts(prompts), chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)
     clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
