@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipeline.common.closure import as_dependencies, closure, dependencies, graphs, imports, tree_of, update
+from pipeline.common.closure import as_dependencies, closure, dependencies, graphs, imports, text_of, tree_of, update
 
 ROOT = Path(__file__).parents[1]
 BODIES = {
@@ -100,6 +100,7 @@ def test_a_new_import_makes_the_dependencies_stale(tree):
     with (tree / "pipeline/stage.py").open("a") as file:
         file.write("import pipeline.other.a\n")
     imports.cache_clear()
+    text_of.cache_clear()
     tree_of.cache_clear()
     assert update(graph, tree) == ["one"]
 

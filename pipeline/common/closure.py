@@ -67,9 +67,15 @@ def file_of(module: str, root: Path) -> Path | None:
 
 
 @cache
+def text_of(path: Path) -> str:
+    """The source of a file as this process first saw it."""
+    return path.read_text(encoding="utf-8")
+
+
+@cache
 def tree_of(path: Path) -> ast.Module:
     """The parsed source of a file."""
-    return ast.parse(path.read_text(encoding="utf-8"), str(path))
+    return ast.parse(text_of(path), str(path))
 
 
 def has_code(path: Path) -> bool:

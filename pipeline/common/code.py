@@ -1,5 +1,8 @@
 """Fingerprints of the code that made a result. Comments, docstrings and layout do not count, since they change nothing.
 
+A fingerprint describes the sources as they were when this module was imported, at the start of a process. A result that
+was made while they changed says so.
+
 python -m pipeline.common.code    lists the published files whose code has changed since (`make stale`)
 """
 
@@ -13,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.files import read_json, write_json
-from pipeline.common.closure import ROOT, closure
+from pipeline.common.closure import PACKAGES, ROOT, closure, text_of
 from pipeline.common.paths import BENCHMARK_RESULTS, RESULTS
 
 STAGES = "pipeline.stages."
@@ -27,9 +30,47 @@ KEY = "code"
 """Entry of a published file that names its code."""
 
 
-def made_by(*modules: str) -> dict[str, Any]:
-    """What a published file says about its code: the modules that made it, and their fingerprint."""
-    return {"modules": sorted(modules), "fingerprint": code_fingerprint(*sorted(modules))}
+def all_sources(root: Path = ROOT) -> list[Path]:
+    """All source files of the project and its benchmarks."""
+    return [path for package in (*PACKAGES, "benchmarks") for path in sorted((root / package).rglob("*.py"))]
+
+
+STARTED = {path: text_of(path) for path in all_sources()}
+"""The sources at the start of this process."""
+
+
+def made_by(*modules: str, root: Path = ROOT) -> dict[str, Any]:
+    """What a published file says about its code: the modules that made it, their fingerprint, and changes meanwhile.
+
+    Args:
+        modules: by dotted name.
+        root: the project, or a copy of it, whose code ran.
+    """
+    made = {"modules": sorted(modules), "fingerprint": code_fingerprint(*sorted(modules), root=root)}
+    found = changed(*modules) if root == ROOT else []
+    if not found:
+        return made
+    print(f"{', '.join(found)} changed while this was running, so that the code of the result is not known for sure.")
+    return {**made, "changed": found}
+
+
+def changed(*modules: str) -> list[str]:
+    """The files behind these modules that are not what they were when this process began, and those that are gone."""
+    files = [ROOT / path for path in closure(*modules)]
+    gone = [path for path in STARTED if not path.is_file()]
+    other = [path for path in files if path not in gone and has_changed(path)]
+    return [path.relative_to(ROOT).as_posix() for path in sorted({*other, *gone})]
+
+
+def has_changed(path: Path) -> bool:
+    """Whether the code in a file is another than at the start; comments and layout do not count."""
+    now = path.read_text(encoding="utf-8")
+    if now == STARTED.get(path):
+        return False
+    try:
+        return path not in STARTED or bare(now) != bare(STARTED[path])
+    except SyntaxError:
+        return True
 
 
 def running() -> str:
@@ -56,14 +97,14 @@ def code_fingerprint(*modules: str, root: Path = ROOT) -> str:
     """
     digest = hashlib.sha256()
     for path in closure(*modules, root=root):
-        digest.update(f"{path.as_posix()}\0{bare(root / path)}\0".encode())
+        digest.update(f"{path.as_posix()}\0{bare(text_of(root / path))}\0".encode())
     return digest.hexdigest()[:16]
 
 
 @cache
-def bare(path: Path) -> str:
-    """The syntax tree of a file as text, without docstrings."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
+def bare(source: str) -> str:
+    """The syntax tree of a source as text, without docstrings."""
+    tree = ast.parse(source)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
         if isinstance(body, list):
@@ -93,6 +134,8 @@ def why_stale(code: Any, root: Path = ROOT) -> str | None:
     """Why a result does not belong to the present code; None where it does."""
     if not isinstance(code, dict):
         return "names no code: it is older than the fingerprints"
+    if code.get("changed"):
+        return f"was made while {code['changed'][0]} changed, so that its code is not known for sure"
     gone = [name for name in code["modules"] if not root.joinpath(*name.split(".")).with_suffix(".py").is_file()]
     if gone:
         return f"was made by {gone[0]}, which does not exist any more"

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.errors import UserError
-from pipeline.common.closure import PACKAGES
-from pipeline.common.code import KEY, made_by
+from pipeline.common.closure import PACKAGES, ROOT
+from pipeline.common.code import KEY, code_fingerprint, made_by
 
 SOURCES = (*PACKAGES, "benchmarks", "params.yaml")
 """What a commit has to hold for its figures."""
@@ -37,9 +37,20 @@ def check_finished(graph: str, root: Path = Path()) -> None:
         )
 
 
-def origin(modules: Sequence[str]) -> dict[str, Any]:
-    """What a published file says under the key KEY: modules, fingerprint and commit."""
-    return {KEY: {**made_by(*modules), "commit": commit()}}
+def origin(modules: Sequence[str], root: Path = ROOT) -> dict[str, Any]:
+    """What a published file says under the key KEY: modules, fingerprint and commit.
+
+    Args:
+        modules: what made the results.
+        root: the copy of the project whose code made them; its commit is the working tree's, with a `+` where the code
+            of the two differs.
+
+    Raises:
+        UserError: this is no Git repository with a commit, or `root` lacks one of the modules.
+    """
+    made, present = made_by(*modules, root=root.resolve()), commit()
+    is_other = made["fingerprint"] != code_fingerprint(*sorted(modules))
+    return {KEY: {**made, "commit": f"{present.removesuffix('+')}+" if is_other else present}}
 
 
 def commit() -> str:
@@ -66,5 +77,7 @@ def line(content: dict[str, Any]) -> str:
     if code is None:
         return "These figures were measured before results began to name the code that made them."
     name, changed = code["commit"].removesuffix("+"), code["commit"].endswith("+")
+    if code.get("changed"):
+        return f"Made while {code['changed'][0]} changed, with code of commit `{name}` that is not known for sure."
     rest = ", with changes that were not committed" if changed else ""
     return f"Made by the code of commit `{name}`{rest} (fingerprint `{code['fingerprint']}`)."
