@@ -87,7 +87,6 @@ def enter_looks(methods: Collection[str], where: Path) -> None:
     Raises:
         UserError: a calibration has no record of its look, or its prompts were published with another choice.
     """
-    from pipeline.report.looks import publish_looks  # here, because it needs scipy and timing does not
 
     publish_looks(OWN_REPORTS, where)
     for reports in (REPORTS, REPORTS / "table"):

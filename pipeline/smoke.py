@@ -25,6 +25,7 @@ from gistgate.errors import UserError
 from gistgate.rules import RULES
 from pipeline.common.entry import run
 from pipeline.common.paths import PARAMS, STUDIES
+from pipeline.common.warm import SWITCH
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = (
@@ -115,7 +116,8 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 def environment(folder: Path) -> dict[str, str]:
     """Variables of a run in `folder`: this Python first on PATH, nothing shared with the working tree."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("DVC_", "MLFLOW_", "GISTGATE_"))}
+    ours = ("DVC_", "MLFLOW_", "GISTGATE_")
+    kept = {name: value for name, value in os.environ.items() if name == SWITCH or not name.startswith(ours)}
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -128,11 +130,14 @@ def environment(folder: Path) -> dict[str, str]:
 def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:
     """Run DVC in `folder`; returns what it printed when `quiet`, else shows it.
 
+    `repro` first mends what a killed DVC left there half-written, as `make repro` does.
+
     Raises:
         UserError: a stage failed; its own sentence stands above.
     """
+    words = ("pipeline.repro", *arguments[1:]) if arguments[0] == "repro" else ("dvc", *arguments)
     done = subprocess.run(
-        [sys.executable, "-m", "dvc", *arguments],
+        [sys.executable, "-m", *words],
         cwd=folder,
         env=environment(folder),
         text=True,

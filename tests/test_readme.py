@@ -8,6 +8,7 @@ import pytest
 import typer
 
 from gistgate.cli.main import app
+from pipeline.report import headline
 from pipeline.report.markers import part
 from pipeline.report.publish import PART, content_of
 
@@ -19,6 +20,10 @@ def test_the_table_is_the_published_summary():
     results = ROOT / "docs" / "results"
     expected = content_of(results) if (results / "summary.json").exists() else ""
     assert part(README, PART) == expected
+
+
+def test_the_paragraph_at_the_head_follows_the_published_results():
+    assert part(README, headline.PART) == headline.headline(ROOT / "docs/results")
 
 
 def test_the_large_table_is_the_published_one():

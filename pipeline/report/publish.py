@@ -24,7 +24,7 @@ from pipeline.common.code import KEY, REPORTING
 from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
-from pipeline.report import markers, tables
+from pipeline.report import headline, leaders, markers, tables
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.speed.occasions import joined
@@ -137,7 +137,8 @@ def content_of(results: Path) -> str:
     shown = with_rival(summary, results / "table" / "summary.json")
     about = f"{tables.lead(lead_of(summary, results / 'table' / 'summary.json'))} {line(shown)}"
     if (results / SEEDS).exists():
-        about = f"{tables.seeds(read_json(results / SEEDS))}\n\n{about}"
+        seeds = read_json(results / SEEDS)
+        about = f"{tables.of_seeds(seeds)} {line(seeds)}\n\n{about}"
     runs = {path.stem: read_json(path) for path in sorted((results / "beside").glob("*.json"))}
     if not runs:
         return f"{tables.markdown(shown)}\n\n{about}"
@@ -150,7 +151,7 @@ def with_rival(summary: dict[str, Any], large: Path) -> dict[str, Any]:
     if not large.exists():
         return summary
     table = read_json(large)
-    names = {*summary["methods"], tables.best(table["methods"], gate=False)}
+    names = {*summary["methods"], leaders.best(table["methods"], gate=False)}
     return {**table, "methods": {name: method for name, method in table["methods"].items() if name in names}}
 
 
@@ -187,8 +188,10 @@ def copy_results(reports: Path, results: Path, code: dict[str, Any]) -> None:
 
 
 def renew(page: Path, results: Path) -> None:
-    """Write the published results between the markers of the page."""
+    """Write the published results between the comments of the page, and the headline where it has comments for one."""
     markers.renew(page, PART, content_of(results))
+    if markers.begin(headline.PART) in read_text(page):
+        markers.renew(page, headline.PART, headline.headline(results))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from gistgate.rules import RULES
+from pipeline.report.leaders import best, fastest
 from pipeline.report.markdown import table
 
 HEADER = (
@@ -122,15 +122,13 @@ def caption(summary: dict[str, Any]) -> str:
 def lead(summary: dict[str, Any]) -> str:
     """One sentence: how far the gate is ahead of the best of all rules without training, in length and in time."""
     methods = summary["methods"]
-    free = [name for name, method in methods.items() if not asks_gate(method)]
-    gate, longest = best(methods, gate=True), best(methods, gate=False)
-    fastest = max(free, key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
+    gate, longest, quick = best(methods, gate=True), best(methods, gate=False), fastest(methods)
     tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
-    time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[fastest]["speed"]["vs_plain"]["mean"]
+    time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[quick]["speed"]["vs_plain"]["mean"]
     ahead = (
         f"`{longest}` has the largest mean accepted length and the highest speed"
-        if longest == fastest
-        else f"`{longest}` has the largest mean accepted length and `{fastest}` the highest speed"
+        if longest == quick
+        else f"`{longest}` has the largest mean accepted length and `{quick}` the highest speed"
     )
     return (
         f"Of all rules without training {ahead}; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} "
@@ -172,33 +170,24 @@ def beside_line(name: str, summary: dict[str, Any]) -> tuple[str, ...]:
     return name, accuracy, strict["tau"], learned, gate["tau"], gate["difference"]
 
 
-def best(methods: dict[str, Any], *, gate: bool) -> str:
-    """The method with the largest mean accepted length among those that ask a gate, or among those that do not."""
-    names = [name for name, method in methods.items() if asks_gate(method) is gate]
-    return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
-
-
-def seeds(found: dict[str, Any]) -> str:
+def of_seeds(found: dict[str, Any]) -> str:
     """What the gate's lead is over several seeds; every excluded seed is named with its reason."""
-    used = [seed for seed, one in found["seeds"].items() if "excluded" not in one]
+    used = [one for one in found["seeds"].values() if "excluded" not in one]
     spans = {
         name: f"{one['median']:.2f} ({one['low']:.2f} to {one['high']:.2f})" for name, one in found["lead"].items()
     }
-    left_out = [
-        f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if seed not in used
-    ]
     text = (
         f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by "
         f"a median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
         if used
         else "No seed has a target that is strong enough."
     )
-    return " ".join([text, *left_out])
+    return " ".join([text, *excluded(found)])
 
 
-def asks_gate(method: dict[str, Any]) -> bool:
-    """Whether a method's rule asks a trained gate."""
-    return "gate" in RULES[method["rule"]].needs
+def excluded(found: dict[str, Any]) -> list[str]:
+    """A sentence for every seed that is left out, with its reason."""
+    return [f"Seed {seed} is excluded: {one['excluded']}" for seed, one in found["seeds"].items() if "excluded" in one]
 
 
 def judgements(found: dict[str, Any]) -> str:

@@ -1,0 +1,24 @@
+"""Who leads among the methods of a summary: the gate, and the best rules without training."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gistgate.rules import RULES
+
+
+def asks_gate(method: dict[str, Any]) -> bool:
+    """Whether a method's rule asks a trained gate."""
+    return "gate" in RULES[method["rule"]].needs
+
+
+def best(methods: dict[str, Any], *, gate: bool) -> str:
+    """The method with the largest mean accepted length among those that ask a gate, or among those that do not."""
+    names = [name for name, method in methods.items() if asks_gate(method) is gate]
+    return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
+
+
+def fastest(methods: dict[str, Any]) -> str:
+    """The rule without training that is fastest against plain decoding."""
+    free = [name for name, method in methods.items() if not asks_gate(method)]
+    return max(free, key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
