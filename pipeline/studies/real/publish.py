@@ -40,7 +40,7 @@ LIST = "gates"
 def main(folder: Annotated[Path, typer.Option(help="The copy in which the study ran.")] = FOLDER) -> None:
     reports = reports_of(folder)
     check_finished(graph_of(reports), folder)
-    publish_all(folder, RESULTS / "real", origin(REPORTING))
+    publish_all(folder, RESULTS / "real", origin(REPORTING, folder))
 
 
 def reports_of(folder: Path) -> Path:
