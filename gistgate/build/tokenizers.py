@@ -6,8 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers.utils import cached_file
 
 from gistgate.errors import UserError, first_line, is_out_of_memory
 
@@ -50,7 +50,15 @@ def found_files(name: str, revision: str | None = None, gguf_file: str | None = 
         return [gguf_file]
     if Path(name).is_dir():
         return sorted(path.name for path in Path(name).glob("tokenizer*"))
-    return [file for file in FILES if isinstance(try_to_load_from_cache(name, file, revision=revision), str)]
+    return [file for file in FILES if is_cached(name, file, revision)]
+
+
+def is_cached(name: str, file: str, revision: str | None) -> bool:
+    """Whether a file of a repository on the hub is here."""
+    try:
+        return cached_file(name, file, revision=revision, local_files_only=True) is not None
+    except OSError:
+        return False
 
 
 def check_same_tokenizer(target: Any, draft: Any) -> None:

@@ -55,9 +55,13 @@ def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path, text):
 def test_a_repository_without_a_tokenizer_is_told_from_a_damaged_one(tmp_path, monkeypatch):
     """What the hub's cache holds after loading decides."""
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("gistgate.build.tokenizers.try_to_load_from_cache", lambda *_, **__: None)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     assert load_draft_tokenizer("nobody/nothing") is None
-    monkeypatch.setattr("gistgate.build.tokenizers.try_to_load_from_cache", lambda *_, **__: "here")
+    kept = tmp_path / "models--nobody--nothing"
+    (kept / "snapshots/abc").mkdir(parents=True)
+    (kept / "refs").mkdir()
+    (kept / "refs/main").write_text("abc")
+    (kept / "snapshots/abc/tokenizer.json").write_text("{}")
     with pytest.raises(UserError, match="'nobody/nothing' could not be read from tokenizer.json"):
         load_draft_tokenizer("nobody/nothing")
 

@@ -38,6 +38,7 @@ GUARDED = {
     "an attached database": "sqlite3.connect(':memory:').execute('attach ? as a', [PLACE + '/new'])",
     "a file moved away": "os.rename(PLACE + '/kept', 'a')",
     "a file removed": "os.remove(PLACE + '/kept')",
+    "the memory of its parent": "open(f'/proc/{os.getppid()}/mem')",
     "memory with a name": "_posixshmem.shm_open('/gistgate-walls', os.O_CREAT | os.O_RDWR, 0o600)",
 }
 ABSENT = 77
@@ -86,7 +87,7 @@ def test_the_filter_allows_limits_and_control_of_its_own(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("program", GUARDED.values(), ids=GUARDED)
-def test_the_rule_alone_keeps_changes_in_the_folder(tmp_path: Path, program: str) -> None:
+def test_the_rule_alone_keeps_the_program_in_its_folder(tmp_path: Path, program: str) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "kept").write_text("as it was")
