@@ -114,7 +114,7 @@ publish: $(STAMP)  ## copy the last run's results to docs/results and renew the 
 	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
 
 stale: $(STAMP)  ## list the published files whose code has changed since
-	python -m pipeline.common.code
+	python -m pipeline.common.stale
 
 seeds: $(STAMP)  ## run the core on five seeds of everything (about an hour each); resumable, results in docs/results/seeds.json
 	python -m pipeline.seeds

@@ -53,13 +53,16 @@ def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) ->
 def save(name: str, payload: Mapping[str, Any], results: Path, figure: Callable[[], Any] | None = None) -> Path:
     """Write `<name>-<cpu|gpu>.json` with the machine, and its figure where matplotlib is installed."""
     path = results / f"{name}-{device_kind()}.json"
-    write_result(path, {**payload, "machine": machine()}, running())
+    drawn = []
     if figure is not None:
         try:
             from pipeline.report.figures import save as save_figure
         except ImportError:
             print("No figure: matplotlib is not installed.")
         else:
+            path.parent.mkdir(parents=True, exist_ok=True)
             save_figure(figure(), path.with_suffix(".png"))
+            drawn = [path.with_suffix(".png")]
+    write_result(path, {**payload, "machine": machine()}, running(), files=drawn)
     print(f"Written: {path}")
     return path

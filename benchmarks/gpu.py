@@ -20,7 +20,8 @@ import torch
 from benchmarks.bench import RESULTS
 from benchmarks.gpu_checks import QUESTIONS
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
+from gistgate.files import read_json
+from pipeline.common.code import running, write_result
 from pipeline.common.entry import run
 from pipeline.speed.clock import machine
 
@@ -41,7 +42,7 @@ def main(seconds: float = 570.0, results: Path = RESULTS, without_gpu: bool = Fa
         found[name] = ask(name, min(left, GENEROUS * left / (len(QUESTIONS) - number)))
         print(f"{name}: {said(found[name])}", flush=True)
     path = results / ("gpu.json" if torch.cuda.is_available() else "gpu-questions-cpu.json")
-    write_json(path, {"questions": found, "machine": machine()})
+    write_result(path, {"questions": found, "machine": machine()}, running())
     print(f"Written: {path}")
     if any(answer["state"] == "failed" for answer in found.values()):
         raise SystemExit(1)

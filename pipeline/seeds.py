@@ -18,7 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gistgate.files import read_json, write_json
+from gistgate.files import read_json
+from pipeline.common.code import write_published
 from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS
 from pipeline.report.gathered import MARK, kept, mark
@@ -61,7 +62,7 @@ def gather(found: Mapping[int, Mapping[str, Any]], file: Path = FILE) -> None:
     free = sorted({name for one in used for name, method in one["methods"].items() if not method["gate"]})
     spans = {unit: span([one["lead"][unit]["ratio"] for one in used]) for unit in ("tau", "time")} if used else {}
     seeds = {str(seed): found[seed] for seed in sorted(found)}
-    write_json(file, {"seeds": seeds, "lead": spans, "free": free, **origin(MODULES)})
+    write_published(file, {"seeds": seeds, "lead": spans, "free": free}, origin(MODULES))
     for name, one in seeds.items():
         print(f"seed {name}: {one.get('excluded') or one['lead']}")
     print(f"{file}: {spans or 'no seed has a target that is strong enough'}", flush=True)

@@ -2,8 +2,6 @@
 
 A fingerprint describes the sources as they were when this module was imported, at the start of a process. A result that
 was made while they changed says so.
-
-python -m pipeline.common.code    lists the published files whose code has changed since (`make stale`)
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gistgate.files import read_json, write_json
+from gistgate.files import fingerprint, read_json, write_json
 from pipeline.common.closure import PACKAGES, ROOT, closure, text_of
-from pipeline.common.paths import BENCHMARK_RESULTS, RESULTS
 
 STAGES = "pipeline.stages."
 UPSTREAM = tuple(STAGES + name for name in ("pair", "prompts", "reference", "collect", "label", "features", "train"))
@@ -28,11 +26,17 @@ REPORTING = (*CERTIFYING, STAGES + "evaluate", STAGES + "benchmark", STAGES + "r
 """The stages behind a report."""
 KEY = "code"
 """Entry of a published file that names its code."""
+FILES, PARTS = "files", "parts"
+"""Entries below it: the fingerprints of figures and tables that show the file; the code of every entry by its key."""
+
+
+WATCHED = (*PACKAGES, "benchmarks")
+"""Folders whose sources are compared with those at the start of the process."""
 
 
 def all_sources(root: Path = ROOT) -> list[Path]:
     """All source files of the project and its benchmarks."""
-    return [path for package in (*PACKAGES, "benchmarks") for path in sorted((root / package).rglob("*.py"))]
+    return [path for package in WATCHED for path in sorted((root / package).rglob("*.py"))]
 
 
 STARTED = {path: text_of(path) for path in all_sources()}
@@ -64,6 +68,8 @@ def changed(*modules: str) -> list[str]:
 
 def has_changed(path: Path) -> bool:
     """Whether the code in a file is another than at the start; comments and layout do not count."""
+    if path.relative_to(ROOT).parts[0] not in WATCHED:
+        return False
     now = path.read_text(encoding="utf-8")
     if now == STARTED.get(path):
         return False
@@ -83,9 +89,31 @@ def running() -> str:
     return name if name and ROOT.joinpath(*name.split(".")).with_suffix(".py").is_file() else __name__
 
 
-def write_result(path: Path, value: dict[str, Any], *modules: str) -> None:
-    """Write a result that names the code which made it: these modules with everything that they import."""
-    write_json(path, {**value, KEY: made_by(*modules)})
+def write_result(path: Path, value: Mapping[str, Any], *modules: str, files: Iterable[Path] = ()) -> None:
+    """Write a result that names the code which made it, these modules with all that they import, and what shows it."""
+    write_published(path, value, {KEY: made_by(*modules)}, files)
+
+
+def write_published(path: Path, value: Mapping[str, Any], code: Mapping[str, Any], files: Iterable[Path] = ()) -> None:
+    """Write a result that names its code.
+
+    Args:
+        path: the file.
+        value: the result.
+        code: what `pipeline.report.origin.origin` says about the code.
+        files: figures and tables that show this result, as they are now.
+    """
+    shown = {file.name: fingerprint(file) for file in files}
+    write_json(path, {**value, KEY: {**code[KEY], **({FILES: shown} if shown else {})}})
+
+
+def add_to_result(path: Path, found: Mapping[str, Any], *modules: str, files: Iterable[Path] = ()) -> None:
+    """Put entries into a result whose entries are found by several commands; every one keeps the name of its code."""
+    earlier = read_json(path) if path.exists() else {}
+    known = earlier.get(KEY, {}).get(PARTS, {})
+    made = made_by(*modules)
+    parts = {key: made if key in found else known.get(key) for key in {**earlier, **found} if key != KEY}
+    write_published(path, {**earlier, **found}, {KEY: {PARTS: parts}}, files)
 
 
 @cache
@@ -115,44 +143,3 @@ def bare(source: str) -> str:
 def is_text(node: ast.AST) -> bool:
     """Whether a statement is nothing but a text, as docstrings are."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def stale(folders: tuple[Path, ...] = (RESULTS, BENCHMARK_RESULTS), root: Path = ROOT) -> dict[str, str]:
-    """Published JSON files whose code has changed since or is not known, each with the reason."""
-    found = {}
-    for path in sorted(path for folder in folders for path in folder.rglob("*.json")):
-        content = read_json(path)
-        if isinstance(content, dict) and "looks" in content and "head" in content:
-            continue  # the ledger is a record and no result
-        reason = why_stale(content.get(KEY) if isinstance(content, dict) else None, root)
-        if reason:
-            found[path.as_posix()] = reason
-    return found
-
-
-def why_stale(code: Any, root: Path = ROOT) -> str | None:
-    """Why a result does not belong to the present code; None where it does."""
-    if not isinstance(code, dict):
-        return "names no code: it is older than the fingerprints"
-    if code.get("changed"):
-        return f"was made while {code['changed'][0]} changed, so that its code is not known for sure"
-    gone = [name for name in code["modules"] if not root.joinpath(*name.split(".")).with_suffix(".py").is_file()]
-    if gone:
-        return f"was made by {gone[0]}, which does not exist any more"
-    if code_fingerprint(*sorted(code["modules"]), root=root) != code["fingerprint"]:
-        return f"was made by other code than the present {code['modules'][-1]} and what it imports"
-    return None
-
-
-def main() -> None:
-    """List the published files that are older than their code."""
-    found = stale()
-    for path, reason in found.items():
-        print(f"{path} {reason}")
-    print(f"{len(found)} published files are older than their code." if found else "No published file is older.")
-
-
-if __name__ == "__main__":
-    from pipeline.common.entry import run
-
-    run(main)

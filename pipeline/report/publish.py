@@ -19,8 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, read_text, write_atomic, write_json
-from pipeline.common.code import KEY, REPORTING
+from gistgate.files import read_json, read_text, write_atomic
+from pipeline.common.code import KEY, REPORTING, write_published
 from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
@@ -93,7 +93,8 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
         name: {**method, "speed": joined([one[name] for one in occasions])}
         for name, method in summary["methods"].items()
     }
-    write_json(results / "summary.json", {**summary, "methods": methods, "occasions": occasions, **code})
+    found = {**summary, "methods": methods, "occasions": occasions}
+    write_published(results / "summary.json", found, code, shown_in(results))
 
 
 def fingerprint_of(content: dict[str, Any]) -> str | None:
@@ -117,14 +118,14 @@ def without_speed(summary: dict[str, Any]) -> dict[str, Any]:
 
 def publish_beside(reports: Path, results: Path, readme: Path, name: str, code: dict[str, Any]) -> None:
     """Keep the summary of another run (another seed, another world) beside the published one."""
-    write_json(results / "beside" / f"{name}.json", {**read_json(reports / "summary.json"), **code})
+    write_published(results / "beside" / f"{name}.json", read_json(reports / "summary.json"), code)
     renew(readme, results)
 
 
 def publish_certify(reports: Path, file: Path, code: dict[str, Any]) -> None:
     """Copy the summary of `make certify`, with the code that made it."""
     publish_looks(reports, file)
-    write_json(file, {**read_json(reports / "summary.json"), **code})
+    write_published(file, read_json(reports / "summary.json"), code)
 
 
 def content_of(results: Path) -> str:
@@ -179,12 +180,22 @@ def copy_results(reports: Path, results: Path, code: dict[str, Any]) -> None:
     Raises:
         UserError: there are no results yet.
     """
-    write_json(results / "summary.json", {**read_json(reports / "summary.json"), **code})
+    summary = read_json(reports / "summary.json")
     if (reports / JUDGEMENTS).exists():
-        write_json(results / JUDGEMENTS, {**read_json(reports / JUDGEMENTS), **code})
+        write_published(results / JUDGEMENTS, read_json(reports / JUDGEMENTS), code)
     for name in FILES:
         write_atomic(results / name, lambda part, name=name: shutil.copyfile(reports / name, part))  # type: ignore[misc]
     write_atomic(results / "figures", lambda part: shutil.copytree(reports / "figures", part))
+    write_published(results / "summary.json", summary, code, shown_in(results))
+
+
+def shown_in(results: Path) -> list[Path]:
+    """The published tables and figures of a run."""
+    return [
+        path
+        for path in [*(results / name for name in FILES), *sorted((results / "figures").glob("*"))]
+        if path.is_file()
+    ]
 
 
 def renew(page: Path, results: Path) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
-from gistgate.files import write_json
 from gistgate.protocol import added_ids
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
 from pipeline.certification.agreement import DRAFTER
 from pipeline.certification.pieces import STRICT, decoding_of, may_share
 from pipeline.certification.strict_answers import Decode, StrictAnswers
+from pipeline.common.code import write_result
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -36,7 +36,7 @@ from pipeline.tasks.loading import load_task
 
 def main() -> None:
     params = read_params()
-    write_json(REPORTS / "adversarial.json", Probe(params).found())
+    write_result(REPORTS / "adversarial.json", Probe(params).found(), "pipeline.stages.adversarial")
 
 
 class Probe:

@@ -84,8 +84,10 @@ def main(folder: Annotated[Path, typer.Argument(help="Where the results go.")] =
             stopped(budget, loss, BOUNDARY_DISCORDANCE, confidence) for budget in BUDGETS for loss in (0.0, 0.05)
         ],
     }
-    write_result(folder / "coverage.json", report, "pipeline.studies.certify.coverage")
-    save(draw(report), folder / "coverage.png")
+    figure = folder / "coverage.png"
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    save(draw(report), figure)
+    write_result(folder / "coverage.json", report, "pipeline.studies.certify.coverage", files=[figure])
     shares = (
         f"{report['share_holding']:.1%} of {RESAMPLES} hold, {report['boundary']['share_holding']:.1%} on the boundary"
     )

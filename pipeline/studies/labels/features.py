@@ -18,7 +18,8 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from gistgate.files import load_tensors, save_tensors, write_json
+from gistgate.files import load_tensors, save_tensors
+from pipeline.common.code import running, write_result
 from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.resume import SCRATCH, fingerprint, sources
@@ -63,7 +64,7 @@ def main(limit: Annotated[int | None, typer.Option(help="Labels to read at most,
     for names in SETS:
         report.append({"features": list(names), **measured(rows_of(table, names), params)})
         print(shown(report[-1]), flush=True)
-        write_json(output, report)
+        write_result(output, {"sets": report}, running())
 
 
 def features_of(params: Params, limit: int | None = None) -> Table:

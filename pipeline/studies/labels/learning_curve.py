@@ -46,8 +46,9 @@ def main() -> None:
     sizes = [size for size in SIZES if size < len(pool)] + [len(pool)]
     curves = {way: [curve(pool, test, way, sizes, params.seed + seed) for seed in range(SEEDS)] for way in WAYS}
     report = {"sizes": sizes, "test_rows": len(test), "ap": curves}
-    write_result(OUTPUT.with_suffix(".json"), report, "pipeline.studies.labels.learning_curve")
-    write_atomic(OUTPUT.with_suffix(".png"), lambda part: draw(report, part))
+    figure = OUTPUT.with_suffix(".png")
+    write_atomic(figure, lambda part: draw(report, part))
+    write_result(OUTPUT.with_suffix(".json"), report, "pipeline.studies.labels.learning_curve", files=[figure])
     for way, runs in curves.items():
         print(
             f"{way:7}",

@@ -22,8 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
-from pipeline.common.code import KEY
+from gistgate.files import read_json
+from pipeline.common.code import KEY, write_published
 from pipeline.common.entry import run
 from pipeline.common.paths import BENCHMARK_RESULTS, SCRATCH
 from pipeline.common.reading import nearest
@@ -102,7 +102,7 @@ def run_point(name: str, seed: int, has_time: Callable[[], bool]) -> bool:
 def record(key: str, row: dict[str, Any]) -> None:
     """Add a finished point to the file, which keeps the points of the same parameters and code."""
     code = origin(MODULES)
-    write_json(OUTPUT, {**kept(recorded(), mark_of), key: {**row, **code}, **code})
+    write_published(OUTPUT, {**kept(recorded(), mark_of), key: {**row, **code}}, code)
 
 
 def mark_of(key: str) -> str:

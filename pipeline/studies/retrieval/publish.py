@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gistgate.files import read_json, read_text, write_json, write_text
+from gistgate.files import read_json, read_text, write_text
 from pipeline.common import paths
-from pipeline.common.code import REPORTING
+from pipeline.common.code import REPORTING, write_published
 from pipeline.common.entry import run
 from pipeline.report import markers
 from pipeline.report.looks import publish_looks
@@ -31,9 +31,10 @@ RESULTS, PAGE = paths.RESULTS / "retrieval", Path("docs/retrieval.md")
 def main() -> None:
     markers.split(read_text(PAGE), PART)
     check_finished((paths.STUDIES / "retrieval/dvc.yaml").as_posix())
-    summary = {**summarise(retrieval_params()), **origin((*REPORTING, *MODULES))}
+    found, code = summarise(retrieval_params()), origin((*REPORTING, *MODULES))
     publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
-    write_json(RESULTS / "summary.json", summary)
+    write_published(RESULTS / "summary.json", found, code)
+    summary = {**found, **code}
     write_text(REPORTS / "index.html", page("page", Path(__file__).parent, **parts(summary)))
     markers.renew(PAGE, PART, content(read_json(RESULTS / "summary.json")))
 

@@ -14,8 +14,8 @@ from typing import Any
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
-from gistgate.files import read_json, read_text, write_json
-from pipeline.common.code import REPORTING
+from gistgate.files import read_json, read_text
+from pipeline.common.code import REPORTING, write_published
 from pipeline.report import markers
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, origin
@@ -37,9 +37,11 @@ def main() -> None:
     check_finished("pipeline/studies/segments/dvc.yaml")
     found = summarise(REPORTS, read_json(STUDY) if STUDY.is_file() else None)
     publish_looks(REPORTS / "calibration", RESULTS / "summary.json")
-    write_json(RESULTS / "summary.json", {**found, **origin((*REPORTING, *MODULES))})
+    code = origin((*REPORTING, *MODULES))
+    write_published(RESULTS / "summary.json", found, code)
     summary = read_json(RESULTS / "summary.json")  # the page follows the published file, its order included
     draw_all(summary, RESULTS / "figures")
+    write_published(RESULTS / "summary.json", found, code, sorted((RESULTS / "figures").iterdir()))
     markers.renew(PAGE, PART, content(summary))
 
 

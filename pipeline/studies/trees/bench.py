@@ -10,7 +10,6 @@ two begins alternates as well; ratios are per round, the interval is a bootstrap
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
 
@@ -21,7 +20,6 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistgate.block import Block
-from gistgate.files import write_json
 from gistgate.forward.reader import Reader
 from gistgate.observing.race import synchronise
 from gistgate.optional.trees.judging import judge
@@ -29,8 +27,9 @@ from gistgate.optional.trees.masks import tree_layout
 from gistgate.optional.trees.shape import depths
 from gistgate.rules.base import settle
 from gistgate.rules.exact import Exact
+from pipeline.common.code import running, write_result
 from pipeline.common.entry import run
-from pipeline.common.paths import EMBEDDED
+from pipeline.common.paths import BENCHMARK_RESULTS, EMBEDDED
 from pipeline.report.paired_statistics import interval
 from pipeline.speed.clock import machine
 
@@ -142,9 +141,8 @@ def main(
             f"{kind}: tree {one['milliseconds']['tree']:.2f} ms, chain {one['milliseconds']['chain']:.2f} ms, ratio "
             f"{one['ratio']['median']:.3f} [{one['ratio']['low']:.3f}, {one['ratio']['high']:.3f}]"
         )
-    write_json(
-        Path(f"benchmarks/results/trees-{'gpu' if device == 'cuda' else 'cpu'}.json"), {**found, "machine": machine()}
-    )
+    path = BENCHMARK_RESULTS / f"trees-{'gpu' if device == 'cuda' else 'cpu'}.json"
+    write_result(path, {**found, "machine": machine()}, running())
 
 
 if __name__ == "__main__":

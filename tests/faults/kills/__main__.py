@@ -131,6 +131,7 @@ def disturb(ground: Ground, records: Records, order: dict[str, Any]) -> bool:
 def publish(records: Records, ground: Ground) -> None:
     """Put the counts into the published results."""
     struck = records.struck()
+    results.write_disturbances(struck)  # first, so that the counts name this file
     counts = {key: dict(Counter(line[key] for line in struck)) for key in ("way", "moment", "stage")}
     results.add(
         kills=len(struck), kills_lost=records.lost(), kills_passes=len(records.state["passes"]),
@@ -140,7 +141,6 @@ def publish(records: Records, ground: Ground) -> None:
         kills_small_disk="tmpfs" if ground.mount else "limit on the size of files",
         kills_memory_group=bool(ground.group),
     )  # fmt: skip
-    results.write_disturbances(struck)
 
 
 if __name__ == "__main__":

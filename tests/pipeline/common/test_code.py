@@ -10,6 +10,7 @@ import pytest
 from gistgate.files import write_json
 from pipeline.common import code
 from pipeline.common.closure import closure, file_of, imports, text_of, tree_of
+from pipeline.common.stale import stale
 
 CACHES = (code.code_fingerprint, code.bare, file_of, imports, text_of, tree_of)
 
@@ -47,7 +48,7 @@ def test_a_published_file_is_stale_when_its_code_changed_is_gone_or_is_not_known
         write_json(results / f"{name}.json", {"value": 1, "code": entry})
     write_json(results / "old.json", {"value": 1})
     write_json(results / "looks.json", {"looks": [], "draws": {}, "head": ""})
-    found = {Path(path).stem: why for path, why in code.stale((results,), project).items()}
+    found = {Path(path).stem: why for path, why in stale((results,), project).items()}
     assert set(found) == {"changed", "gone", "old"}
     assert "other code than the present pipeline.a" in found["changed"]
     assert "pipeline.c, which does not exist" in found["gone"]
@@ -58,7 +59,7 @@ def test_what_a_stage_publishes_is_not_stale(tmp_path: Path):
     for cached in CACHES:
         cached.cache_clear()
     code.write_result(tmp_path / "new.json", {"value": 1}, "pipeline.common.code", "pipeline.common.paths")
-    assert code.stale((tmp_path,)) == {}
+    assert stale((tmp_path,)) == {}
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_a_fingerprint_is_that_of_the_start_and_a_change_meanwhile_is_recorded(s
     write_json(tmp_path / "results/new.json", {"value": 1, "code": written})
     assert (written["fingerprint"], written["changed"]) == (at_the_start, ["pipeline/b.py"])
     assert "pipeline/b.py changed while this was running" in capsys.readouterr().out
-    assert "was made while pipeline/b.py changed" in next(iter(code.stale((tmp_path / "results",), started).values()))
+    assert "was made while pipeline/b.py changed" in next(iter(stale((tmp_path / "results",), started).values()))
 
 
 @pytest.mark.parametrize(

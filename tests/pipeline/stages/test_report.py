@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gistgate.errors import UserError
-from gistgate.files import write_json, write_json_lines
+from gistgate.files import fingerprint, write_json, write_json_lines
 from pipeline.params import parse_params
 from pipeline.report import publish, tables
 from pipeline.report.markers import begin, end, part
@@ -251,7 +251,8 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     text = Path("README.md").read_text()
     assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
     published = json.loads(Path("docs/results/summary.json").read_text())
-    assert published == {**json.loads(Path("reports/summary.json").read_text()), **CODE}
+    shown = {"files": {"frontier.csv": fingerprint(Path("docs/results/frontier.csv"))}}
+    assert published == {**json.loads(Path("reports/summary.json").read_text()), "code": CODE["code"] | shown}
     table, about = part(text, PART).rsplit("\n\n", 1)
     assert table == tables.markdown(published)
     assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about

@@ -102,7 +102,7 @@ def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
     features.main(300)
     features.main(300)
     assert reads == [(("lookahead", "draft"), 300)]
-    report = json.loads((tmp_path / "reports/studies/features-300.json").read_text())
+    report = json.loads((tmp_path / "reports/studies/features-300.json").read_text())["sets"]
     assert [row["width"] for row in report] == [1, 1, 2]
     assert report[1]["ap"] > 0.9 > report[0]["ap"]
     assert report[1]["loss"] < report[0]["loss"]
