@@ -2,9 +2,10 @@
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
@@ -12,17 +13,20 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.certificates.bernstein import PLUG_IN
 from gistgate.certificates.betting import BETTING
 from gistgate.certificates.certificate import read_proof
+from gistgate.certificates.ledger import Ledger, Look, fingerprint_of, hash_of
+from gistgate.certificates.looks import LOCAL, PUBLISHED
 from gistgate.cli import calibrate as command
 from gistgate.cli import extras
 from gistgate.cli.inspect import inspect
 from gistgate.cli.main import app
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
+from gistgate.files import write_json_lines
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import Options, certify
+from gistgate.integrations.lm_eval.calibrate import Options, certify, prompts_of, task_of
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 
@@ -80,6 +84,40 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
     shown = capsys.readouterr().out
     assert "certificate rule autojudge" in shown and "risk " in shown and kind in shown
     assert f"at most {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
+
+
+SPLITS = ("train", "development", "calibration", "guard", "test")
+
+
+def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The questions that the command would decode: 90 documents are there."""
+    monkeypatch.chdir(folder)
+    tasks = write_task(folder, num_train=90)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
+    options = Options(task="sums", budget=0.2, target="t", out=folder, prompts=10, development=20)
+    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()))
+    found = prompts_of(options, models, task_of(options, None), True)
+    return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_no_prompt_of_a_finished_run_is_judged(tmp_path, monkeypatch, split):
+    """A gate that the pipeline refused must not be looked at on the same prompts again."""
+    used = [{"doc": {"question": f"{number} + 1?"}} for number in range(60)]
+    (tmp_path / "data/prompts").mkdir(parents=True)
+    write_json_lines(tmp_path / f"data/prompts/{split}.jsonl", used)
+    assert not chosen(tmp_path, monkeypatch) & {prompt["doc"]["question"] for prompt in used}
+
+
+@pytest.mark.parametrize("ledger", [LOCAL, PUBLISHED])
+def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(tmp_path, monkeypatch, ledger):
+    hashes = [hash_of(byte_tokenizer().encode(f"Q: {number} + 1?\nA:")) for number in range(60)]
+    questions = {f"{number} + 1?" for number in range(60)}
+    for choice, is_free in (("", True), ("of the pipeline", False)):
+        known = Ledger()
+        known.admit(Look("claim", fingerprint_of(hashes), "code", "sequence", 0.05, choice), hashes, 0.05)
+        known.write(tmp_path / ledger)
+        assert bool(chosen(tmp_path, monkeypatch) & questions) is is_free
 
 
 def test_options_that_cannot_be_are_refused():

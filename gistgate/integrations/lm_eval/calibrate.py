@@ -20,7 +20,8 @@ from gistgate.build.models import load_draft, load_target, parse_settings
 from gistgate.certificates.calibration import Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
 from gistgate.certificates.fixed_sequence import Stop, check_stop
-from gistgate.certificates.looks import Looks, level
+from gistgate.certificates.ledger import Ledger, hash_of
+from gistgate.certificates.looks import LOCAL, PUBLISHED, Looks, level
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, cached
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.certificates.scope import decoding_scope, task_scope
@@ -210,7 +211,9 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
 
 
 def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
-    """Development and calibration prompts, without problems of a finished run's other splits in data/prompts.
+    """Development and calibration prompts, without problems of a finished run in data/prompts.
+
+    Prompts that the ledgers know from a pipeline are left out as well: its earlier draws are training documents, too.
 
     Raises:
         UserError: nothing is left for calibration.
@@ -218,7 +221,8 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     config = models.target.config.get_text_config()
     maker = PromptMaker(task, models.tokenizer, getattr(config, "max_position_embeddings", None) or LONGEST)
     docs = task.documents("train")
-    found = unused_prompts(maker, docs, len(docs), options.seed, used_prompts())
+    unused, judged = unused_prompts(maker, docs, len(docs), options.seed, used_prompts()), judged_prompts()
+    found = [prompt for prompt in unused if hash_of(prompt["ids"]) not in judged]
     available = len(found) - options.development
     if available < 1:
         raise UserError(
@@ -234,6 +238,16 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
             f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
+
+
+def judged_prompts() -> set[str]:
+    """Hashes of the prompts that stages of a pipeline judged; unlike commands, they record what led to their choice.
+
+    Raises:
+        UserError: a ledger was edited.
+    """
+    ledgers = [Ledger.read(path) for path in (LOCAL, PUBLISHED)]
+    return {mark for ledger in ledgers for look in ledger.looks if look.choice for mark in ledger.draws[look.prompts]}
 
 
 def method_of(options: Options, models: Models) -> Method:

@@ -104,10 +104,13 @@ def distinct_documents(task: Task, docs: Sequence[Document], order: random.Rando
             yield index
 
 
-def used_prompts(splits: Iterable[str] = ("train", "development", "test"), folder: Path = USED) -> list[Prompt]:
-    """Prompts of a finished run that may have shaped the gate or its settings; none where there is no such run."""
-    files = [folder / f"{split}.jsonl" for split in splits]
-    return [prompt for file in files if file.is_file() for prompt in read_json_lines(file)]
+def used_prompts(folder: Path = USED) -> list[Prompt]:
+    """All prompts of a finished run; none where there is no such run.
+
+    Those of training, development, guard and test may have shaped the gate or its settings. Those of calibration were
+    judged: a gate that they refused would be looked at a second time.
+    """
+    return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
 
 
 def unused_prompts(

@@ -40,7 +40,7 @@ from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.world.supply import further_documents
 from pipeline.params import MethodParams, Params
-from pipeline.stages.prompts import SPLITS, context_length, of_the_world
+from pipeline.stages.prompts import context_length, of_the_world
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.studies.table.params import table_params
 from pipeline.studies.table.study import table_study
@@ -173,7 +173,7 @@ def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside:
     """
     source, task = read_pair(params.pair), load_task(params)
     maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
-    used = [*used_prompts(splits=(*SPLITS, "test")), *beside]
+    used = [*used_prompts(), *beside]
     if of_the_world(params):
         docs = further_documents(params.world, params.seed, purpose, count, draw)
         return unused_prompts(maker, docs, count, params.seed, used)
