@@ -32,6 +32,8 @@ STEPS = (
     "limit",
     "rest, %",
 )
+EDITING = ("drafter", "K", "n", "tokens/s", "vs plain", "vs model", "tau")
+ROUNDS = ("engine, batch, method", "K", "n", "tau", "draft, %", "verify, %", "accept, %", "rest, %", "outside, %")
 OVERLAP = ("drafting and verifying", "overlapped", "drafting alone", "rounds kept, %", "most", "strict")
 
 
@@ -63,6 +65,32 @@ def line(name: str, entry: Mapping[str, Any]) -> list[str]:
     block, rest = str(entry["block"] or "–"), entry.get("parts", {}).get("rest")
     more = [decimal(entry.get("tau")), decimal(entry.get("limit")), decimal(rest and 100 * rest, 1)]
     return [name, block, str(entry["n"]), f"{entry['tokens_per_second']:.1f}", *ratios, *more]
+
+
+def editing(found: Mapping[str, Any]) -> str:
+    """The drafters of `benchmarks.editing`."""
+    rows = []
+    for name, entry in found["contenders"].items():
+        cells = [name, str(entry["block"] or "–"), str(entry["n"]), f"{entry['tokens_per_second']:.1f}"]
+        rows.append([*cells, *(interval(entry.get(key)) for key in ("vs_plain", "vs_model")), decimal(entry["tau"])])
+    about = (
+        f"Repeating a Python file of {found['functions']} functions with one change: pair `{found['pair']}`, strict, "
+        f"up to {found['max_new_tokens']} new tokens, {threads(found)}."
+    )
+    return f"{about}\n\n{table(EDITING, rows, numbers=True)}"
+
+
+def rounds(found: Mapping[str, Any]) -> str:
+    """The shares of `benchmarks.rounds`."""
+    rows = []
+    for engine, sizes in found["engines"].items():
+        for size, methods in sorted(sizes.items(), key=lambda one: int(one[0])):
+            for name, entry in methods.items():
+                shares = [f"{100 * one['mean']:.1f}" for one in (entry["shares"][part] for part in SHARES)]
+                about = [f"{engine}, {size}, {name}", str(entry["block"]), str(entry["n"]), decimal(entry["tau"])]
+                rows.append([*about, *shares])
+    about = f"Shares of the rounds' seconds: pair `{found['pair']}`, {threads(found)}; `outside`: of requests."
+    return f"{about}\n\n{table(ROUNDS, rows, numbers=True)}"
 
 
 def overlap(found: Mapping[str, Any]) -> str:
@@ -99,7 +127,13 @@ def decimal(value: float | None, digits: int = 2) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-SHOWN = {"drafting-*.json": drafting, "overlap-*.json": overlap}
+SHARES = ("draft", "verify", "accept", "rest", "outside")
+SHOWN = {
+    "drafting-*.json": drafting,
+    "editing-*.json": editing,
+    "rounds-*.json": rounds,
+    "overlap-*.json": overlap,
+}
 """By the name of a result what shows it."""
 
 

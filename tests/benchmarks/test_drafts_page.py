@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS
-from benchmarks.drafts_page import NOTHING, content_of
+from benchmarks.drafts_page import NOTHING, SHARES, content_of
 from gistgate.files import write_json
 from pipeline.report.markers import part
 from pipeline.report.publish import PART
@@ -48,3 +48,17 @@ def test_overlap_has_a_table_of_its_own(tmp_path: Path):
     write_json(tmp_path / "overlap-cpu.json", {**found, "seconds": seconds, **MACHINE})
     row = "| 500.0 ms | 400.0 ms | 200.0 ms | 25.0 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] |"
     assert content_of(tmp_path).endswith(row)
+
+
+def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
+    entry = {"block": 4, "n": 20, "tokens_per_second": 12.5, "tau": 3.5, "vs_plain": RATIO}
+    about = {"pair": "real", "functions": 6, "max_new_tokens": 256}
+    contenders = {"plain": {**entry, "block": 0, "tau": 1.0}, "suffix": {**entry, "vs_model": RATIO}}
+    write_json(tmp_path / "editing-cpu.json", {**about, "contenders": contenders, **MACHINE})
+    assert content_of(tmp_path).endswith("| suffix | 4 | 20 | 12.5 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] | 3.50 |")
+    shares = {name: {"mean": share} for name, share in zip(SHARES, (0.5, 0.3, 0.1, 0.1, 0.02), strict=True)}
+    profiled = {"strict": {"block": 4, "n": 2, "tau": 3.25, "shares": shares}}
+    engines = {"eager": {"8": profiled, "1": profiled}}
+    write_json(tmp_path / "rounds-cpu.json", {"pair": "real", "engines": engines} | MACHINE)
+    lines = content_of(tmp_path).splitlines()
+    assert lines[-2:] == [f"| eager, {n}, strict | 4 | 2 | 3.25 | 50.0 | 30.0 | 10.0 | 10.0 | 2.0 |" for n in (1, 8)]

@@ -1,0 +1,50 @@
+"""Requests to edit code repeat themselves; every drafter writes the greedy text on them."""
+
+from __future__ import annotations
+
+import ast
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from benchmarks import editing
+from benchmarks.edits import edits
+from gistgate.observing.outlook import Costs
+from tests.tiny import byte_tokenizer, tiny_pair
+
+COSTS = Costs(1.0, 0.4, {1: 1.1, 4: 1.3})
+
+
+def test_requests_show_a_python_file_and_name_one_function_of_it():
+    made = edits(20, 5, seed=1)
+    assert made == edits(20, 5, seed=1) and not set(made) & set(edits(20, 5, seed=0)) and len(set(made)) == 20
+    for one in made:
+        names = [node.name for node in ast.parse(re.search("```python\n(.*?)```", one, re.S)[1]).body]  # type: ignore[index]
+        old, new = re.findall("`(\\w+)`", one.split("```")[-1])
+        assert len(set(names)) == 5 and old in names and new not in names
+
+
+@pytest.fixture
+def pair() -> Any:
+    """A draft that is seldom right, so that copying pays wherever the target repeats itself."""
+    target, draft = tiny_pair(noise=2.0)
+    return SimpleNamespace(target=target, draft=draft, tokenizer=byte_tokenizer())
+
+
+def test_all_drafters_write_the_same_text(pair: Any):
+    ids = [one[:60] for one in editing.encoded(pair, edits(2, 1, seed=1))]
+    policy = editing.Stopping(0.0, measured={"cost": 0.4, "verify": 1.3, "block": 4})
+    field = {name: editing.decoder_of(pair, name, 4, policy if name == "hybrid" else None) for name in editing.DRAFTERS}
+    answers = {name: [one.ids for one in decoder.generate(ids, max_new_tokens=24)] for name, decoder in field.items()}
+    plain = [one.ids for one in editing.decoder_of(pair, "none", 0).generate(ids, max_new_tokens=24)]
+    assert all(answer == plain for answer in answers.values()), answers
+
+
+def test_copying_alone_and_with_the_model_are_compared_with_the_model(pair: Any):
+    ids = [one[:60] for one in editing.encoded(pair, edits(3, 1, seed=1))]
+    found = editing.compare(pair, 4, COSTS, ids, {"max_new_tokens": 12, "eos_ids": []})
+    assert list(found) == ["plain", "model", "hybrid", "suffix"]
+    assert found["plain"]["tau"] == 1 and all("vs_model" in found[name] for name in ("plain", "hybrid", "suffix"))
+    assert all(1 <= one["tau"] <= 5 and "vs_plain" in one for name, one in found.items() if name != "plain")

@@ -1,0 +1,48 @@
+"""Shares of rounds add up, for one row and for several."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import rounds
+from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
+from gistgate.rules import make_rule
+from tests.architectures import noisy_copy, prompts, tiny_model
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_parts_and_rest_are_the_whole_round(size: int):
+    target = tiny_model("llama")
+    decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.03)), make_rule("exact"), 3)
+    batches = rounds.batches_of(prompts(5, 6, 7, 8, 9, 10), size)
+    found = rounds.profile(decoder, batches, {"max_new_tokens": 8, "eos_ids": []})
+    shares = {name: one["mean"] for name, one in found["shares"].items()}
+    assert sum(share for name, share in shares.items() if name != "outside") == pytest.approx(1)
+    assert all(share > 0 for share in shares.values()) and shares["outside"] < 0.9
+    assert (found["n"], found["block"]) == (6 // size, 3) and 1 < found["tau"] <= 4
+
+
+def test_shares_are_those_of_summed_seconds():
+    seconds = {
+        "draft": [1.0, 2.0],
+        "verify": [2.0, 2.0],
+        "accept": [0.5, 0.5],
+        "total": [4.0, 6.0],
+        "wall": [5.0, 15.0],
+    }
+    found = rounds.shares_of({name: torch.tensor([column]) for name, column in seconds.items()})
+    expected = {"draft": 0.3, "verify": 0.4, "accept": 0.1, "rest": 0.2, "outside": 0.5}
+    assert {name: float(share) for name, share in found.items()} == pytest.approx(expected)
+
+
+def test_methods_that_are_not_certified_are_refused():
+    workload: Any = SimpleNamespace(points={"fly": 1}, params=SimpleNamespace(decoding=SimpleNamespace(strict_block=4)))
+    assert list(rounds.cases_of(workload, ["fly"])) == ["strict K=4", "fly"]
+    with pytest.raises(UserError, match="'prob' is not certified here. Known: fly"):
+        rounds.cases_of(workload, ["prob"])
