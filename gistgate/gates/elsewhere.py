@@ -27,8 +27,8 @@ STANDS_FOR = {
     "POLICY": "the file of fit-draft that ended the drafts",
 }
 """Words in the place of what only the user knows."""
-UNFITTED = [[0.0, 0.0], [1.0, 1.0]]
-"""The points of a policy that is one number: the draft's probability taken as it is."""
+UNFITTED = {"joint": False, "points": [[0.0, 0.0], [1.0, 1.0]]}
+"""What a policy binds besides its number where that is all of it: the draft's probability is taken as it is."""
 
 
 def strange_roles(
@@ -102,13 +102,15 @@ def place_of(model: PreTrainedModel, option: str) -> str:
 
 def of_proof(proof: Proof) -> dict[str, str]:
     """The options that calibrate the same way of decoding again, without those that a gate brings along."""
-    stopping = (proof.scope.get("drafting") or {}).get("stopping")
-    ends = {} if stopping is None else {"--stop-drafting": ends_of(stopping)}
+    drafting = proof.scope.get("drafting")
+    ends = {"--stop-drafting": ends_of(drafting)} if drafting else {}
     options = {"--rule": proof.rule, "--drafter": proof.drafter, **ends, "--block": str(proof.block)}
     return {name: value for name, value in options.items() if USUAL.get(name) != value}
 
 
-def ends_of(stopping: dict[str, Any]) -> str:
+def ends_of(drafting: Any) -> str:
     """A policy as the option takes it: its one number, or a word in place of its file, whose name no proof keeps."""
-    is_number = not stopping["joint"] and stopping["points"] == UNFITTED
-    return f"{stopping['floor']:g}" if is_number else "POLICY"
+    stopping = drafting.get("stopping") if isinstance(drafting, dict) else None
+    if isinstance(stopping, dict) and stopping.items() >= UNFITTED.items():
+        return str(stopping.get("floor"))
+    return "POLICY"

@@ -115,8 +115,12 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
     [
         ({"block": 3}, (None, None, None, 3)),
         ({"rule": "ensemble-gate", "drafter": "tree", "block": 5}, ("ensemble-gate", "tree", None, 5)),
-        ({"scope": {"drafting": {"stopping": Stopping(0.4, joint=False).binding}}}, (None, None, "0.4", 4)),
+        (
+            {"scope": {"drafting": {"stopping": Stopping(0.12345678, joint=False).binding}}},
+            (None, None, "0.12345678", 4),
+        ),
         ({"scope": {"drafting": {"stopping": Stopping(0.4).binding}}}, (None, None, "POLICY", 4)),
+        ({"scope": {"drafting": ["damaged"]}}, (None, None, "POLICY", 4)),
     ],
 )
 def test_the_command_calibrates_the_same_way_of_decoding(
