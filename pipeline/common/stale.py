@@ -29,7 +29,8 @@ def stale(folders: tuple[Path, ...] = (RESULTS, BENCHMARK_RESULTS), root: Path =
         if isinstance(content, dict) and "looks" in content and "head" in content:
             continue  # the ledger is a record and no result
         code = content.get(KEY) if isinstance(content, dict) else None
-        shown |= dict.fromkeys((code or {}).get(FILES, {}).values(), path.as_posix())
+        if isinstance(code, dict):
+            shown |= dict.fromkeys(code.get(FILES, {}).values(), path.as_posix())
         reason = why_stale(code, root)
         if reason:
             found[path.as_posix()] = reason
