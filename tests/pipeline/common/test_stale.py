@@ -20,7 +20,6 @@ WORKING = {
     "benchmarks/drafting_choices.py": "what was chosen before the measurement",
     "benchmarks/gpu_checks.py": "an answer to the process that asked",
     "benchmarks/served.py": "answers of an unfinished measurement",
-    "pipeline/studies/learning_pays/study.py": "published without its code until it is measured again",
     "pipeline/studies/real/propose.py": "a choice in a copy of the project",
     "tests/faults/kills/__main__.py": "a list for its own processes",
     "tests/faults/kills/records.py": "the state of an unfinished pass",
