@@ -46,6 +46,7 @@ segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, meas
 speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
 	python -m pipeline.repro pipeline/studies/speed/dvc.yaml
 	python -m benchmarks.speed
+	python -m benchmarks.speed --again
 
 real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folder DATA=folder, or HF_HUB_OFFLINE=0 for the hub
 	python -m pipeline.studies.real.study $(if $(MODELS),--models "$(MODELS)") $(if $(DATA),--data "$(DATA)")

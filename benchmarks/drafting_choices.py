@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.baselines import assisted, fastest
 from benchmarks.ladder import QUANTISED, STOPPING, STRICT, TEXTS, WHOLE, Ladder
 from gistgate.drafters.stopping import Stopping, load_stopping
 from gistgate.files import read_json, write_json
@@ -18,6 +17,7 @@ from gistgate.observing.drafting import DraftRecorder, fit
 from gistgate.observing.outlook import Costs, measure
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.pair import Pair
+from pipeline.speed.baselines import assisted, fastest
 from pipeline.speed.clock import Contender, theirs
 
 FOR_COSTS, FOR_ASSISTED = 2, 4

@@ -3,12 +3,12 @@
     python -m benchmarks.speed [--prompts 100] [--batches 1,4,16,32] [--methods NAME,...] [--results FOLDER] [--again]
 
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft
-and with prompt lookup, each at its best K (`benchmarks/baselines.py`); ours plain, strict and every certified method,
-each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned method;
-each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs at its
-own K where `make speed` certified it there; the looks behind these certificates enter the ledger of published looks
-before anything is timed. `--again` measures the same on another occasion, at the K that the first one chose: results
-keep every occasion, and intervals cover all of them.
+and with prompt lookup, each at its best K (`pipeline/speed/baselines.py`); ours plain, strict and every certified
+method, each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned
+method; each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs
+at its own K where `make speed` certified it there; the looks behind these certificates enter the ledger of published
+looks before anything is timed. `--again` measures the same on another occasion, at the K that the first one chose:
+results keep every occasion, and intervals cover all of them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 
-from benchmarks import baselines
 from benchmarks.bench import RESULTS, device_kind, ratios, save, side_by_side
 from benchmarks.speed_occasions import all_batches, earlier_occasions
 from benchmarks.workload import Workload
@@ -34,15 +33,14 @@ from pipeline.common.code import made_by, running
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS
-from pipeline.report.looks import publish_looks
+from pipeline.speed import baselines
 from pipeline.speed.clock import Contender, Prompts, compiled, machine, ours, theirs
+from pipeline.speed.race import working
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 ENGINES = ("eager", "compiled")
 BATCHES = 4
 """Fewest batches of a size: intervals are over batches."""
-DEVELOPMENT = 16
-"""Development prompts on which transformers' assisted generation and prompt lookup get their K."""
 SINGLY = "row by row: "
 
 
@@ -60,7 +58,7 @@ def main(
     names = methods.split(",") if methods else list(workload.own)
     if unknown := [name for name in names if name not in workload.own]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.own)}.")
-    development = [prompt["ids"] for prompt in read_prompts("development")[:DEVELOPMENT]]
+    development = [prompt["ids"] for prompt in read_prompts("development")[: baselines.DEVELOPMENT]]
     settings = settings_of(workload, names, {size: batches_of(workload.ids, int(size), prompts) for size in sizes})
     settings["development"] = fingerprint(development)
     earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}
@@ -87,6 +85,7 @@ def enter_looks(methods: Collection[str], where: Path) -> None:
     Raises:
         UserError: a calibration has no record of its look, or its prompts were published with another choice.
     """
+    from pipeline.report.looks import publish_looks  # here, because it needs scipy and timing does not
 
     publish_looks(OWN_REPORTS, where)
     for reports in (REPORTS, REPORTS / "table"):
@@ -108,20 +107,11 @@ def settings_of(workload: Workload, names: list[str], batches: dict[str, Any]) -
 def measure(workload: Workload, size: int, prompts: int, methods: list[str], blocks: dict[str, int]) -> dict[str, Any]:
     """One batch size: every contender on equal batches of prompts."""
     print(f"batch {size}")
-    batches, working, failed = batches_of(workload.ids, size, prompts), [], {}
-    field = contenders(workload, size, methods, blocks)
-    for contender in field if size == 1 else [*field, *map(row_by_row, field)]:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                contender.decode(batches[0])
-        except Exception as error:  # a library that cannot do it here is a result, not the end
-            failed[contender.name] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160]}"
-        else:
-            working.append(contender)
+    batches, field = batches_of(workload.ids, size, prompts), contenders(workload, size, methods, blocks)
+    able, failed = working(field if size == 1 else [*field, *map(row_by_row, field)], batches[0])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = side_by_side(working, batches)
+        times = side_by_side(able, batches)
     return {"contenders": against_rows(times), "failed": failed}
 
 

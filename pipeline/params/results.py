@@ -32,7 +32,7 @@ class CalibrateParams:
 class BenchmarkParams:
     """How speed is measured."""
 
-    prompts: Count = 30
+    prompts: Count = 100
     """Test prompts that every method decodes, in prompts."""
     repeats: Count = 1
     """Times every prompt is decoded by every method, in runs."""

@@ -88,6 +88,11 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
             f"{results / 'summary.json'} was made by other code than the present. Publish this run without --again, "
             "and then time it once more."
         )
+    if published.get("timed", {}).get("blocks") != summary.get("timed", {}).get("blocks"):
+        raise UserError(
+            "Development prompts chose another K of transformers' speculation than for the published speeds, so that "
+            "these do not belong together. Publish this run without --again, and then time it once more."
+        )
     occasions = [*published.get("occasions", [speeds(published)]), speeds(summary)]
     methods = {
         name: {**method, "speed": joined([one[name] for one in occasions])}

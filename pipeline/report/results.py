@@ -11,6 +11,8 @@ from gistgate.files import read_json, read_json_lines
 from pipeline.common.operating_point import calibration_file, evaluation_folder
 from pipeline.params import Params
 
+THEIRS = "transformers_"
+"""What the names of transformers' own decodings begin with."""
 PLAIN, STRICT = "plain", "exact"
 """Evaluation folders of plain decoding and of the lossless reference."""
 
@@ -55,6 +57,10 @@ class Results:
     def seconds(self, contender: str) -> list[float]:
         """Seconds of a contender per prompt, its repeats added up."""
         return [sum(repeats) for repeats in self.timing(contender)["seconds"]]
+
+    def was_timed(self, contender: str) -> bool:
+        """Whether the benchmark has times of it; a baseline of transformers may have none where it cannot run."""
+        return not contender.startswith(THEIRS) or contender in self.benchmark["baselines"]
 
     def timing(self, contender: str) -> dict[str, Any]:
         """The benchmark's entry of a method or baseline; a method's name wins."""

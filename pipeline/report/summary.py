@@ -14,8 +14,16 @@ from pipeline.report.results import PLAIN, STRICT, Results
 
 LEVEL = 0.9
 """Two-sided confidence of the intervals; their lower ends hold with 95 %."""
-REFERENCES = {"vs_plain": "plain", "vs_strict": "strict", "vs_assisted": "transformers_assisted"}
-"""Speed ratio -> baseline it compares with; strict and assisted decoding run at their own best K."""
+REFERENCES = {
+    "vs_plain": "plain",
+    "vs_strict": "strict",
+    "vs_static": "transformers_static",
+    "vs_assisted": "transformers_assisted",
+    "vs_lookup": "transformers_lookup",
+}
+"""Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot run everywhere."""
+SPECULATION = ("transformers_assisted", "transformers_lookup")
+"""The baselines whose K development prompts chose."""
 CERTIFIED = (
     "certified", "knob", "fixed", "confidence", "n", "losses", "gains", "loss", "bound", "bound_kind",
     "mean_tokens", "strict_mean_tokens", "capped", "strict_capped",
@@ -46,6 +54,7 @@ def summarise(params: Params, results: Results) -> Summary:
         "seed": params.seed,
         "headline_budget": params.headline_budget,
         "looks": params.calibrate.looks,
+        "timed": timed(results),
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
         "methods": {name: method_summary(name, params, results) for name in params.methods},
         "heads": {
@@ -53,6 +62,13 @@ def summarise(params: Params, results: Results) -> Summary:
             for name, metrics in results.heads.items()
         },
     }
+
+
+def timed(results: Results) -> Summary:
+    """On how many prompts speeds were measured, and the K of transformers' speculation (0: its own defaults)."""
+    blocks = {name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)}
+    told = {name: results.benchmark.get(name) for name in ("chosen_on", "failed")}
+    return {"n": len(results.seconds("plain")), "blocks": blocks, **told}
 
 
 def method_summary(name: str, params: Params, results: Results) -> Summary:
@@ -75,6 +91,7 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "speed": {
             key: ratio_of_sums(results.seconds(base), results.seconds(name), level=LEVEL, seed=params.seed).as_dict()
             for key, base in REFERENCES.items()
+            if results.was_timed(base)
         },
         "cut": evaluation["cut"],
         "adversarial": adversarial(name, results),

@@ -19,7 +19,9 @@ HEADER = (
     "loose/100",
     "vs plain",
     "vs strict",
+    "vs static",
     "vs assisted",
+    "vs lookup",
     "capped",
     "tokens",
     "adversarial",
@@ -30,7 +32,9 @@ SHORT = {
     "difference": "accuracy difference, points",
     "tau": "mean accepted length",
     "vs plain": "speed to plain",
+    "vs static": "speed to `generate`, static cache, compiled",
     "vs assisted": "speed to assisted",
+    "vs lookup": "speed to prompt lookup",
     "capped": "capped (strict), %",
     "tokens": "tokens (strict)",
     "adversarial": "adversarial: differing, opened, length, capped",
@@ -39,6 +43,8 @@ SHORT = {
 
 
 UNKNOWN = "–"
+SPEEDS = ("vs_plain", "vs_strict", "vs_static", "vs_assisted", "vs_lookup")
+"""Speeds of a method, in the order of their columns."""
 
 
 def rows(summary: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -58,7 +64,7 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
         f"{100 * change['mean']:+.1f} [{100 * change['low']:+.1f}, {100 * change['high']:+.1f}]",
         f"{method['mean_accepted_length']:.2f}",
         f"{method['loose_per_100']:.1f}",
-        *(speed(method["speed"][key]) for key in ("vs_plain", "vs_strict", "vs_assisted")),
+        *(speed(method["speed"].get(key)) for key in SPEEDS),
         *lengths(method, budget),
         adversarial(method),
     )
@@ -89,8 +95,10 @@ def percent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
-def speed(ratio: dict[str, float]) -> str:
-    """A ratio with its interval."""
+def speed(ratio: dict[str, float] | None) -> str:
+    """A ratio with its interval; the unknown one of a baseline that cannot run."""
+    if ratio is None:
+        return UNKNOWN
     return f"{ratio['mean']:.2f} [{ratio['low']:.2f}, {ratio['high']:.2f}]"
 
 
@@ -115,8 +123,19 @@ def caption(summary: dict[str, Any]) -> str:
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
         f"{percent(summary['plain']['accuracy'])} %.{cut(summary['methods'])}"
         + (f" Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "")
+        + timed(summary.get("timed"))
         + (f" Speeds were measured on {occasions} occasions; intervals cover each of them." if occasions > 1 else "")
     )
+
+
+def timed(found: dict[str, Any] | None) -> str:
+    """On how many prompts speeds were measured and at which K transformers speculated; nothing for older results."""
+    if found is None:
+        return ""
+    names = {"transformers_assisted": "assisted generation", "transformers_lookup": "prompt lookup"}
+    said = [f"{names[name]} {f'at K = {k}' if k else 'with its defaults'}" for name, k in found["blocks"].items()]
+    where = f", as {found['chosen_on']} development prompts chose" if found["chosen_on"] else ""
+    return f" Speeds are those of {found['n']} test prompts" + (f"; {', '.join(said)}{where}." if said else ".")
 
 
 def lead(summary: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pipeline.common.decoders import make_decoder, request_of
@@ -9,11 +11,18 @@ from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import operating_point
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
-from pipeline.speed.clock import Contender, Decode, ours, theirs
+from pipeline.speed import baselines
+from pipeline.speed.clock import Contender, compiled, ours, theirs
+
+NAMES = {baselines.ASSISTED: "transformers_assisted", baselines.LOOKUP: "transformers_lookup"}
+"""What transformers' speculation is called among the contenders."""
 
 
-def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> list[Contender]:
-    """The baselines, then every method at its operating point for the headline budget."""
+def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]], blocks: Mapping[str, int]) -> list[Contender]:
+    """Our own baselines, then every method at its operating point for the headline budget.
+
+    `blocks` is what `baselines.chosen` found for transformers' speculation.
+    """
     request, common, own = request_of(prompts, pair), params.decoding.block, params.decoding.strict_block
     exact, engine = MethodParams("exact"), params.benchmark.engine
     points = {name: operating_point(params, name) for name in params.methods}
@@ -26,8 +35,7 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> lis
             f"strict_{common}", ours(make_decoder(pair, exact, {}, common, engine=engine), request), common, True
         ),
         Contender("transformers_generate", theirs(pair, request), 0, True),
-        Contender("transformers_assisted", assisted(pair, request, own), own, True),
-        Contender(f"transformers_assisted_{common}", assisted(pair, request, common), common, True),
+        *(replace(one, name=NAMES[one.name], is_baseline=True) for one in baselines.at(pair, request, blocks)),
     ]
     for name, point in points.items():
         if name not in strictly:
@@ -37,8 +45,8 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> lis
     return field
 
 
-def assisted(pair: Pair, request: dict[str, Any], block: int) -> Decode:
-    """transformers' assisted generation: with the draft model, or by prompt lookup for a pair that has none."""
-    if pair.draft is None:
-        return theirs(pair, request, prompt_lookup_num_tokens=block)
-    return theirs(pair, request, block)
+def static(pair: Pair, prompts: list[dict[str, Any]]) -> Contender:
+    """transformers' compiled step on a static cache, which not every model and machine can have."""
+    request = request_of(prompts, pair)
+    slots = max(len(prompt["ids"]) for prompt in prompts) + request["max_new_tokens"]
+    return Contender("transformers_static", compiled(theirs(pair, request), pair, slots), 0, True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,21 @@ def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 
             times[name]["tokens"].append(timed[0].tokens)
             times[name]["target_forwards"].append(timed[0].forwards)
     return without_loops(times, loops)
+
+
+def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender], dict[str, str]]:
+    """The contenders that decode this batch, and the reason of each that cannot: that is a result, and not the end."""
+    able, failed = [], {}
+    for contender in field:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                contender.decode(batch)
+        except Exception as error:  # libraries fail in many ways
+            failed[contender.name] = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0][:160]}"
+        else:
+            able.append(contender)
+    return able, failed
 
 
 def lap(field: Sequence[Contender], batch: Prompts, turns: Sequence[int]) -> dict[str, list[Timed]]:

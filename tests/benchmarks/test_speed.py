@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import baselines, speed
+from benchmarks import speed
 from benchmarks.speed_occasions import all_batches
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from pipeline.common.operating_point import Operating
+from pipeline.speed import baselines
 from pipeline.speed.clock import Contender
 from tests.architectures import noisy_copy, tiny_model
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks import baselines, speed
+from benchmarks import speed
 from gistgate.certificates.ledger import Ledger
 from gistgate.certificates.looks import PUBLISHED, Looks
 from gistgate.errors import UserError
 from gistgate.files import write_json
+from pipeline.speed import baselines
 
 PROMPTS = [[1, number] for number in range(20)]
 

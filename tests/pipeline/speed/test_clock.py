@@ -11,7 +11,7 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from pipeline.speed.clock import Contender, ours, theirs, written
-from pipeline.speed.race import by_kind, race
+from pipeline.speed.race import by_kind, race, working
 from tests.architectures import greedy, pair, prompts
 
 REQUEST = {"max_new_tokens": 12, "eos_ids": [], "stops": []}
@@ -69,3 +69,11 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
     for one in (found["baselines"]["plain"], found["methods"]["loose"]):
         assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
         assert [len(repeats) for repeats in one["seconds"]] == [2, 2]
+
+
+def test_what_cannot_decode_is_a_result_with_its_reason():
+    def broken(batch):
+        raise RuntimeError("no kernel\nmore")
+
+    able, failed = working([Contender("a", lambda batch: ([[1]], 1), 0), Contender("b", broken, 0)], [[1]])
+    assert [one.name for one in able] == ["a"] and failed == {"b": "RuntimeError: no kernel"}

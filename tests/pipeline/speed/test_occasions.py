@@ -54,6 +54,9 @@ def test_a_run_that_was_timed_again_is_published_with_wider_speeds(tmp_path):
     third = read_json(published / "summary.json")
     assert third["methods"]["exact"]["speed"]["vs_plain"]["mean"] == pytest.approx(0.5 ** (1 / 3))
     assert "measured on 3 occasions" in caption(third)
+    write_json(reports / "summary.json", summary({}) | {"timed": {"blocks": {"transformers_assisted": 8}}})
+    with pytest.raises(UserError, match="chose another K"):
+        publish_again(reports, published, code)
     with pytest.raises(UserError, match="was made by other code"):
         publish_again(reports, published, {"code": {"fingerprint": "g"}})
     write_json(reports / "summary.json", summary({}, tau=5.0))

@@ -30,6 +30,7 @@ PARAMS = parse_params(
 )
 CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "judge": [1, 0, 1, 0]}
 SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
+SECONDS["transformers_lookup"] = 5.0
 STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
 SETTING = {"n": 100, "losses": 3, "gains": 1, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
 
@@ -80,7 +81,9 @@ def folder(tmp_path, monkeypatch):
     write_json("reports/calibration/learned/judge.json", calibration("judge", 0.2, True))
     methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
     baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
-    write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines})
+    baselines["transformers_assisted"]["block"] = 0
+    about = {"chosen_on": 16, "failed": {"transformers_static": "RuntimeError: no"}}
+    write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines, **about})
     write_json("models/heads/logistic/metrics.json", {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None, "n": 3})
     bins = [{"predicted": 0.2, "observed": 0.3, "n": 2}, {"predicted": 0.8, "observed": 0.9, "n": 2}]
     write_json("models/heads/logistic/curves.json", {"reliability": bins})
@@ -89,7 +92,7 @@ def folder(tmp_path, monkeypatch):
 
 def test_summary_has_the_promised_schema_and_numbers(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
-    assert set(summary) == {"pair", "task", "seed", "headline_budget", "looks", "plain", "methods", "heads"}
+    assert set(summary) == {"pair", "task", "seed", "headline_budget", "looks", "plain", "timed", "methods", "heads"}
     judge = summary["methods"]["judge"]
     assert set(judge) == {
         "rule",
@@ -119,8 +122,27 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
     assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
 
 
+def test_speeds_are_those_to_the_best_of_transformers(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    blocks = {"transformers_assisted": 0, "transformers_lookup": 8}
+    failed = {"transformers_static": "RuntimeError: no"}
+    assert summary["timed"] == {"n": 2, "blocks": blocks, "chosen_on": 16, "failed": failed}
+    assert (
+        "Speeds are those of 2 test prompts; assisted generation with its defaults, prompt lookup at K = 8, as 16 "
+        "development prompts chose." in tables.caption(summary)
+    )
+    judge = summary["methods"]["judge"]["speed"]
+    assert judge["vs_lookup"]["mean"] == 2.5 and "vs_static" not in judge
+    shown = tables.markdown(summary)
+    assert "speed to prompt lookup" in shown and tables.SHORT["vs static"] not in shown
+    for method in summary["methods"].values():
+        method["speed"]["vs_static"] = judge["vs_plain"]
+    assert tables.SHORT["vs static"] in tables.markdown(summary)
+
+
 def test_answers_cut_at_the_limit_are_shown(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
+    del summary["timed"]
     assert tables.caption(summary).endswith(" %. Answers cut at the limit: judge 2.")
     for method in summary["methods"].values():
         del method["cut"]
