@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS
+from benchmarks.drafting_figures import ASSISTED, PLAIN
+from benchmarks.editing import DRAFTERS
+from benchmarks.ladder import STEPS as ALL_STEPS
+from benchmarks.ladder import STRICT
 from gistgate.files import read_json
 from pipeline.common.entry import run
 from pipeline.report.markdown import table
@@ -51,12 +55,20 @@ def content_of(results: Path) -> str:
 def drafting(found: Mapping[str, Any]) -> str:
     """Every method on every step of `benchmarks.drafting`."""
     contenders = found["contenders"]
-    rows = [line(name, entry) for name, entry in contenders.items()]
+    rows = [line(name, contenders[name]) for name in sorted(contenders, key=place)]
     about = (
         f"Pair `{found['pair']}`, batch {found['batch']}, up to {found['max_new_tokens']} new tokens, "
         f"{threads(found)}; quantised to `{found['kind']}`."
     )
     return "\n\n".join([about, table(STEPS, rows, numbers=True), *reasons(found["left_out"])])
+
+
+def place(name: str) -> tuple[int, str, int]:
+    """Where a contender stands: baselines, strict decoding, then method by method, each in the order of its steps."""
+    method, _, step = name.partition(": ")
+    order = (PLAIN, ASSISTED, STRICT)
+    first = order.index(method) if method in order else len(order)
+    return first, method, ALL_STEPS.index(step) if step else 0
 
 
 def line(name: str, entry: Mapping[str, Any]) -> list[str]:
@@ -70,7 +82,8 @@ def line(name: str, entry: Mapping[str, Any]) -> list[str]:
 def editing(found: Mapping[str, Any]) -> str:
     """The drafters of `benchmarks.editing`."""
     rows = []
-    for name, entry in found["contenders"].items():
+    for name in (PLAIN, *DRAFTERS):
+        entry = found["contenders"][name]
         cells = [name, str(entry["block"] or "–"), str(entry["n"]), f"{entry['tokens_per_second']:.1f}"]
         rows.append([*cells, *(interval(entry.get(key)) for key in ("vs_plain", "vs_model")), decimal(entry["tau"])])
     about = (
@@ -114,7 +127,8 @@ def reasons(left_out: Mapping[str, str]) -> Sequence[str]:
 
 def threads(found: Mapping[str, Any]) -> str:
     """The machine of a result, as far as seconds depend on it."""
-    return f"{found['machine']['threads']} threads of {found['machine']['device']}"
+    num = found["machine"]["threads"]
+    return f"{num} thread{'s' * (num > 1)} of {found['machine']['device']}"
 
 
 def interval(ratio: Mapping[str, float] | None) -> str:

@@ -39,6 +39,8 @@ def test_every_step_has_a_line(tmp_path: Path):
     ratio = "1.50 [1.25, 1.75]"
     assert f"| strict: whole | 4 | 52 | 15.2 | {ratio} | {ratio} |  | 3.21 | 1.66 | 4.0 |" in lines
     assert f"| strict: texts | 4 | 52 | 15.2 | {ratio} | {ratio} | {ratio} | 3.21 | 1.66 | 4.0 |" in lines
+    named = [line.split(" | ")[0] for line in lines if line.startswith(("| plain", "| strict"))]
+    assert named == ["| plain", "| strict: whole", "| strict: texts"]  # files hold them by the alphabet
     assert lines[-1] == "Left out: csd (it is not here)."
 
 
@@ -53,7 +55,7 @@ def test_overlap_has_a_table_of_its_own(tmp_path: Path):
 def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
     entry = {"block": 4, "n": 20, "tokens_per_second": 12.5, "tau": 3.5, "vs_plain": RATIO}
     about = {"pair": "real", "functions": 6, "max_new_tokens": 256}
-    contenders = {"plain": {**entry, "block": 0, "tau": 1.0}, "suffix": {**entry, "vs_model": RATIO}}
+    contenders = {name: {**entry, "vs_model": RATIO} for name in ("hybrid", "model", "plain", "suffix")}
     write_json(tmp_path / "editing-cpu.json", {**about, "contenders": contenders, **MACHINE})
     assert content_of(tmp_path).endswith("| suffix | 4 | 20 | 12.5 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] | 3.50 |")
     shares = {name: {"mean": share} for name, share in zip(SHARES, (0.5, 0.3, 0.1, 0.1, 0.02), strict=True)}
