@@ -20,7 +20,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit
+	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
@@ -98,6 +98,10 @@ sweep: $(STAMP)  ## run the long sweep of decoders in pieces; what has passed is
 audit: $(STAMP)  ## ask pip-audit about every pinned dependency; needs the network
 	$(VENV)/bin/python -m pip install --quiet pip-audit
 	$(VENV)/bin/python -m pip_audit -r constraints.txt --no-deps --disable-pip
+
+mutants: $(STAMP)  ## change every line of rules, bounds, commit and stop, and list the changes that no test notices; hours, resumable
+	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[mutants]'
+	OMP_NUM_THREADS=1 python -m benchmarks.mutants
 
 bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every method prompt by prompt
 	python -m benchmarks.labels
