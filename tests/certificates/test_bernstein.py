@@ -1,5 +1,6 @@
 """The plug-in bound holds after every prompt, and is sharper than the fixed-n inequality."""
 
+import math
 from itertools import product
 
 import numpy as np
@@ -57,3 +58,43 @@ def test_more_prompts_and_less_confidence_mean_a_smaller_bound():
 def test_no_prompt_is_no_bound():
     with pytest.raises(UserError, match="at least one prompt"):
         bernstein_sequence([], ALPHA)
+
+
+def written_out(d, alpha, planned):
+    """Theorem 2 of arXiv 2010.09686 prompt by prompt, with its plug-in weights, as an upper bound on mean(d)."""
+    log, best = math.log(1 / alpha), 1.0
+    mean, variance, seen, squares = 0.5, 0.25, 0.0, 0.0
+    weights = weighted = price = 0.0
+    for t, difference in enumerate(d, 1):
+        x = (1 + difference) / 2
+        spread = planned if planned is not None else t * math.log(1 + t)
+        weight = min(math.sqrt(2 * log / (variance * spread)), 0.75)
+        psi = (-math.log(1 - weight) - weight) / 4
+        weights, weighted, price = weights + weight, weighted + weight * x, price + 4 * (x - mean) ** 2 * psi
+        best = min(best, 2 * (weighted + log + price) / weights - 1)
+        seen += x
+        mean = (0.5 + seen) / (t + 1)
+        squares += (x - mean) ** 2
+        variance = (0.25 + squares) / (t + 1)
+        yield best
+
+
+@pytest.mark.parametrize("planned", [None, 60])
+def test_every_bound_is_that_of_the_theorem(planned):
+    d = np.random.default_rng(3).choice([1.0, 0.25, 0.0, -0.5], 60, p=[0.1, 0.2, 0.5, 0.2])
+    assert bernstein_sequence(d, 0.3, planned) == pytest.approx(list(written_out(d, 0.3, planned)), abs=1e-12)
+    assert bernstein_sequence(d, 0.3, planned)[-1] < 0.6
+
+
+def test_the_inequality_for_a_fixed_number_is_that_of_its_paper_and_says_nothing_beyond_one():
+    """Theorem 4 of arXiv 0907.3740 with the sample variance, for values whose range is 2."""
+    n, variance, log = 50, 0.04, math.log(2 / 0.1)
+    sample = variance * n / (n - 1)
+    expected = 0.01 + math.sqrt(2 * sample * log / n) + 14 * log / (3 * (n - 1))
+    assert bernstein_bound(0.01, variance, n, 0.1) == pytest.approx(expected, abs=1e-12) and expected < 1
+    assert (
+        bernstein_bound(0.0, 0.0, 1, 0.1)
+        == bernstein_bound(0.9, 1.0, 2, 0.1)
+        == bernstein_bound(0.9, 1.0, 20, 0.1)
+        == 1.0
+    )
