@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SOURCE = re.compile(r"<!-- source: (.*?) -->", flags=re.S)
-GENERATED = re.compile(r"<!-- (results|points|headline): begin.*?<!-- \1: end -->", flags=re.S)
+GENERATED = re.compile(r"<!-- (\w+): begin.*?<!-- \1: end -->", flags=re.S)
 """Parts that the publishers write; their tests compare them with the files."""
 DECIMAL = r"(?<![\w.])\d+\.\d+(?!\w|\.\d)"
 FIGURE = re.compile(DECIMAL + r"|(?<![\w.])\d{3,}(?!\w|\.\d)")
