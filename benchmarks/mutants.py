@@ -105,6 +105,7 @@ def judge(file: str, place: Path, processes: int) -> dict[str, Any]:
     place.mkdir(parents=True, exist_ok=True)
     copy_project(place, changes=())
     (place / "setup.cfg").write_text(settings(file, place))
+    source = fingerprint(ROOT / file)
     print(f"{file} in {place}", flush=True)
     with (place / "mutmut.log").open("w") as log:
         done = mutmut(place, "run", "--max-children", str(processes), stdout=log, stderr=subprocess.STDOUT)
@@ -113,7 +114,7 @@ def judge(file: str, place: Path, processes: int) -> dict[str, Any]:
         raise UserError(f"mutmut did not finish {file}. The end of {place / 'mutmut.log'} says why; start again.")
     found = [survivor(file, mutmut(place, "show", name).stdout, verdict) for name, verdict in left(verdicts)]
     rmtree(place)
-    return {**counts(verdicts), "survivors": found, "source": fingerprint(ROOT / file)}
+    return {**counts(verdicts), "survivors": found, "source": source}
 
 
 def settings(file: str, place: Path) -> str:

@@ -12,12 +12,15 @@ from gistgate.rules import RULES
 from pipeline.common.code import CERTIFYING, STAGES
 from pipeline.common.paths import PAIR_REPORT, PARAMS, REPORTS
 from pipeline.params import read_params
-from pipeline.report.gathered import copy
+from pipeline.report.gathered import copy, own_draw
 from pipeline.report.leaders import asks_gate
-from pipeline.smoke import dvc, merged
+from pipeline.smoke import ROOT, dvc, merged
+from pipeline.stages.prompts import of_the_world
 
 RIVALS = ("ensemble", "sense", "regret-budget")
 """Rules without training that the core does not calibrate."""
+PLACE = 99
+"""Among the draws that runs in copies have; the study of when learning pays counts from 0."""
 MODULES = (*CERTIFYING, STAGES + "evaluate", STAGES + "benchmark", "pipeline.report.summary", "pipeline.seed")
 """What makes the results of a seed."""
 
@@ -46,7 +49,10 @@ def run_seed(seed: int, place: Path, changes: Mapping[str, Any] | None = None) -
 
 
 def changes_of(seed: int) -> dict[str, Any]:
-    """What differs from params.yaml for a seed: the rules RIVALS, with the settings that they declare, come in."""
+    """What differs from params.yaml for a seed: the rules RIVALS, with the settings that they declare, come in.
+
+    In the embedded world, which has no end of problems, seeds have calibration prompts that no other run judges.
+    """
     free = {
         name: {
             "rule": name,
@@ -57,7 +63,8 @@ def changes_of(seed: int) -> dict[str, Any]:
         }
         for name in RIVALS
     }
-    return {"seed": seed, "methods": {"free": free}}
+    draw = {"prompts": {"draw": own_draw(PLACE)}} if of_the_world(read_params(ROOT / PARAMS)) else {}
+    return {"seed": seed, "methods": {"free": free}, **draw}
 
 
 def too_weak(place: Path) -> str | None:

@@ -12,7 +12,10 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_json, write_text
 from pipeline import seed, seeds
 from pipeline.common.code import code_fingerprint
+from pipeline.common.reading import read_yaml
+from pipeline.params import parse_params
 from pipeline.report import headline
+from pipeline.report.gathered import own_draw
 from pipeline.report.markers import begin, end
 from pipeline.report.publish import PART
 from pipeline.report.tables import of_seeds
@@ -95,6 +98,13 @@ def test_finished_seeds_stay_and_their_looks_are_published_when_a_later_one_fail
     assert list(read_json(seeds.FILE)["seeds"]) == ["1", "2"]
     assert [look.published for look in Ledger.read(PUBLISHED).looks] == [seeds.FILE.as_posix()] * 2
     assert "over 2 seeds" in (tmp_path / "README.md").read_text()
+
+
+def test_seeds_have_calibration_prompts_of_their_own_where_problems_have_no_end(monkeypatch: pytest.MonkeyPatch):
+    params = parse_params(merged(read_yaml(ROOT / "params.yaml"), seed.changes_of(6)))
+    assert (params.seed, params.prompts.draw) == (6, own_draw(seed.PLACE)) and set(seed.RIVALS) <= set(params.methods)
+    monkeypatch.setattr(seed, "of_the_world", lambda _params: False)
+    assert "prompts" not in seed.changes_of(6)
 
 
 @pytest.mark.slow

@@ -17,8 +17,18 @@ from pipeline.common.reading import read_yaml
 from pipeline.smoke import ROOT, copy_project, merged
 
 Row = Mapping[str, Any]
+DRAWS = 100
+"""Draws of calibration prompts that one draw of params.yaml stands for here: more than there are kinds of runs."""
 MARK = "parameters"
 """Entry of a recorded run that holds its mark."""
+
+
+def own_draw(place: int) -> int:
+    """The draw of calibration prompts for one kind of runs, from 0 to DRAWS - 1, which nothing else judges.
+
+    The ledger of looks knows a pair by its name, which the pairs of all these runs share.
+    """
+    return DRAWS * int(read_yaml(ROOT / PARAMS)["prompts"]["draw"]) + place
 
 
 def mark(changes: dict[str, Any], modules: Sequence[str]) -> str:

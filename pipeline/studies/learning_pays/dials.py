@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from gistgate.rules import RULES
-from pipeline.common.paths import PARAMS
-from pipeline.common.reading import read_yaml
-from pipeline.smoke import ROOT, merged
+from pipeline.report.gathered import own_draw
+from pipeline.smoke import merged
 
 POINTS: dict[str, dict[str, Any]] = {
     "similar": {},
@@ -24,8 +23,6 @@ POINTS: dict[str, dict[str, Any]] = {
     "sure-target": {"pair_training": {"target": {"steps": 1000}}},
 }
 """One dial at a time. New points come last, because the place of a point decides its draw."""
-DRAWS = 100
-"""Draws of calibration prompts that one draw of params.yaml stands for: more than there are points."""
 
 
 def rule_method(name: str) -> dict[str, Any]:
@@ -46,9 +43,6 @@ without training in the large table, `typical` the one that reads the entropy.""
 
 
 def changes_of(name: str, seed: int) -> dict[str, Any]:
-    """What differs from params.yaml at a point with this seed: its dial, and calibration prompts of its own.
-
-    The pairs of all points have one name in the ledger of looks, so no two points may judge the same prompts.
-    """
-    draw = DRAWS * read_yaml(ROOT / PARAMS)["prompts"]["draw"] + list(POINTS).index(name)
+    """What differs from params.yaml at a point with this seed: its dial, and calibration prompts of its own."""
+    draw = own_draw(list(POINTS).index(name))
     return merged(merged(SIZES, POINTS[name]), {"seed": seed, "prompts": {"draw": draw}})

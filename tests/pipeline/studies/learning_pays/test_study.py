@@ -11,6 +11,7 @@ from gistgate.errors import UserError
 from pipeline.common.reading import read_yaml
 from pipeline.params import Params, parse_params, read_params
 from pipeline.report import gathered
+from pipeline.seed import PLACE
 from pipeline.studies.learning_pays import dials, point, study
 from pipeline.studies.learning_pays import figure as when_learning_figure
 
@@ -127,7 +128,7 @@ def test_a_point_without_time_stays_where_it_is(stages):
 OTHER = {
     "size": lambda patch: patch.setattr(dials, "SIZES", {**dials.SIZES, "prompts": {"test": 9}}),
     "params.yaml": lambda patch: patch.setattr(gathered, "read_yaml", lambda path: {**read_yaml(path), "task": "x"}),
-    "draw": lambda patch: patch.setattr(dials, "DRAWS", 1000),
+    "draw": lambda patch: patch.setattr(gathered, "DRAWS", 1000),
     "code": lambda patch: patch.setattr(gathered, "code_fingerprint", lambda *_: "other"),
 }
 """What may change behind a recorded point."""
@@ -146,8 +147,8 @@ def test_another_size_parameter_draw_or_code_measures_a_point_again_and_drops_th
 
 def test_every_point_has_calibration_prompts_of_its_own():
     draws = {dials.changes_of(name, 1)["prompts"]["draw"] for name in study.POINTS}
-    assert len(draws) == len(study.POINTS) and min(draws) >= dials.DRAWS
-    assert len(study.POINTS) <= dials.DRAWS
+    assert len(draws) == len(study.POINTS) and min(draws) >= gathered.DRAWS
+    assert len(study.POINTS) <= PLACE
 
 
 @pytest.mark.parametrize("name", study.POINTS)
