@@ -121,7 +121,6 @@ def test_output_layers_of_different_padding():
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, vocabulary=259)
     text, answer = list(BATCH[0]), decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
     assert decoder.vocabulary == 259
-    assert Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).vocabulary == 264
     for token in answer.ids:
         with torch.no_grad():
             z = target(torch.tensor([text])).logits[0, -1]

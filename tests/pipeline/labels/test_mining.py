@@ -189,7 +189,7 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     maker = labeller(pair, references, rejoin=None, rollouts=1)
     table = concatenated(tables)
     table["chosen"] = torch.ones(num_rows(table), dtype=torch.bool)
-    greedy_kept = maker._greedy_kept(table, texts)
+    greedy_kept = maker.greedy_kept(table, texts)
     expected = []
     for n in range(num_rows(table)):
         problem, position = int(table["problem"][n]), int(table["position"][n])
