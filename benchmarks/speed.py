@@ -58,7 +58,7 @@ def main(
     names = methods.split(",") if methods else list(workload.own)
     if unknown := [name for name in names if name not in workload.own]:
         raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.own)}.")
-    development = [prompt["ids"] for prompt in read_prompts("development")[: baselines.DEVELOPMENT]]
+    development = [prompt["ids"] for prompt in read_prompts("development")[: workload.params.benchmark.development]]
     settings = settings_of(workload, names, {size: batches_of(workload.ids, int(size), prompts) for size in sizes})
     settings["development"] = fingerprint(development)
     earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}

@@ -59,7 +59,7 @@ TINY: dict[str, Any] = {
     "train": {"epochs": 2, "c": [0.01, 0.1], "folds": 2, "hidden": 8},
     "methods": {"free": {"prob": None, "prob-ratio": None, "random": None, "fly": {"variants": [{"window": 2}]}}},
     "calibrate": {"budgets": [0.3, 0.5], "settings": 2, "evaluations": 2},
-    "benchmark": {"prompts": 1, "repeats": 1},
+    "benchmark": {"prompts": 1, "development": 1, "repeats": 1},
 }
 """What differs from params.yaml; None takes a key away."""
 TABLE = STUDIES / "table/params.yaml"

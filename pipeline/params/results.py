@@ -34,6 +34,8 @@ class BenchmarkParams:
 
     prompts: Count = 100
     """Test prompts that every method decodes, in prompts."""
+    development: Count = 16
+    """Development prompts on which transformers' speculation gets its K, in prompts; each is decoded at a dozen K."""
     repeats: Count = 1
     """Times every prompt is decoded by every method, in runs."""
     threads: Count = 1

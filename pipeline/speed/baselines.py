@@ -13,8 +13,6 @@ from pipeline.speed.race import race
 
 KS = (2, 3, 4, 6, 8, 10)
 """Block lengths that are tried; prompt lookup of transformers proposes 10 tokens where it is told nothing."""
-DEVELOPMENT = 16
-"""Development prompts on which assisted generation and prompt lookup get their K."""
 ASSISTED, LOOKUP = "assisted", "prompt-lookup"
 
 

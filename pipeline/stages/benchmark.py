@@ -19,7 +19,7 @@ from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.speed.baselines import DEVELOPMENT, chosen
+from pipeline.speed.baselines import chosen
 from pipeline.speed.clock import machine
 from pipeline.speed.lineup import contenders, static
 from pipeline.speed.race import by_kind, race, working
@@ -33,7 +33,8 @@ def benchmark(params: Params) -> None:
     """Time every method of `params` and write benchmark.json beside their other results."""
     torch.set_num_threads(params.benchmark.threads)
     pair = load_pair(params)
-    prompts, development = read_prompts("test")[: params.benchmark.prompts], read_prompts("development")[:DEVELOPMENT]
+    prompts = read_prompts("test")[: params.benchmark.prompts]
+    development = read_prompts("development")[: params.benchmark.development]
     blocks = chosen(pair, request_of(prompts, pair), [prompt["ids"] for prompt in development])
     able, failed = working([static(pair, prompts)], [prompts[0]["ids"]])
     field = [*contenders(params, pair, prompts, blocks), *able]
