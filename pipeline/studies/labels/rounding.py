@@ -46,14 +46,20 @@ def main(
     params, (labels, texts) = read_params(), read_labels()
     pair, gate = load_pair(params), Gate.load(HEADS / params.train.headline_head)
     table, own = drawn(labels, rows, params.seed), str(pair.target.dtype).removeprefix("torch.")
-    found: dict[str, Any] = {"again": {"outcomes": outcomes(params, pair, table, texts)}}
+    harm = float((table["greedy_kept"] == 0).double().mean())
+    found: dict[str, Any] = {"pair": params.pair, "dtype": own, "rows": num_rows(table), "harm": harm}
+
+    def add(name: str, entry: dict[str, Any]) -> None:
+        found[name] = entry
+        print(name, entry, flush=True)
+        write_result(OUTPUT, found, running())  # the next part may take an hour
+
+    add("again", {"outcomes": outcomes(params, pair, table, texts)})
     first = features(params, pair, gate, table, texts)
     pair = replace(pair, target=pair.target.to(dtype_of(dtype)))
-    other = features(params, pair, gate, table, texts)
-    found[dtype] = {"outcomes": outcomes(params, pair, table, texts), **compared(gate, first, other)}
-    harm = float((table["greedy_kept"] == 0).double().mean())
-    write_result(OUTPUT, {"pair": params.pair, "dtype": own, "rows": num_rows(table), "harm": harm, **found}, running())
-    print(found)
+    read = compared(gate, first, features(params, pair, gate, table, texts))
+    add(f"read in {dtype}", read)
+    add(dtype, {"outcomes": outcomes(params, pair, table, texts), **read})
 
 
 def dtype_of(name: str) -> torch.dtype:
