@@ -58,7 +58,7 @@ def main(
     first = features(params, pair, gate, table, texts)
     pair = replace(pair, target=pair.target.to(dtype_of(dtype)))
     read = compared(gate, first, features(params, pair, gate, table, texts))
-    add(f"read in {dtype}", read)
+    add(dtype, read)
     add(dtype, {"outcomes": outcomes(params, pair, table, texts), **read})
 
 
