@@ -26,7 +26,9 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import Options, certify, prompts_of, task_of
+from gistgate.integrations.lm_eval.calibrate import certify, task_of
+from gistgate.integrations.lm_eval.calibrate_options import Options
+from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 

@@ -23,6 +23,8 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import calibrate
+from gistgate.integrations.lm_eval.calibrate_models import load_models
+from gistgate.integrations.lm_eval.calibrate_options import Options
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -62,11 +64,11 @@ def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None)
     return said
 
 
-def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> calibrate.Options:
+def options_of(said: str, monkeypatch: pytest.MonkeyPatch) -> Options:
     """The options that the command line makes of the command in a sentence."""
-    taken: list[calibrate.Options] = []
+    taken: list[Options] = []
 
-    def certify(options: calibrate.Options) -> None:
+    def certify(options: Options) -> None:
         taken.append(options)
         raise UserError("enough")
 
@@ -84,7 +86,7 @@ def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place: Path, monkeyp
     moved = load_target(str(place / "moved")).model
     options = options_of(sentence(gate, moved, draft), monkeypatch)
     assert (options.quantise_draft, options.draft_vocabulary) == ("int4", str(place / "words.json"))
-    found = calibrate.load_models(options)
+    found = load_models(options)
     assert found.gate is not None and found.draft is not None
     assert identify_model(found.target) == identify_model(moved) and identify_model(found.draft) == identify_model(
         draft
@@ -95,10 +97,10 @@ def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path) -> None:
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
-    found = calibrate.load_models(calibrate.Options(**named))
+    found = load_models(Options(**named))
     assert getattr(found.draft, "quantised", None) == "int4"
     with pytest.raises(UserError, match="should be int4, but is None. Load the draft with --quantise-draft int4, or"):
-        calibrate.load_models(calibrate.Options(**named, quantise_draft="none"))
+        load_models(Options(**named, quantise_draft="none"))
 
 
 def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> None:
@@ -106,8 +108,8 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
     gate = make_gate(place, target, load_draft(place / "draft", target, TOKENIZER, vocabulary=place / "words.json"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
     with pytest.raises(UserError, match="Name the file of that part with --draft-vocabulary"):
-        calibrate.load_models(calibrate.Options(**named))
-    assert calibrate.load_models(calibrate.Options(**named, draft_vocabulary=str(place / "words.json"))).gate
+        load_models(Options(**named))
+    assert load_models(Options(**named, draft_vocabulary=str(place / "words.json"))).gate
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_a_gguf_file_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyP
     said = Gate.load(tmp_path / "gate", served.model, None, served.tokenizer, elsewhere=True).reservation or ""
     options = options_of(said, monkeypatch)
     assert (options.task, options.target) == ("TASK", str(second))
-    assert identify_model(calibrate.load_models(options).target) == identify_model(served.model)
+    assert identify_model(load_models(options).target) == identify_model(served.model)
 
 
 def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,59 @@
+"""The models that `gistgate calibrate` decodes with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.build.models import load_draft, load_target
+from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
+from gistgate.identity import ModelIdentity
+from gistgate.integrations.lm_eval.calibrate_options import Options
+
+
+@dataclass(frozen=True)
+class Models:
+    """What decodes."""
+
+    target: PreTrainedModel
+    draft: PreTrainedModel | None
+    tokenizer: PreTrainedTokenizerBase
+    gate: Gate | None
+
+
+def load_models(options: Options) -> Models:
+    """The models that are named, else those that the gate was trained for; the draft is as light as the gate's.
+
+    Raises:
+        UserError: a model cannot be loaded, or the gate was trained for another one.
+    """
+    config = Gate.load(options.gate).config if options.gate else None
+    name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
+    target = load_target(options.target or name, dtype)
+    draft_name = options.draft or (config.draft.name if config and config.draft else None)
+    lighter = lighter_as_trained(options, config.draft if config else None)
+    draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
+    for model in (target.model, draft):
+        if model is not None:
+            model.requires_grad_(False)
+    target.tokenizer.padding_side = "left"
+    gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
+    return Models(target.model, draft, target.tokenizer, gate)
+
+
+def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[str, Any]:
+    """How the draft is made lighter: as the user says, else as the draft was that the gate was trained with.
+
+    Raises:
+        UserError: that draft had a vocabulary of its own, of which a gate keeps no more than a hash.
+    """
+    if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
+        raise UserError(
+            "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
+            "--draft-vocabulary."
+        )
+    bits = trained.quantisation if trained is not None else None
+    return {"quantised": options.quantise_draft or bits, "vocabulary": options.draft_vocabulary}
