@@ -8,86 +8,15 @@ from pathlib import Path
 import pytest
 
 from gistgate.errors import UserError
-from gistgate.files import fingerprint, write_json, write_json_lines
-from pipeline.params import parse_params
-from pipeline.report import publish, tables
-from pipeline.report.markers import begin, end, part
+from gistgate.files import write_json, write_json_lines
+from pipeline.report import tables
 from pipeline.report.page import page
-from pipeline.report.publish import PART
 from pipeline.report.results import read_results
 from pipeline.report.summary import as_csv, frontier, summarise
 from pipeline.stages import report
+from tests.pipeline.report.made_up import LENGTHS, PARAMS, folder
 
-PARAMS = parse_params(
-    {
-        "headline_budget": 0.1,
-        "train": {"heads": ["logistic"]},
-        "methods": {
-            "free": {"exact": {"rule": "exact"}, "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.1]}},
-            "learned": {"judge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.05, 0.2]}},
-        },
-    }
-)
-CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "judge": [1, 0, 1, 0]}
-SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
-SECONDS["transformers_lookup"] = 5.0
-STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
-SETTING = {"n": 100, "losses": 3, "gains": 1, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
-
-LENGTHS = {"capped": 0.02, "strict_capped": 0.01, "mean_tokens": 41.5, "strict_mean_tokens": 40.0}
-
-
-def evaluation(name):
-    summary = {
-        "method": name,
-        "block": 8,
-        "knob": 0.2 if name == "judge" else None,
-        "n": 4,
-        "accuracy": sum(CORRECT[name]) / 4,
-        "cut": 2 if name == "judge" else 0,
-        "mean_accepted_length": 6.0,
-        "loose_per_100": 7.0,
-        "statistics": STATISTICS,
-    }
-    return summary, [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
-
-
-def calibration(name, knob, certified):
-    verdict = {"certified": certified, "knob": knob if certified else None, "bound": 0.04 if certified else 0.2}
-    verdict |= {"n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS}
-    return {
-        "method": name,
-        "rule": PARAMS.methods[name].rule,
-        "budgets": {"0.1": verdict},
-        "settings": [{"knob": knob, "fixed": {}, **SETTING}],
-        "development": [{"knob": knob, "fixed": {}, **SETTING}],
-    }
-
-
-def timing(seconds):
-    return {"block": 8, "seconds": [[seconds / 4, seconds / 4]] * 2, "tokens": [5, 5], "target_forwards": [2, 2]}
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A working directory in which every stage in front of `report` has run."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "unused")
-    for name in CORRECT:
-        summary, samples = evaluation(name)
-        write_json(f"reports/evaluation/{name}/summary.json", summary)
-        write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json("reports/calibration/free/prob.json", calibration("prob", 0.1, False))
-    write_json("reports/calibration/learned/judge.json", calibration("judge", 0.2, True))
-    methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
-    baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
-    baselines["transformers_assisted"]["block"] = 0
-    about = {"chosen_on": 16, "failed": {"transformers_static": "RuntimeError: no"}}
-    write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines, **about})
-    write_json("models/heads/logistic/metrics.json", {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None, "n": 3})
-    bins = [{"predicted": 0.2, "observed": 0.3, "n": 2}, {"predicted": 0.8, "observed": 0.9, "n": 2}]
-    write_json("models/heads/logistic/curves.json", {"reliability": bins})
-    return tmp_path
+__all__ = ["folder"]
 
 
 def test_summary_has_the_promised_schema_and_numbers(folder):
@@ -257,52 +186,6 @@ def test_every_method_becomes_a_run(folder, monkeypatch):
     for line in lines[:3]:  # what all methods share is said once
         assert not line["params"].keys() & common["params"].keys()
         assert not line["metrics"].keys() & common["metrics"].keys()
-
-
-PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
-CODE = {"code": {"modules": ["pipeline.stages.report"], "fingerprint": "f00d", "commit": "abc+"}}
-
-
-def test_publish_renews_the_table_and_nothing_else(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    write_json("reports/summary.json", summary)
-    Path("reports/frontier.csv").write_text("method\n")
-    Path("reports/figures").mkdir()
-    Path("README.md").write_text(f"# Top\n{begin(PART)}\nold\n{end(PART)}\nbottom\n")
-    publish.publish(*PLACES, CODE)
-    text = Path("README.md").read_text()
-    assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
-    published = json.loads(Path("docs/results/summary.json").read_text())
-    shown = {"files": {"frontier.csv": fingerprint(Path("docs/results/frontier.csv"))}}
-    assert published == {**json.loads(Path("reports/summary.json").read_text()), "code": CODE["code"] | shown}
-    table, about = part(text, PART).rsplit("\n\n", 1)
-    assert table == tables.markdown(published)
-    assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
-    assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
-    assert "| judge | 4.0 | -25.0" in text
-
-
-def test_another_run_gets_one_line_beside_the_published_one(folder):
-    summary = summarise(PARAMS, read_results(PARAMS))
-    write_json("reports/summary.json", summary)
-    Path("reports/frontier.csv").write_text("method\n")
-    Path("reports/figures").mkdir()
-    Path("README.md").write_text(f"{begin(PART)}\n{end(PART)}\n")
-    publish.publish(*PLACES, CODE)
-    summary["plain"]["accuracy"] = 0.125
-    write_json("reports/summary.json", summary)
-    publish.publish_beside(*PLACES, "seed-2", CODE)
-    lines = part(Path("README.md").read_text(), PART).splitlines()[-2:]
-    assert lines[0].startswith("| published | 75.0 |")
-    assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
-
-
-def test_publish_without_markers_changes_nothing(folder):
-    write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
-    Path("README.md").write_text("# Top\n")
-    with pytest.raises(UserError, match="The page lacks the lines"):
-        publish.publish(*PLACES, CODE)
-    assert not Path("docs").exists()
 
 
 def test_capped_answers_and_lengths_stand_beside_every_certified_line(folder):

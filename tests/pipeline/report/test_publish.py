@@ -1,0 +1,64 @@
+"""What publishing writes: the results, the page that shows them, and the line of another run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gistgate.errors import UserError
+from gistgate.files import fingerprint, write_json
+from pipeline.report import publish, tables
+from pipeline.report.markers import begin, end, part
+from pipeline.report.publish import PART
+from pipeline.report.results import read_results
+from pipeline.report.summary import summarise
+from tests.pipeline.report.made_up import PARAMS, folder
+
+__all__ = ["folder"]
+
+PLACES = (Path("reports"), Path("docs/results"), Path("README.md"))
+CODE = {"code": {"modules": ["pipeline.stages.report"], "fingerprint": "f00d", "commit": "abc+"}}
+
+
+def test_publish_renews_the_table_and_nothing_else(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    write_json("reports/summary.json", summary)
+    Path("reports/frontier.csv").write_text("method\n")
+    Path("reports/figures").mkdir()
+    Path("README.md").write_text(f"# Top\n{begin(PART)}\nold\n{end(PART)}\nbottom\n")
+    publish.publish(*PLACES, CODE)
+    text = Path("README.md").read_text()
+    assert text.startswith("# Top\n") and text.endswith("\nbottom\n") and "old" not in text
+    published = json.loads(Path("docs/results/summary.json").read_text())
+    shown = {"files": {"frontier.csv": fingerprint(Path("docs/results/frontier.csv"))}}
+    assert published == {**json.loads(Path("reports/summary.json").read_text()), "code": CODE["code"] | shown}
+    table, about = part(text, PART).rsplit("\n\n", 1)
+    assert table == tables.markdown(published)
+    assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
+    assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
+    assert "| judge | 4.0 | -25.0" in text
+
+
+def test_another_run_gets_one_line_beside_the_published_one(folder):
+    summary = summarise(PARAMS, read_results(PARAMS))
+    write_json("reports/summary.json", summary)
+    Path("reports/frontier.csv").write_text("method\n")
+    Path("reports/figures").mkdir()
+    Path("README.md").write_text(f"{begin(PART)}\n{end(PART)}\n")
+    publish.publish(*PLACES, CODE)
+    summary["plain"]["accuracy"] = 0.125
+    write_json("reports/summary.json", summary)
+    publish.publish_beside(*PLACES, "seed-2", CODE)
+    lines = part(Path("README.md").read_text(), PART).splitlines()[-2:]
+    assert lines[0].startswith("| published | 75.0 |")
+    assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
+
+
+def test_publish_without_markers_changes_nothing(folder):
+    write_json("reports/summary.json", summarise(PARAMS, read_results(PARAMS)))
+    Path("README.md").write_text("# Top\n")
+    with pytest.raises(UserError, match="The page lacks the lines"):
+        publish.publish(*PLACES, CODE)
+    assert not Path("docs").exists()
