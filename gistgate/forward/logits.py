@@ -6,7 +6,7 @@ Axis letters: B rows, N tokens read, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 def last_logits(model: PreTrainedModel, keep: int, **inputs: Any) -> Tensor:
     """Logits [B, keep, V] of the last `keep` rows in float32; `inputs` are the arguments of the model's forward."""
-    with contiguous_rows(model):
+    is_cut = inputs["input_ids"].shape[1] > keep
+    with contiguous_rows(model) if is_cut else nullcontext():
         out = model(**inputs, use_cache=True, logits_to_keep=keep)
     logits: Tensor = out.logits[:, -keep:].float()
     return logits

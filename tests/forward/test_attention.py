@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistgate.forward import attention
-from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu
+from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu, pays
 from gistgate.forward.reader import Reader
 from tests.architectures import tiny_model
 
@@ -72,6 +72,28 @@ def test_only_forwards_of_a_reader_use_it_and_the_choice_of_a_model_stays(monkey
     assert chosen == [3] * model.config.num_hidden_layers and model.config._attn_implementation == "sdpa"
     model(torch.tensor([[1, 2]]))
     assert len(chosen) == model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize(
+    ("num", "dtype", "is_ours"),
+    [
+        (1, torch.float32, False),
+        (2, torch.float32, True),
+        (1, torch.bfloat16, True),
+        (MOST, torch.bfloat16, True),
+        (MOST + 1, torch.float32, False),
+    ],
+)
+def test_the_kernel_stays_where_it_is_faster(monkeypatch, num, dtype, is_ours):
+    asked = []
+    monkeypatch.setitem(
+        attention.ALL_ATTENTION_FUNCTIONS._global_mapping,
+        attention.FEW,
+        lambda *given, **more: asked.append(num) or attend_to_few(*given, **more),
+    )
+    model = tiny_model("llama").to(dtype)
+    Reader(model, 1).read(torch.ones(1, num, dtype=torch.long), None, 1)
+    assert bool(asked) is is_ours is pays(num, dtype)
 
 
 def test_a_model_that_chose_otherwise_keeps_its_choice():
