@@ -116,6 +116,7 @@ publish: $(STAMP)  ## copy the last run's results to docs/results and renew the 
 	test ! -e reports/certify/summary.json || python -m pipeline.report.publish certify
 	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
 	python -m benchmarks.drafts_page
+	python -m benchmarks.speed_page
 	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
 
 stale: $(STAMP)  ## list the published files whose code has changed since
