@@ -1,55 +1,29 @@
-"""Figure and table of the study `when_learning_pays`, and the finished runs that are published already."""
+"""Figure and table of the study `when_learning_pays`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from gistgate.files import read_json
 from pipeline.report.figures import STYLE, looks, plt
-from pipeline.studies.learning_pays.point import line
 
 Group = list[dict[str, Any]]
 """The runs of one point, one for each seed."""
 
-PUBLISHED = {
-    "similar": "docs/results/table/summary.json",
-    "neutral": "docs/results/beside/neutral.json",
-    "similar, seed 2": "docs/results/beside/seed-2.json",
-}
-"""Full-sized runs, by what they are called in the figure; the first one compares all rules, the others the core."""
-BESIDE = Path("benchmarks/results/when-learning-pays")
-"""Calibration files of further methods, made later in the folders of published runs, by the name of the run's file."""
 METHODS = ("autojudge", "ensemble", "prob", "prob-ratio", "typical", "kl-judge", "fly", "exact")
 """What is shown, the learned gate first."""
 
 
-def published() -> list[dict[str, Any]]:
-    """The published runs as points."""
-    found = []
-    for name, path in PUBLISHED.items():
-        summary = read_json(Path(path))
-        tau = summary["methods"]["exact"]["mean_accepted_length"]
-        later = {file.stem: line(read_json(file), tau) for file in sorted((BESIDE / Path(path).stem).glob("*.json"))}
-        row = {"point": name, "seed": summary["seed"], "budget": summary["headline_budget"]}
-        found.append({**row, "methods": {**summary["methods"], **later}, "published": path})
-    return found
-
-
 def shown(recorded: Mapping[str, dict[str, Any]]) -> list[Group]:
-    """Groups of points that differ by their seed alone; a published run stands until the study has its own point."""
-    measured = {point["point"] for point in recorded.values()}
-    groups = [[run] for run in published() if run["point"].partition(",")[0] not in measured]
-    return groups + [[one for one in recorded.values() if one["point"] == name] for name in sorted(measured)]
+    """Groups of points that differ by their seed alone."""
+    names = sorted({point["point"] for point in recorded.values()})
+    return [[one for one in recorded.values() if one["point"] == name] for name in names]
 
 
 def label(group: Group) -> str:
     """How a group is called below the axis."""
     first = group[0]
-    if first.get("published"):
-        return f"{first['point']}\n(published)"
     return first["point"] if len(group) > 1 or first["seed"] == 1 else f"{first['point']}\nseed {first['seed']}"
 
 
@@ -61,7 +35,7 @@ def lead(point: dict[str, Any]) -> float:
 
 def strict_accuracy(point: dict[str, Any]) -> float:
     """Share of the prompts that strict decoding solves."""
-    return float(point.get("strict_accuracy") or point["methods"]["exact"]["accuracy"])
+    return float(point["strict_accuracy"])
 
 
 def table(groups: Sequence[Group]) -> str:
@@ -98,10 +72,7 @@ def cell(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def draw(groups: Sequence[Group]) -> plt.Figure:
-    """Mean accepted length of every method at each point, below it the gate's lead: medians, lines for the range.
-
-    Full-sized published runs have hollow marks: their certificates come from more prompts than the study's.
-    """
+    """Mean accepted length of every method at each point, below it the gate's lead: medians, lines for the range."""
     with plt.rc_context(STYLE):
         size = (max(6.0, 1.5 + 0.8 * len(groups)), 5.5)
         figure, (upper, lower) = plt.subplots(
@@ -119,8 +90,7 @@ def draw_lengths(axes: plt.Axes, groups: Sequence[Group]) -> None:
         title: str | None = name
         for at, group in enumerate(groups):
             if found := [point["methods"][name]["mean_accepted_length"] for point in group if name in point["methods"]]:
-                face = "none" if group[0].get("published") else colour
-                axes.plot(at, median(found), marker, color=colour, mfc=face, label=title)
+                axes.plot(at, median(found), marker, color=colour, label=title)
                 axes.vlines(at, min(found), max(found), color=colour, linewidth=1)
                 title = None
     budgets = sorted({point["budget"] for group in groups for point in group})

@@ -170,25 +170,26 @@ def test_unknown_points_are_refused_with_the_nearest_name():
         study.main(["skew0"])
 
 
-def test_the_figure_shows_published_and_new_points(monkeypatch):
-    monkeypatch.chdir(gathered.ROOT)
-    new = {"point": "skew-0", "seed": 2, "budget": 0.03, "methods": {"exact": method(3.0), "autojudge": method(6.0)}}
-    assert when_learning_figure.lead(new) == pytest.approx(2)
-    groups = when_learning_figure.shown({"skew-0/seed-2": new})
+def row(seed, tau, bound=0.02, name="similar"):
+    """A recorded point whose gate is certified with this bound, or not."""
+    methods = {"exact": method(3.0), "autojudge": {**method(tau), "certified_bound": bound}}
+    return {"point": name, "seed": seed, "budget": 0.03, "strict_accuracy": 0.9, "methods": methods}
+
+
+def test_the_figure_shows_a_group_for_each_point():
+    assert when_learning_figure.lead(row(2, 6.0)) == pytest.approx(2)
+    groups = when_learning_figure.shown({"skew-0/seed-2": row(2, 6.0, name="skew-0"), "neutral/seed-1": row(1, 3.0)})
     upper, lower = when_learning_figure.draw(groups).axes
-    assert [text.get_text() for text in lower.get_xticklabels()][-1] == "skew-0\nseed 2"
-    assert len(lower.patches) == len(groups) == 4
-    assert {"autojudge", "fly", "exact"} <= {text.get_text() for text in upper.get_legend().get_texts()}
+    assert [text.get_text() for text in lower.get_xticklabels()] == ["similar", "skew-0\nseed 2"]
+    assert len(lower.patches) == len(groups) == 2
+    assert {"autojudge", "exact"} == {text.get_text() for text in upper.get_legend().get_texts()}
 
 
-def test_seeds_of_a_point_are_shown_by_median_and_range(monkeypatch):
-    monkeypatch.chdir(gathered.ROOT)
-    rows = {}
-    for seed, tau, bound in ((1, 6.0, 0.02), (2, 9.0, None), (3, 7.5, 0.011)):
-        methods = {"exact": {**method(3.0), "accuracy": 0.9}, "autojudge": {**method(tau), "certified_bound": bound}}
-        rows[f"similar/seed-{seed}"] = {"point": "similar", "seed": seed, "budget": 0.03, "methods": methods}
-    groups = when_learning_figure.shown(rows)
-    assert [when_learning_figure.label(group) for group in groups] == ["neutral\n(published)", "similar"]
+def test_seeds_of_a_point_are_shown_by_median_and_range():
+    every = ((1, 6.0, 0.02), (2, 9.0, None), (3, 7.5, 0.011))
+    rows = {f"similar/seed-{seed}": row(seed, tau, bound) for seed, tau, bound in every}
+    groups = when_learning_figure.shown({"neutral/seed-1": row(1, 3.0, name="neutral"), **rows})
+    assert [when_learning_figure.label(group) for group in groups] == ["neutral", "similar"]
     cells = [one.strip() for one in when_learning_figure.table(groups).splitlines()[-1].strip("|").split("|")]
     assert cells[:4] == ["similar", "3", "90 [90, 90]", "7.50 [6.00, 9.00] (2.0, none in 1)"]
     assert cells[-1] == "2.50 [2.00, 3.00]"
@@ -197,23 +198,9 @@ def test_seeds_of_a_point_are_shown_by_median_and_range(monkeypatch):
     assert lower.collections[0].get_segments()[1][:, 1].tolist() == [2.0, 3.0]
 
 
-def test_methods_calibrated_later_stand_beside_those_of_a_published_run(tmp_path, monkeypatch):
-    monkeypatch.chdir(gathered.ROOT)
-    monkeypatch.setattr(when_learning_figure, "BESIDE", tmp_path)
-    before = when_learning_figure.published()[1]["methods"]
-    (tmp_path / "neutral").mkdir()
-    for name, passed in (("mars", 0.3), ("top-k", None)):
-        (tmp_path / "neutral" / f"{name}.json").write_text(json.dumps(calibration(name, {0.3: 7.5}, passed)))
-    similar, neutral, _ = when_learning_figure.published()
-    assert neutral["methods"]["mars"]["mean_accepted_length"] == 7.5
-    assert neutral["methods"]["top-k"]["mean_accepted_length"] == before["exact"]["mean_accepted_length"]
-    assert neutral["methods"].keys() == before.keys() | {"mars", "top-k"}
-    assert similar["point"] == "similar"
-
-
 def test_the_table_says_which_methods_have_no_certificate():
-    rows = {"exact": {**method(3.0), "accuracy": 0.5}, "fly": {**method(3.0), "certified_bound": None}}
-    point = {"point": "x", "seed": 1, "methods": {**rows, "autojudge": method(6.0)}}
+    rows = {"exact": method(3.0), "fly": {**method(3.0), "certified_bound": None}}
+    point = {"point": "x", "seed": 1, "strict_accuracy": 0.5, "methods": {**rows, "autojudge": method(6.0)}}
     line = when_learning_figure.table([[point]]).splitlines()[-1]
     cells = [cell.strip() for cell in line.strip("|").split("|")]
     assert (cells[:4], cells[-3:]) == (["x", "1", "50", "6.00 (2.0)"], ["3.00 (none)", "3.00 (2.0)", "2.00"])
