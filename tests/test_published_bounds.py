@@ -97,7 +97,7 @@ def test_the_bound_of_a_table_is_that_of_its_certificate():
 
 
 def test_missing_numbers_and_another_bound_are_noticed():
-    content = json.loads((ROOT / "docs/results/beside/first-look.json").read_text())
+    content = json.loads((ROOT / "docs/results/summary.json").read_text())
     certificate = content["methods"]["autojudge"]["certificates"]["0.03"]
     del certificate["gains"]
     assert [row for row in certified(content) if line_of(row) is None] == [certificate]

@@ -64,6 +64,13 @@ def calibrate(
     judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
     task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
+    chat: Annotated[
+        bool | None,
+        typer.Option("--chat/--no-chat", help="Ask in the form of a chat; default: the gate's way."),
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option(help='System text; default: the gate\'s; "" for none.', show_default=False)
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
     draw: Annotated[int, typer.Option(help="Which calibration prompts: every number takes others.", min=1)] = 1,
     looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1,
@@ -76,8 +83,6 @@ def calibrate(
     loose_model: Annotated[str | None, served("Model of the other server; default: its only one.")] = None,
     strict_body: Annotated[str, served("Further entries of every request to the reference server, as JSON.")] = "{}",
     loose_body: Annotated[str, served("Further entries of every request to the other server, as JSON.")] = "{}",
-    chat: Annotated[bool, served("Ask with the messages of a chat.")] = False,
-    system: Annotated[str | None, served("System text of the chat.")] = None,
     concurrent: Annotated[int, served("Requests that are under way at the same time.", min=1)] = 8,
 ) -> None:
     """Find the loosest setting of a rule whose loss is certified, and write certificate.json.
@@ -90,7 +95,7 @@ def calibrate(
         return
     command = module_of("gistgate.integrations.lm_eval.calibrate", "calibrate")
     known = {one.name for one in fields(command.Options)}
-    refuse_others(options, known, "unless two servers are compared; a gate brings its own way to build prompts")
+    refuse_others(options, known, "unless two servers are compared")
     options = {name: value for name, value in options.items() if name in known and name != "settings"}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan and the progress are no JSON
         proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
@@ -124,7 +129,7 @@ def compare_servers(options: dict[str, Any], as_json: bool) -> None:
     refuse_others(options, OF_SERVERS, "where two servers are compared")
     command = module_of("gistgate.integrations.endpoints.calibrate", "endpoints")
     given = {name: options[name] for name in OF_SERVERS}
-    given["out"] = given["out"] or Path()
+    given |= {"out": given["out"] or Path(), "chat": bool(given["chat"])}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         certificate, path = command.certify(command.Options(**given))
     if as_json:

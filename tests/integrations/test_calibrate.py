@@ -122,6 +122,24 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(tmp_path,
         assert bool(chosen(tmp_path, monkeypatch) & questions) is is_free
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ({}, (True, "Be short.")),
+        ({"system": "Write a program."}, (True, "Write a program.")),
+        ({"system": ""}, (True, None)),
+        ({"chat": False}, (False, "Be short.")),
+    ],
+)
+def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_path, monkeypatch, said, expected):
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path), False))
+    trained = {"num_fewshot": 0, "chat_template": True, "system": "Be short."}
+    gate = SimpleNamespace(config=SimpleNamespace(prompting=trained))
+    found = task_of(Options(task="sums", gate="g", **said), gate).prompting
+    assert (found.chat_template, found.system) == expected
+    assert not task_of(Options(task="sums", gate="g"), None).prompting.chat_template
+
+
 def test_options_that_cannot_be_are_refused():
     with pytest.raises(UserError, match="Without --gate"):
         Options(task="sums")

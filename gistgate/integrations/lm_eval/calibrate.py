@@ -6,6 +6,7 @@ The stages of the pipeline use the same engine, `gistgate.certificates.calibrati
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,19 @@ def certify(options: Options) -> tuple[Proof, Path]:
 
 
 def task_of(options: Options, gate: Gate | None) -> Task:
-    """The task; a gate decides how its prompts are built."""
+    """The task, with prompts as the user says, else as those that the gate was trained on.
+
+    Raises:
+        UserError: the gate does not say how its prompts were built.
+    """
     try:
         prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
     except ValueError as error:
         raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
+    if options.chat is not None:
+        prompting = replace(prompting, chat_template=options.chat)
+    if options.system is not None:
+        prompting = replace(prompting, system=options.system or None)
     return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
 
 

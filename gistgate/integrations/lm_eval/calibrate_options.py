@@ -34,6 +34,8 @@ class Options:
     judge: str | None = None
     task_data: str | None = None
     allow_code: bool = False
+    chat: bool | None = None
+    system: str | None = None
     out: Path | None = None
     batch_size: int = 32
     seed: int = 0
