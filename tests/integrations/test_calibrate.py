@@ -158,7 +158,7 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
         command.calibrate("sums")
 
 
-@pytest.mark.parametrize("option", [["--chat"], ["--system", "Be brief."], ["--concurrent", "2"]])
+@pytest.mark.parametrize("option", [["--strict-model", "a"], ["--concurrent", "2"]])
 def test_options_of_servers_are_refused_without_servers(option):
     refused = CliRunner().invoke(app, ["calibrate", "--task", "sums", *option])
     assert isinstance(refused.exception, UserError) and f"{option[0]} means nothing unless" in str(refused.exception)
