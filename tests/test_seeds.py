@@ -55,13 +55,13 @@ def test_a_weak_seed_is_named_and_no_part_of_the_median(tmp_path: Path):
     assert "Over 2 seeds" in text and "1.75 (1.50 to 2.00)" in text
     assert "Seed 2 is excluded: its target answers 10.0%." in text and "Seed 2 is excluded" in head
     assert "at most 3.0 points of accuracy at 95 % confidence" in head and "7.00 (6.00 to 8.00) tokens" in head
-    assert "writes 3.00 (3.00 to 3.00), and" in head and "a factor of 1.75 (1.50 to 2.00) in length" in head
+    assert "writes 3.00 (3.00 to 3.00), and" in head and "length is 1.75 (1.50 to 2.00) times" in head
 
 
 def test_without_seeds_the_headline_is_that_of_the_published_run(tmp_path: Path):
     write_json(tmp_path / "summary.json", summary(6.0, 4.0, 1.5))
     text = headline.headline(tmp_path)
-    assert "writes 6.00 tokens" in text and "by a factor of 1.50 in length, and in time by 1.20" in text
+    assert "writes 6.00 tokens" in text and "length is 1.50 times" in text and "its speed 1.20 times" in text
     assert "`fly`" in text and "`ensemble`, writes 4.00" in text
 
 

@@ -34,8 +34,8 @@ def over_seeds(found: dict[str, Any]) -> str:
     text = (
         f"{terms(used[0]['budget'], used[0]['confidence'])}, the gate writes {gate} tokens per target forward pass, "
         f"over {len(used)} seeds of pair, prompts and labels (the median, and the range behind it). The lossless rule "
-        f"writes {strict}, and the best rule that needs no training writes {free}: the gate leads by a factor of "
-        f"{leads['tau']} in length and of {leads['time']} in time."
+        f"writes {strict}, and the best rule that needs no training writes {free}. The gate's length is {leads['tau']} "
+        f"times that of this rule, and its speed {leads['time']} times that of the fastest such rule."
     )
     return " ".join([text, *excluded(found)])
 
@@ -56,12 +56,13 @@ def of_one_run(summary: dict[str, Any]) -> str:
     gate, free, quick = best(methods, gate=True), best(methods, gate=False), fastest(methods)
     tau = {name: methods[name]["mean_accepted_length"] for name in (gate, free, STRICT)}
     time = {name: methods[name]["speed"]["vs_plain"]["mean"] for name in (gate, quick)}
+    length, speed = tau[gate] / tau[free], time[gate] / time[quick]
     return (
         f"{terms(summary['headline_budget'], methods[gate]['confidence'])}, the gate writes {tau[gate]:.2f} tokens per "
         f"target forward pass on seed {summary['seed']}. The lossless rule writes {tau[STRICT]:.2f}, and the best rule "
-        f"that needs no training, `{free}`, writes {tau[free]:.2f}: the gate leads by a factor of "
-        f"{tau[gate] / tau[free]:.2f} in length, and in time by {time[gate] / time[quick]:.2f} over the fastest such "
-        f"rule, `{quick}`. One seed does not stand for a world."
+        f"that needs no training, `{free}`, writes {tau[free]:.2f}. The gate's length is {length:.2f} times that "
+        f"of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`. One "
+        "seed does not stand for a world."
     )
 
 

@@ -12,8 +12,8 @@ from gistgate.errors import UserError
 from pipeline.common.closure import PACKAGES, ROOT
 from pipeline.common.code import KEY, code_fingerprint, made_by
 
-SOURCES = (*PACKAGES, "benchmarks", "params.yaml")
-"""What a commit has to hold for its figures."""
+SOURCES = (*PACKAGES, "benchmarks", "params.yaml", ":!benchmarks/results", ":!**/dvc.lock")
+"""What a commit has to hold for its figures; what commands write there is none of it."""
 
 
 def check_finished(graph: str, root: Path = Path()) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,20 @@ def test_a_copy_with_other_code_is_named_by_its_own_fingerprint_and_no_clean_com
 def test_a_line_says_that_the_code_changed_meanwhile():
     code = {"modules": [MODULE], "fingerprint": "f", "commit": "0123456789ab", "changed": ["pipeline/common/paths.py"]}
     assert "Made while pipeline/common/paths.py changed" in module.line({"code": code})
+
+
+def test_a_commit_is_named_as_changed_where_its_sources_were_and_not_where_commands_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    files = [tmp_path / name for name in ("pipeline/a.py", "pipeline/studies/dvc.lock", "benchmarks/results/b.json")]
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("1")
+    for words in (["init", "-q"], ["add", "-A"], ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], check=True)
+    for file in files[1:]:
+        file.write_text("2")
+    assert not module.commit().endswith("+")
+    files[0].write_text("2")
+    assert module.commit().endswith("+")
