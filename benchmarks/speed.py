@@ -97,7 +97,7 @@ def settings_of(workload: Workload, names: list[str], batches: dict[str, Any]) -
     return {
         "pair": workload.pair.name,
         "strict_block": workload.params.decoding.strict_block,
-        "points": {name: workload.own[name].as_dict() for name in names},
+        "points": {name: {**workload.own[name].as_dict(), **workload.certificate(name)} for name in names},
         "prompts": {size: fingerprint(batch, sorted(workload.request.items())) for size, batch in batches.items()},
         "machine": machine(),
         "code": made_by(running()),

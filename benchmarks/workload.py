@@ -15,11 +15,14 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.gates import load_gate
-from pipeline.common.operating_point import OWN_REPORTS, Operating, calibration_file, operating_point
+from pipeline.common.operating_point import OWN_REPORTS, REPORTS, Operating, calibration_file, operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.studies.speed.params import FILE, speed_params
 from pipeline.studies.table.params import table_params
+
+PROOF = ("confidence", "n", "losses", "gains", "bound", "bound_kind")
+"""What a certificate rests on."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +87,17 @@ class Workload:
             if point.certified:
                 found[name] = point
         return found
+
+    def certificate(self, name: str) -> dict[str, Any]:
+        """The prompts, losses, gains and bound behind a method of `own`."""
+        for params, reports in ((speed_params(self.params), OWN_REPORTS), (self.params, REPORTS)):
+            if name not in params.methods or not calibration_file(params, name, reports).exists():
+                continue
+            if operating_point(params, name, reports=reports) == self.own[name]:
+                verdicts = read_json(calibration_file(params, name, reports))["budgets"]
+                found = next(one for budget, one in verdicts.items() if float(budget) == self.own[name].budget)
+                return {key: found[key] for key in PROOF}
+        raise UserError(f"No calibration of '{name}' is left. Run `make speed` again.")
 
     @property
     def headline(self) -> str:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.workload import Workload
+from benchmarks.workload import PROOF, Workload
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from pipeline.params import parse_params
@@ -18,8 +18,9 @@ BLOCKS = {"blocks": {"prob": 3, "prob-ratio": 4}}
 
 
 def calibrated(name: str, folder: str, block: int, knob: float | None) -> None:
-    """A calibration file of a method; without a knob nothing was certified."""
-    found = {"certified": knob is not None, "knob": knob, "fixed": {}}
+    """A calibration file of a method; without a knob nothing was certified. K stands for the lost prompts."""
+    numbers = {"confidence": 0.95, "n": 100, "losses": block, "gains": 0, "bound": 0.02, "bound_kind": "exact"}
+    found = {"certified": knob is not None, "knob": knob, "fixed": {}, **numbers}
     write_json(Path(folder) / "calibration/free" / f"{name}.json", {"block": block, "budgets": {"0.03": found}})
 
 
@@ -40,6 +41,13 @@ def test_a_method_runs_at_its_own_k_where_it_is_certified_there(workload):
     assert (own["prob"].block, own["prob"].knob) == (3, 0.1)
     assert (common["prob"].block, common["prob"].knob) == (8, 0.5)
     assert own["prob-ratio"] == common["prob-ratio"]
+
+
+def test_the_numbers_of_a_certificate_are_those_of_the_k_that_runs(workload):
+    calibrated("prob", "reports/speed", 3, 0.1)
+    calibrated("prob-ratio", "reports/speed", 4, None)
+    assert {name: workload.certificate(name)["losses"] for name in workload.own} == {"prob": 3, "prob-ratio": 8}
+    assert set(workload.certificate("prob")) == set(PROOF)
 
 
 def test_without_such_certificates_the_common_k_stays(workload):
