@@ -47,7 +47,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def load(num: int) -> Any:
         pair, request = SimpleNamespace(name="tiny"), {"max_new_tokens": 4}
-        return SimpleNamespace(pair=pair, params=params, own={"gate": point}, request=request, ids=given["prompts"])
+        about = {"params": params, "request": request, "ids": given["prompts"], "certificate": lambda _name: {"n": 9}}
+        return SimpleNamespace(pair=pair, own={"gate": point}, **about)
 
     def measure(_workload: Any, num: int, _prompts: int, _names: Any, blocks: dict[str, int]) -> Any:
         given["timed"] = blocks
