@@ -66,7 +66,7 @@ def certified(content: Any) -> Iterator[dict[str, Any]]:
     for one in content if isinstance(content, list) else content.values() if isinstance(content, dict) else ():
         yield from certified(one)
     if isinstance(content, dict) and content.get("certified") is True and content.get("bound_kind", EXACT) == EXACT:
-        yield content
+        yield content["bound"] if isinstance(content.get("bound"), dict) else content
 
 
 def wrong_headlines(content: dict[str, Any]) -> list[str]:
