@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.bench import RESULTS
 from benchmarks.drafts_page import interval
 from benchmarks.speed import ENGINES
+from gistgate.errors import UserError
 from gistgate.files import read_json
 from pipeline.common.entry import run
 from pipeline.report.markdown import table
@@ -38,8 +39,16 @@ def main() -> None:
 
 
 def parts_of(result: Mapping[str, Any]) -> dict[str, str]:
-    """The parts of the page by the names of their markers."""
+    """The parts of the page by the names of their markers.
+
+    Raises:
+        UserError: the result lacks the batch size 1.
+    """
     sizes = {size: one["contenders"] for size, one in result["batches"].items()}
+    if "1" not in sizes:
+        raise UserError(
+            f"{RESULT} has no single requests. Run `python -m benchmarks.speed` with batch size 1."
+        )
     return {"speed": singles(sizes["1"]), "batches": by_size(sizes)}
 
 

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from benchmarks.speed_page import PAGE, RESULT, parts_of
+from gistgate.errors import UserError
 from gistgate.files import read_json
 from pipeline.report.markers import part
 
@@ -47,6 +50,11 @@ def test_each_engine_has_a_table_with_the_slowest_first():
         f"| strict, eager | 4 | 20 | {ratio} | {ratio} | {ratio} |  |",
     ]
     assert compiled.splitlines()[2:] == [f"| strict, compiled | 4 | 30 | {ratio} | {ratio} |  | {ratio} |"]
+
+
+def test_a_result_without_single_requests_is_refused():
+    with pytest.raises(UserError, match="no single requests"):
+        parts_of({"batches": {"16": result()["batches"]["16"]}})
 
 
 def test_batches_say_how_few_they_are():

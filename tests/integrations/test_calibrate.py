@@ -128,7 +128,7 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(tmp_path,
         ({}, (True, "Be short.")),
         ({"system": "Write a program."}, (True, "Write a program.")),
         ({"system": ""}, (True, None)),
-        ({"chat": False}, (False, "Be short.")),
+        ({"chat": False}, (False, None)),
     ],
 )
 def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_path, monkeypatch, said, expected):
@@ -138,6 +138,13 @@ def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_pat
     found = task_of(Options(task="sums", gate="g", **said), gate).prompting
     assert (found.chat_template, found.system) == expected
     assert not task_of(Options(task="sums", gate="g"), None).prompting.chat_template
+
+
+def test_a_system_text_without_a_chat_is_refused(tmp_path, monkeypatch):
+    """No request could ever match such a certificate."""
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path), False))
+    with pytest.raises(UserError, match="Add --chat, or leave --system out"):
+        task_of(Options(task="sums", gate="g", system="Be short."), None)
 
 
 def test_options_that_cannot_be_are_refused():

@@ -91,16 +91,20 @@ def task_of(options: Options, gate: Gate | None) -> Task:
     """The task, with prompts as the user says, else as those that the gate was trained on.
 
     Raises:
-        UserError: the gate does not say how its prompts were built.
+        UserError: the gate does not say how its prompts were built, or a system text has no chat to stand in.
     """
     try:
         prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
     except ValueError as error:
         raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
     if options.chat is not None:
-        prompting = replace(prompting, chat_template=options.chat)
+        prompting = replace(prompting, chat_template=options.chat, system=prompting.system if options.chat else None)
     if options.system is not None:
         prompting = replace(prompting, system=options.system or None)
+    if options.system and not prompting.chat_template:
+        raise UserError(
+            "A system text needs a chat, and these prompts are none. Add --chat, or leave --system out."
+        )
     return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
 
 
