@@ -46,9 +46,7 @@ def parts_of(result: Mapping[str, Any]) -> dict[str, str]:
     """
     sizes = {size: one["contenders"] for size, one in result["batches"].items()}
     if "1" not in sizes:
-        raise UserError(
-            f"{RESULT} has no single requests. Run `python -m benchmarks.speed` with batch size 1."
-        )
+        raise UserError(f"{RESULT} has no single requests. Run `python -m benchmarks.speed` with batch size 1.")
     return {"speed": singles(sizes["1"]), "batches": by_size(sizes)}
 
 

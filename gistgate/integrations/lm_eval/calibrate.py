@@ -102,9 +102,7 @@ def task_of(options: Options, gate: Gate | None) -> Task:
     if options.system is not None:
         prompting = replace(prompting, system=options.system or None)
     if options.system and not prompting.chat_template:
-        raise UserError(
-            "A system text needs a chat, and these prompts are none. Add --chat, or leave --system out."
-        )
+        raise UserError("A system text needs a chat, and these prompts are none. Add --chat, or leave --system out.")
     return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
 
 
