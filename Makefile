@@ -117,12 +117,13 @@ publish: $(STAMP)  ## copy the last run's results to docs/results and renew the 
 	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
 	python -m benchmarks.drafts_page
 	python -m benchmarks.speed_page
+	python -m benchmarks.block_page
 	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
 
 stale: $(STAMP)  ## list the published files whose code has changed since
 	python -m pipeline.common.stale
 
-seeds: $(STAMP)  ## run the core on five seeds of everything (about an hour each); resumable, results in docs/results/seeds.json
+seeds: $(STAMP)  ## run the core on five seeds of everything (17 minutes each on two fast cores); resumable, results in docs/results/seeds.json
 	python -m pipeline.seeds
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)

@@ -1,0 +1,22 @@
+"""The tables of block lengths come from the results of benchmarks.block and from nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.block_page import PAGE, SWEEPS, sweep
+from gistgate.files import read_json
+from pipeline.report.markers import part
+
+
+@pytest.mark.parametrize("name", SWEEPS)
+def test_the_page_shows_the_published_sweep(name: str):
+    assert part(PAGE.read_text(), name) == sweep(read_json(SWEEPS[name])["methods"])
+
+
+def test_the_fastest_k_is_bold_and_the_proposed_one_stands_last():
+    methods = {
+        "strict": {"tokens_per_second": {"2": 10.4, "8": 8.0}, "fastest": 2, "proposed": 2},
+        "gate": {"tokens_per_second": {"2": 19.6, "8": 21.0}, "fastest": 8, "proposed": 2},
+    }
+    assert sweep(methods).splitlines()[2:] == ["| gate | 20 | **21** | 2 |", "| strict | **10** | 8 | 2 |"]
