@@ -128,9 +128,9 @@ def point_line(proof: Proof, point: OperatingPoint) -> str:
         return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
     settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"
     return (
-        f"budget {100 * point.budget:g} %  {settings}: loses at most {100 * point.bound:.2f} {unit} with "
-        f"{100 * point.confidence:g} % confidence, from {point.n} prompts of which {point.losses + point.gains} "
-        f"differ; bound: {point.bound_kind}; harmed answers: {100 * point.harm:.2f} %, at most "
+        f"budget {100 * point.budget:g} %  {settings}: within the budget with {100 * point.confidence:g} % confidence, "
+        f"bound {100 * point.bound:.2f} {unit}, from {point.n} prompts of which {point.losses + point.gains} "
+        f"differ; kind of bound: {point.bound_kind}; harmed answers: {100 * point.harm:.2f} %, at most "
         f"{100 * point.harm_bound:.2f} %"
     )
 

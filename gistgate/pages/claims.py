@@ -35,10 +35,10 @@ def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float) -> str:
 
 
 def promise(point: OperatingPoint) -> str:
-    """The loss that a certified point bounds."""
+    """The budget that a certified point keeps: its own bound was computed after the prompts had chosen the point."""
     return (
-        f"Certified: loses at most {100 * point.bound:.2f} points with {100 * point.confidence:g} % confidence, "
-        f"from {point.n} prompts."
+        f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} % confidence "
+        f"(bound {100 * point.bound:.2f}), from {point.n} prompts."
     )
 
 

@@ -122,6 +122,6 @@ def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
 
 def test_it_says_what_it_proves():
     text = proved(proof_of(gate_with(), point(0.01), point(0.001, certified=False)))
-    assert "budget 1 %  risk 0.2: loses at most 0.75 points with 95 % confidence" in text
+    assert "budget 1 %  risk 0.2: within the budget with 95 % confidence, bound 0.75 points" in text
     assert "from 2000 prompts of which 13 differ" in text
     assert "budget 0.1 %  nothing certified: Too few prompts." in text

@@ -20,7 +20,7 @@ def playground(**changes: Any) -> Playground:
     tokenizer, (target, draft) = byte_tokenizer(), tiny_pair(noise=0.3)
     rule = make_rule("prob", r=0.002)
     decoder = Decoder(target, ModelDrafter(draft), rule, 4, tokenizer=tokenizer)
-    claims = {0.002: "Certified: loses at most 2.10 points with 95 % confidence, from 500 prompts."}
+    claims = {0.002: "Certified: loses at most 3 points with 95 % confidence (bound 2.10), from 500 prompts."}
     return Playground(decoder, Target(target, tokenizer), rule, **{"claims": claims, "max_new_tokens": 24, **changes})
 
 
