@@ -35,7 +35,9 @@ def certified():
 def test_the_certified_value_is_told_with_its_bound_and_others_are_not_certified(certified):
     decoder = build_decoder(TARGET, TOKENIZER, certified)
     bound = 100 * certified.gate.proof.points[1].bound
-    assert own_claim(certified, decoder).startswith(f"Certified: loses at most 3 points with 95 % confidence (bound {bound:.2f})")
+    assert own_claim(certified, decoder).startswith(
+        f"Certified: loses at most 3 points with 95 % confidence (bound {bound:.2f})"
+    )
     assert "not among the certified values (0.2)" in claim(certified, decoder, decoder.rule, 0.3)
 
 
