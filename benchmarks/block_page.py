@@ -15,7 +15,7 @@ from pipeline.common.entry import run
 from pipeline.report.markdown import table
 from pipeline.report.markers import renew
 
-SWEEPS = {"blocks": RESULTS / "block-cpu.json", "blocks-compiled": RESULTS / "block-compiled-cpu.json"}
+SWEEPS = {"blocks": RESULTS / "block-cpu.json", "blocks_compiled": RESULTS / "block-compiled-cpu.json"}
 """The results, by the names of the markers: all methods on the eager engine, and some on the compiled one."""
 
 
