@@ -27,7 +27,7 @@ def main() -> None:
 
 def sweep(methods: Mapping[str, Mapping[str, Any]]) -> str:
     """Tokens per second of each method at each K, the fastest in bold, and the proposed K."""
-    ks = [int(k) for k in next(iter(methods.values()))["tokens_per_second"]]
+    ks = sorted(int(k) for k in next(iter(methods.values()))["tokens_per_second"])
     rows = []
     for name in sorted(methods):
         one = methods[name]
