@@ -27,7 +27,7 @@ def listed() -> dict[str, list[tuple[str, str]]]:
 
 def problems(name: str, page: str) -> list[str]:
     """What is wrong with the decimals in the text of a page: the first that the list does not have, or wrong values."""
-    found, expected = sources.decimals(page), listed().get(name, [])
+    found, expected = [one.group() for one in sources.decimals(page)], listed().get(name, [])
     names = [figure for figure, _ in expected]
     if found != names:
         at = next((i for i, pair in enumerate(zip(found, names)) if pair[0] != pair[1]), min(len(found), len(names)))

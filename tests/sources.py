@@ -19,6 +19,11 @@ ROOT = Path(__file__).parents[1]
 SOURCE = re.compile(r"<!-- source: (.*?) -->", flags=re.S)
 GENERATED = re.compile(r"<!-- (\w+): begin.*?<!-- \1: end -->", flags=re.S)
 """Parts that the publishers write; their tests compare them with the files."""
+HIDDEN = re.compile(r"```.*?```|<!--.*?-->", flags=re.S)
+ASIDE = re.compile(r"^(?:\||    ).*$", flags=re.M)
+"""Lines of tables and of indented code."""
+NAMES = re.compile(r"\]\([^)]*\)|`[^`]*`|\b\d{4}\.\d{4,5}\b")
+"""Targets of links, code in the text, and numbers of papers."""
 DECIMAL = r"(?<![\w.])\d+\.\d+(?!\w|\.\d)"
 FIGURE = re.compile(DECIMAL + r"|(?<![\w.])\d{3,}(?!\w|\.\d)")
 """What must have a source in a table: numbers with decimals, and whole numbers from 100."""
@@ -45,8 +50,7 @@ def cells_of(row: str) -> list[str]:
 
 def plain(text: str) -> str:
     """Without links, code and grouped thousands."""
-    text = re.sub(r"\]\([^)]*\)|`[^`]*`|\b\d{4}\.\d{4,5}\b", " ", text)
-    return re.sub(r"(?<=\d) (?=\d{3}\b)", "", text)
+    return re.sub(r"(?<=\d) (?=\d{3}\b)", "", NAMES.sub(" ", text))
 
 
 def figures_of(text: str) -> list[str]:
@@ -61,12 +65,8 @@ def span(figure: str) -> tuple[float, float]:
     return float(figure) - half, float(figure) + half
 
 
-def prose(page: str) -> str:
-    """The text of a page without tables, code and generated parts."""
-    text = re.sub(r"```.*?```|<!--.*?-->", "", GENERATED.sub("", page), flags=re.S)
-    return plain("\n".join(line for line in text.splitlines() if not line.startswith(("|", "    "))))
-
-
-def decimals(page: str) -> list[str]:
-    """The decimals in the text of a page, in their order."""
-    return re.findall(DECIMAL, prose(page))
+def decimals(page: str) -> list[re.Match[str]]:
+    """The decimals in the text of a page, in their order and with their positions; tables and code are no text."""
+    for pattern in (GENERATED, HIDDEN, ASIDE, NAMES):
+        page = pattern.sub(lambda found: "\0" * len(found.group()), page)
+    return list(re.finditer(DECIMAL, page))
