@@ -12,6 +12,7 @@ from rich.text import Text
 
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.served import ServedCertificate
+from gistgate.cli.terminal import inert
 from gistgate.gates.config import GateConfig
 from gistgate.observing.outlook import Costs, Effort, Outlook
 from gistgate.observing.race import Clock
@@ -62,7 +63,7 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
     shown = Text("  ").join(Text(reason, colour) for reason, colour in COLOURS.items())
     shown.append("\n\n")
     for token in tokens:
-        shown.append(token.text, COLOURS[token.reason])
+        shown.append(inert(token.text), COLOURS[token.reason])
     loose = [token for token in tokens if token.reason == "loose"]
     if loose:
         shown.append("\n\nloose tokens:")

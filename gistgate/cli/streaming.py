@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Sequence
 from typing import Any
 
 import typer
 
 from gistgate.block import Acceptance, Block
+from gistgate.cli.terminal import inert
 from gistgate.decoding.decoder import Decoder
 from gistgate.request.rows import Generation, Row
 
@@ -31,9 +33,13 @@ class Writer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def show(self, text: str) -> None:
-        """Print what `text` adds; a text that does not continue what stands there already waits."""
+        """Print what `text` adds, to a terminal without control characters.
+
+        A text that does not continue what stands there already waits.
+        """
         if text.startswith(self.shown):
-            typer.echo(text[len(self.shown) :], nl=False)
+            added = text[len(self.shown) :]
+            typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False)
             self.shown = text
 
     def finish(self, ids: Sequence[int]) -> None:

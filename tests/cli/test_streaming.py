@@ -1,5 +1,9 @@
 """What appears while an answer is decoded, and that nothing is lost where pieces do not fit together."""
 
+import sys
+
+import pytest
+
 from gistgate.cli.streaming import Writer
 
 
@@ -29,3 +33,10 @@ def test_a_text_that_changes_is_printed_again(capsys):
     assert capsys.readouterr().out == "a"
     writer.finish([1, 1])
     assert capsys.readouterr().out == "\nb\n"
+
+
+@pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2Jb\té\u200d\n"), (False, "a\x1b[2Jb\té\u200d\n")])
+def test_an_answer_cannot_steer_a_terminal(capsys, monkeypatch, terminal, shown):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    Writer(Words(["", "a\x1b[2Jb\té\u200d"])).finish([1])
+    assert capsys.readouterr().out == shown
