@@ -8,6 +8,7 @@ from typing import Any
 
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json
+from pipeline.common.code import FILES, KEY
 from pipeline.speed.occasions import joined
 
 SETTINGS = ("pair", "strict_block", "points", "development", "machine", "code")
@@ -24,7 +25,9 @@ def earlier_occasions(path: Path, settings: Mapping[str, Any]) -> Mapping[str, A
     earlier: Mapping[str, Any] = read_json(path)
     if not isinstance(earlier.get("occasions"), list):
         raise UserError(f"{path} does not keep its occasions apart. Measure without --again, and then once more.")
-    names = [name for name in SETTINGS if fingerprint(earlier.get(name)) != fingerprint(settings[name])]
+    code = {name: one for name, one in earlier.get(KEY, {}).items() if name != FILES}  # the figure is drawn afterwards
+    measured = {**earlier, KEY: code}
+    names = [name for name in SETTINGS if fingerprint(measured.get(name)) != fingerprint(settings[name])]
     known, asked = earlier["prompts"], settings["prompts"]
     names += [f"prompts of batch {size}" for size in asked if size in known and known[size] != asked[size]]
     if names:

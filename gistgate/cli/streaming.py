@@ -39,7 +39,7 @@ class Writer:
         """
         if text.startswith(self.shown):
             added = text[len(self.shown) :]
-            typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False)
+            typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False, color=True)
             self.shown = text
 
     def finish(self, ids: Sequence[int]) -> None:

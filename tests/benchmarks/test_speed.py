@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks import speed
+from benchmarks import bench, speed
 from benchmarks.speed_occasions import all_batches
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
+from pipeline.common.code import made_by
 from pipeline.common.operating_point import Operating
 from pipeline.speed import baselines
 from pipeline.speed.clock import Contender
@@ -40,7 +41,7 @@ def test_sizes_count_their_own_occasions_and_none_vanishes():
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`speed.main` without seconds: it returns what would be written, and every K that is timed is the chosen one."""
+    """`speed.main` without seconds: it returns what it wrote, with its figure; every K that is timed is the chosen one."""
     point = Operating("gate", "prob", "model", 4, {"r": 0.5})
     params = SimpleNamespace(decoding=SimpleNamespace(strict_block=4), benchmark=SimpleNamespace(development=16))
     given = {"prompts": [[1, 2], [3]], "threads": 1, "chosen": {"assisted": 4, "prompt-lookup": 10}, "rate": FAST}
@@ -56,11 +57,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(speed.Workload, "load", load)
     monkeypatch.setattr(speed, "read_prompts", lambda _split: [{"ids": [7]}])
-    monkeypatch.setattr(speed, "machine", lambda: {"threads": given["threads"]})
-    monkeypatch.setattr(speed, "made_by", lambda _name: {"modules": ["m"], "fingerprint": given.get("code")})
+    for module in (speed, bench):
+        monkeypatch.setattr(module, "machine", lambda: {"threads": given["threads"]})
+    monkeypatch.setattr(speed, "made_by", lambda name: made_by(name) | given.get("code", {}))
     monkeypatch.setattr(baselines, "chosen", lambda *_models: given["chosen"])
     monkeypatch.setattr(speed, "measure", measure)
-    monkeypatch.setattr(speed, "save", lambda _name, payload, folder, _figure: write(payload, folder))
     monkeypatch.setattr("torch.set_num_threads", lambda _num: None)
 
     def main(**options: Any) -> Any:
@@ -68,10 +69,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return read_json(tmp_path / f"speed-{speed.device_kind()}.json")
 
     return SimpleNamespace(main=main, given=given)
-
-
-def write(payload: Any, folder: Path) -> None:
-    write_json(folder / f"speed-{speed.device_kind()}.json", payload)
 
 
 def test_another_occasion_is_added_at_the_k_of_the_first(run: Any):
@@ -87,7 +84,11 @@ def test_another_occasion_is_added_at_the_k_of_the_first(run: Any):
 
 @pytest.mark.parametrize(
     ("change", "named"),
-    [({"prompts": [[1, 2], [4]]}, "prompts of batch 1"), ({"threads": 2}, "machine"), ({"code": "other"}, "code")],
+    [
+        ({"prompts": [[1, 2], [4]]}, "prompts of batch 1"),
+        ({"threads": 2}, "machine"),
+        ({"code": {"fingerprint": "other"}}, "code"),
+    ],
 )
 def test_what_does_not_belong_together_is_refused_before_anything_is_measured(run: Any, change: Any, named: str):
     run.main()
@@ -99,7 +100,7 @@ def test_what_does_not_belong_together_is_refused_before_anything_is_measured(ru
 
 
 def test_a_result_that_keeps_no_occasions_is_not_added_to(run: Any, tmp_path: Path):
-    write({"occasions": 2}, tmp_path)
+    write_json(tmp_path / f"speed-{speed.device_kind()}.json", {"occasions": 2})
     with pytest.raises(UserError, match="does not keep its occasions apart"):
         run.main(again=True)
 

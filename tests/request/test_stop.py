@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gistgate.request.stopping import Stop
+from gistgate.request.stopping import Stop, eos_ids
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer(bos=False)
@@ -91,3 +94,16 @@ def test_a_stop_reaches_over_the_border_of_two_blocks():
     stop = Stop(99, (), ["Question:"], TOKENIZER)
     assert stop.cut(ids_of("so 4. Quest"), ids_of("ion: how")) == (4, "stop")
     assert stop.cut(ids_of("so 4. Quest"), ids_of("ion, how")) == (8, None)
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "ids"),
+    [([7, 3], 5, [3, 5, 7]), (4, 4, [4]), (0, None, [0]), (None, 2, [2]), (None, None, [])],
+)
+def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(listed: Any, own: int | None, ids: list[int]):
+    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=listed))
+    assert eos_ids(model, SimpleNamespace(eos_token_id=own)) == ids
+
+
+def test_a_model_without_generation_settings_leaves_the_tokenizers_end():
+    assert eos_ids(SimpleNamespace(generation_config=None), SimpleNamespace(eos_token_id=6)) == [6]
