@@ -41,7 +41,7 @@ def test_sizes_count_their_own_occasions_and_none_vanishes():
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`speed.main` without seconds: it returns what it wrote, with its figure; every K that is timed is the chosen one."""
+    """`speed.main` without seconds: it returns what it wrote; every K that is timed is the chosen one."""
     point = Operating("gate", "prob", "model", 4, {"r": 0.5})
     params = SimpleNamespace(decoding=SimpleNamespace(strict_block=4), benchmark=SimpleNamespace(development=16))
     given = {"prompts": [[1, 2], [3]], "threads": 1, "chosen": {"assisted": 4, "prompt-lookup": 10}, "rate": FAST}
