@@ -107,3 +107,7 @@ def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(listed: Any, own: int
 
 def test_a_model_without_generation_settings_leaves_the_tokenizers_end():
     assert eos_ids(SimpleNamespace(generation_config=None), SimpleNamespace(eos_token_id=6)) == [6]
+
+
+def test_a_stop_string_may_be_a_special_token():
+    assert Stop(9, (), [TOKENIZER.eos_token], TOKENIZER).cut([], [*ids_of("a"), EOS, 7]) == (2, "stop")
