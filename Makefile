@@ -123,7 +123,7 @@ publish: $(STAMP)  ## copy the last run's results to docs/results and renew the 
 stale: $(STAMP)  ## list the published files whose code has changed since
 	python -m pipeline.common.stale
 
-seeds: $(STAMP)  ## run the core on five seeds of everything (17 minutes each on two fast cores); resumable, results in docs/results/seeds.json
+seeds: $(STAMP)  ## run the core on five seeds of everything (about 20 minutes each on two cores); resumable, results in docs/results/seeds.json
 	python -m pipeline.seeds
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)

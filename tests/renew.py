@@ -20,7 +20,7 @@ LIST = Path("tests/prose.yaml")
 def main(names: list[str]) -> None:
     for name in names:
         page = (sources.ROOT / name).read_text()
-        rows = prose.listed()[name]
+        rows = prose.listed().get(name, [])
         figures = [figure for figure, _ in rows]
         found = sources.decimals(page)
         if [one.group() for one in found] != figures:

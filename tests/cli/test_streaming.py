@@ -4,7 +4,9 @@ import sys
 
 import pytest
 
+from gistgate.cli.show import coloured
 from gistgate.cli.streaming import Writer
+from gistgate.observing.trace import TracedToken
 
 
 class Words:
@@ -40,3 +42,8 @@ def test_an_answer_cannot_steer_a_terminal(capsys, monkeypatch, terminal, shown)
     monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
     Writer(Words(["", "a\x1b[2Jb\té\u200d"])).finish([1])
     assert capsys.readouterr().out == shown
+
+
+def test_a_traced_answer_cannot_steer_a_terminal():
+    shown = coloured([TracedToken("a\x1b[2J", "strict", None, 0.5), TracedToken("\x9bé\n", "loose", 0.9, 0.5)]).plain
+    assert "a\\x1b[2J\\x9bé\n" in shown and not {"\x1b", "\x9b"} & set(shown)
