@@ -85,7 +85,8 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
     inspect(Path("gate"))
     shown = capsys.readouterr().out
     assert "certificate rule autojudge" in shown and "risk " in shown and kind in shown
-    assert f"at most {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
+    assert "budget 40 %" in shown and "within the budget with 95 % confidence" in shown
+    assert f"bound {100 * found.bound:.2f} {'points' if score == 'task' else '%'}" in shown
 
 
 SPLITS = ("train", "development", "calibration", "guard", "test")
