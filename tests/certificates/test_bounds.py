@@ -6,7 +6,7 @@ from scipy.optimize import minimize_scalar
 from scipy.stats import multinomial
 
 from gistgate.certificates.bernstein import PLUG_IN, bernstein_bound
-from gistgate.certificates.bounds import EXACT, hoeffding_bentkus, upper_bound
+from gistgate.certificates.bounds import EXACT, Bound, hoeffding_bentkus, relative_entropy, upper_bound
 from gistgate.certificates.planning import needed_n
 from gistgate.certificates.tango import exact_bound, p_value, score
 from gistgate.errors import UserError
@@ -112,6 +112,32 @@ def test_the_harm_bound_is_valid_and_not_far_from_exact():
     """Against the exact binomial bound of 10 harmed prompts in 500, 3.37 %."""
     assert 0.0337 < hoeffding_bentkus(0.02, 500, ALPHA) < 0.045
     assert hoeffding_bentkus(1.0, 10, ALPHA) == 1.0
+
+
+def test_the_harm_bound_without_a_harmed_prompt_is_the_exact_one():
+    """(1 - rate) ** n is alpha at the exact bound."""
+    assert hoeffding_bentkus(0.0, 60, ALPHA) == pytest.approx(1 - ALPHA ** (1 / 60), abs=1e-8)
+    assert relative_entropy(1.0, 0.5) == pytest.approx(np.log(2))
+    assert relative_entropy(0.25, 0.5) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
+
+
+@pytest.mark.parametrize("ternary", [True, False])
+def test_gains_do_not_lower_the_bound_on_harm(ternary):
+    bound = upper_bound(outcomes(10, 30, 500), 0.95, ternary)
+    assert bound.harm == pytest.approx(hoeffding_bentkus(10 / 500, 500, ALPHA))
+
+
+def test_an_exact_bound_keeps_a_budget_only_if_its_own_test_rejects():
+    """The bound is searched with a finite resolution, so the test at the budget itself has the last word."""
+
+    def bound(value: float, kind: str) -> Bound:
+        return Bound(value, kind, 0.95, n=100, mean=0.03, losses=3, gains=0, spread=0.03, harm=0.1)
+
+    assert p_value(3, 0, 100, 0.05) > ALPHA > p_value(3, 0, 100, 0.2)
+    assert not bound(0.04, EXACT).within(0.05)
+    assert bound(0.04, PLUG_IN).within(0.05)
+    assert bound(0.2, EXACT).within(0.2)
+    assert not bound(0.21, EXACT).within(0.2)
 
 
 def test_scores_between_right_and_wrong_get_a_wider_bound_that_says_so():

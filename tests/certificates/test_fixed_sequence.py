@@ -5,12 +5,13 @@ import pytest
 from scipy.stats import binom
 
 from gistgate.certificates.bernstein import PLUG_IN
-from gistgate.certificates.betting import BETTING
+from gistgate.certificates.betting import BETTING, betting_bound
 from gistgate.certificates.bounds import EXACT
 from gistgate.certificates.differences import spread_out
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import needed_n
+from gistgate.certificates.planning import needed_n, wager_confidence
+from gistgate.certificates.tango import exact_bound
 from gistgate.errors import UserError
 
 
@@ -31,6 +32,9 @@ def test_planned_decodes_all_and_takes_the_exact_bound():
     seen = []
     tested = try_setting(chunks(np.zeros(800), seen=seen), [0.01], 0.95, "planned")
     assert (sum(seen), tested.within, tested.bounds[0].kind) == (800, (True,), EXACT)
+    seen.clear()
+    tested = try_setting(chunks(np.ones(800), seen=seen), [0.01], 0.95, "planned")
+    assert (sum(seen), tested.within, tested.wagered) == (800, (False,), (None,))
 
 
 def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
@@ -41,6 +45,9 @@ def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
     seen.clear()
     kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "lost")
     assert (sum(seen), kept.within, kept.wagered) == (4000, (True,), (None,))
+    seen.clear()
+    both = try_setting(chunks(fair(2000, 0.1), seen=seen), [0.01, 0.3], 0.95, "lost")
+    assert (sum(seen), both.within, both.wagered) == (2000, (False, True), ("beyond", None))  # the largest is open
 
 
 def test_clear_stops_on_either_answer():
@@ -49,6 +56,9 @@ def test_clear_stops_on_either_answer():
     assert sum(seen) < 1000
     assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
     assert kept.bounds[0].value <= 0.02
+    level = 1 - wager_confidence("clear", 0.95)
+    assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
+    assert fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
 
 
 @pytest.mark.slow
@@ -68,6 +78,7 @@ def test_scores_that_are_not_right_or_wrong_get_the_plug_in_bound():
     assert (tested.bounds[0].kind, tested.within) == (PLUG_IN, (True,))
     equal = try_setting(chunks(np.zeros(500)), [0.02], 0.95, "planned", ternary=False)
     assert equal.bounds[0].kind == PLUG_IN
+    assert fixed_sequence(sequence(np.zeros(500)), [0.02], 0.95, ternary=False).bound(0.02).kind == PLUG_IN
 
 
 def sequence(*settings):
@@ -107,7 +118,9 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
     assert (verdicts.passed(0.01), len(verdicts.tested)) == (None, 1)
     needed = verdicts.needed(0.01)
     assert needed > 1000
-    assert f"about {needed} prompts would do" in verdicts.refusal(0.01)
+    assert needed == needed_n(0.01, 0.95, 0.055, 0.005, exact=True, more_than=1000)
+    bound = exact_bound(30, 25, 1000, 0.05)
+    assert f"5.50% differing answers bound it by {bound:.2%}; about {needed} prompts would" in verdicts.refusal(0.01)
     enough = spread_out(round(0.03 * needed), round(0.025 * needed), needed)
     assert fixed_sequence(sequence(enough), [0.01], 0.95).passed(0.01) == 0
 
@@ -115,7 +128,7 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
 def test_no_number_of_prompts_helps_where_the_loss_uses_up_the_budget():
     verdicts = fixed_sequence(sequence(spread_out(40, 10, 1000)), [0.03], 0.95)
     assert verdicts.needed(0.03) is None
-    assert "more prompts would not help; take a larger budget" in verdicts.refusal(0.03)
+    assert "; more prompts would not help; take a larger budget." in verdicts.refusal(0.03)
 
 
 def test_a_lost_budget_is_refused_without_a_number():
@@ -137,5 +150,5 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
 
 
 def test_an_unknown_way_to_stop_is_refused():
-    with pytest.raises(UserError, match="no way to stop called 'soon'"):
+    with pytest.raises(UserError, match="no way to stop called 'soon'. Use one of: planned, lost, clear."):
         fixed_sequence([], [0.01], 0.95, "soon")
