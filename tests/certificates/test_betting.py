@@ -135,7 +135,7 @@ def test_watching_prompt_by_prompt_says_what_the_whole_says(losses, gains):
     assert (wager.answer, wager.n) == answer_at(d, 0.03, 0.95)
 
 
-@pytest.mark.parametrize("budget, confidence", [(0.0, 0.95), (1.0, 0.95), (0.02, 1.0)])
+@pytest.mark.parametrize("budget, confidence", [(0.0, 0.95), (1.0, 0.95), (0.02, 1.0), (0.02, 0.0)])
 def test_what_cannot_be_watched_is_refused(budget, confidence):
     with pytest.raises(UserError, match=r"in \(0, 1\)"):
         Wager(budget, confidence)

@@ -1,10 +1,12 @@
-"""Scores of open text: the target's own log-probability, and a judge that is asked in both orders."""
+"""Scores: the task's metric, the target's log-probability, cut answers, and a judge that is asked in both orders."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from gistgate.certificates.scores import CLIP, LogProbability, PairwiseJudge
+from gistgate.certificates.scores import CLIP, WORSE, Capped, LogProbability, PairwiseJudge, TaskScore
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -31,3 +33,100 @@ def test_a_judge_that_prefers_the_first_place_says_nothing(monkeypatch):
     assert judge.differences([{"context": ""}], [[5]], [[6]]).tolist() == [0.0]
     monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: one < other)
     assert np.abs(judge.differences([{"context": ""}], [[5]], [[6]])).tolist() == [1.0]
+    monkeypatch.setattr(PairwiseJudge, "prefers_first", lambda self, context, one, other: one == "A")
+    prompts, a, b = [{"context": ""}] * 3, [38 - 3], [39 - 3]
+    assert judge.differences(prompts, [a, b, a], [b, a, a]).tolist() == [1.0, -1.0, 0.0]
+
+
+class Reader:
+    """A judge that finds the answer with an exclamation mark better, and keeps what it was asked."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def __call__(self, input_ids: torch.Tensor) -> SimpleNamespace:
+        text = byte_tokenizer().decode(input_ids[0], skip_special_tokens=True)
+        self.asked.append(text)
+        logits_BTV = torch.zeros(1, input_ids.shape[1], 259)
+        first = text[text.index("Answer A") : text.index("Answer B")]
+        logits_BTV[0, -1, byte_tokenizer().encode("A" if "!" in first else "B")[-1]] = 1.0
+        return SimpleNamespace(logits=logits_BTV)
+
+
+def test_a_judge_reads_request_and_answers_and_says_a_or_b():
+    reader = Reader()
+    judge = PairwiseJudge(reader, byte_tokenizer(), byte_tokenizer())
+    plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
+    prompts = [{"context": "2 + 2?"}]
+    assert judge.differences(prompts, [loud], [plain]).tolist() == [1.0]
+    assert judge.differences(prompts, [plain], [loud]).tolist() == [-1.0]
+    asked = reader.asked[0]
+    places = [asked.index(part) for part in ("Request:\n2 + 2?\n", "Answer A:\nfour!\n", "Answer B:\nfour\n")]
+    assert places == sorted(places) and asked.endswith("The better answer is")
+    assert not judge.prefers_first("", "same", "same")  # the stub says B
+
+
+def test_log_probabilities_do_not_depend_on_the_rows_beside_them():
+    model, _ = tiny_pair()
+    score, sizes = LogProbability(model), ((1, 1), (5, 3), (2, 7), (9, 2))
+    texts = [([3 + p + i for i in range(p)], [50 + p + i for i in range(a)]) for p, a in sizes]
+    singly = []
+    for prompt, answer in texts:
+        with torch.no_grad():
+            logp_TV = model(torch.tensor([prompt + answer])).logits[0].log_softmax(-1)
+        singly.append(np.mean([float(logp_TV[len(prompt) + i - 1, token]) for i, token in enumerate(answer)]))
+    assert score.means(texts) == pytest.approx(singly, abs=1e-5)
+    assert score.means([([3, 4], []), texts[1]]) == [WORSE, pytest.approx(singly[1], abs=1e-5)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 32])
+def test_log_probabilities_are_compared_prompt_by_prompt_in_every_size_of_batch(size, monkeypatch):
+    monkeypatch.setattr("gistgate.certificates.scores.CLIP", 10.0)  # a random model finds all tokens improbable
+    model, _ = tiny_pair()
+    prompts = [{"ids": [3, 4, 5]}, {"ids": [6]}, {"ids": [7, 8]}, {"ids": [9, 9, 9]}]
+    strict, loose = [[10], [11], [12, 13], [14]], [[20, 21], [11], [22], [24]]
+    alone = LogProbability(model, batch_size=32)
+    expected = [float(alone.differences([p], [s], [o])[0]) for p, s, o in zip(prompts, strict, loose, strict=True)]
+    assert LogProbability(model, batch_size=size).differences(prompts, strict, loose) == pytest.approx(
+        expected, abs=1e-5
+    )
+    assert expected[1] == 0 and all(expected[i] != 0 for i in (0, 2, 3))
+
+
+def test_an_empty_answer_is_as_bad_as_the_worst(monkeypatch):
+    monkeypatch.setattr("gistgate.certificates.scores.CLIP", 10.0)
+    score = LogProbability(tiny_pair()[0])
+    mean = score.means([([3, 4], [7])])[0]
+    assert -10 < mean < 0
+    assert score.differences([{"ids": [3, 4]}], [[7]], [[]])[0] == pytest.approx(1 + mean / 10, abs=1e-5)
+
+
+def test_an_answer_is_cut_where_it_is_as_long_as_it_may_be():
+    prompts = [{"max_new_tokens": limit} for limit in (2, 2, 2, 2, 1)]
+    strict, loose = [[5], [5, 6], [5], [5, 6], [5]], [[5], [5], [5, 6], [5, 7], []]
+    assert Capped().differences(prompts, strict, loose).tolist() == [0.0, -1.0, 1.0, 0.0, -1.0]
+
+
+class Sums:
+    """A task that scores the share of right letters, and keeps what it scored."""
+
+    def __init__(self) -> None:
+        self.scored: list[str] = []
+
+    def text(self, tokenizer, ids):
+        return tokenizer.decode(ids)
+
+    def score(self, doc, text):
+        self.scored.append(text)
+        return float(text == doc["right"])
+
+
+def test_only_answers_that_differ_are_scored():
+    task, tokenizer = Sums(), byte_tokenizer(bos=False)
+    right, wrong = tokenizer.encode("4"), tokenizer.encode("5")
+    prompts = [{"doc": {"right": "4"}}] * 4
+    d = TaskScore(task, tokenizer).differences(prompts, [right, right, wrong, wrong], [right, wrong, right, wrong])
+    assert d.tolist() == [0.0, 1.0, -1.0, 0.0]
+    assert task.scored == ["4", "5", "5", "4"]
