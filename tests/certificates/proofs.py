@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from gistgate.certificates.certificate import OperatingPoint, Proof
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash
+import torch
 
+from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.gates.config import GateConfig
+from gistgate.gates.gate import Gate
+from gistgate.identity import ModelIdentity, TokenizerIdentity, gate_hash
+
+IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
 POINT = OperatingPoint(
     budget=0.01, confidence=0.95, settings={"risk": 0.2}, n=2000, losses=8, gains=5, loss=0.0015, bound=0.0075,
     bound_kind="exact", harm=0.004, harm_bound=0.011, certified=True, mean_accepted_length=6.5,
@@ -33,3 +37,11 @@ def proof(*points: OperatingPoint, **changes: Any) -> Proof:
         scope={}, points=points or (POINT,),
     )  # fmt: skip
     return replace(made, **changes)
+
+
+def gate_with(slope: float = 1.0) -> Gate:
+    """A linear gate on the scalars."""
+    config = GateConfig({"type": "linear"}, {"scalars": 8}, IDENTITY, None, TokenizerIdentity("tiny", "hash", 100))
+    gate = Gate(config)
+    gate.head.first.weight.data = torch.full((1, 8), slope)
+    return gate

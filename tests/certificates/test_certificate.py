@@ -3,25 +3,13 @@
 import json
 
 import pytest
-import torch
 
 from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof, scope_mismatch
 from gistgate.cli.show import proved
 from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import ModelIdentity, TokenizerIdentity, gate_hash
-from tests.certificates.proofs import point, proof
-
-IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
-
-
-def gate_with(slope: float = 1.0) -> Gate:
-    """A linear gate on the scalars."""
-    config = GateConfig({"type": "linear"}, {"scalars": 8}, IDENTITY, None, TokenizerIdentity("tiny", "hash", 100))
-    gate = Gate(config)
-    gate.head.first.weight.data = torch.full((1, 8), slope)
-    return gate
+from gistgate.identity import gate_hash
+from tests.certificates.proofs import gate_with, point, proof
 
 
 def proof_of(gate: Gate, *points, **changes) -> Proof:

@@ -1,0 +1,94 @@
+"""What a certificate does not cover is refused where parts are put together and where a request arrives."""
+
+import pytest
+import torch
+
+from gistgate.certificates.holds import check_parts, check_request, load_proof, refuse
+from gistgate.errors import UserError
+from gistgate.files import fingerprint
+from tests.certificates.proofs import gate_with, proof
+from tests.tiny import byte_tokenizer, tiny_pair
+
+PLAIN = {"guards": [], "drafting": None, "engine": "eager"}
+
+
+def checked(scope=PLAIN, *, dtype=torch.float32, engine="eager", guards=(), data=None, drafting=None):
+    """Check a tiny pair against a certificate of that scope."""
+    target = tiny_pair()[0].to(dtype)
+    check_parts(
+        proof(scope=dict(scope)), None, target, None, None, engine=engine, guards=guards, data=data, drafting=drafting
+    )
+
+
+def test_parts_that_agree_are_taken():
+    checked()
+    checked(
+        {**PLAIN, "guards": ["loops"], "drafting": {"stop": "paying"}}, guards=("loops",), drafting={"stop": "paying"}
+    )
+    checked(drafting={})  # a drafter that binds nothing
+
+
+@pytest.mark.parametrize(
+    "wanted, message", [({"guards": ["loops"]}, "guards"), ({"drafting": {"stop": "paying"}}, "drafting")]
+)
+def test_other_guards_or_drafting_are_refused(wanted, message):
+    with pytest.raises(UserError, match=message):
+        checked(**wanted)
+
+
+def test_the_engine_counts_where_rounding_does():
+    """In float32 both engines give the same ids."""
+    checked(engine="compiled")
+    checked(dtype=torch.bfloat16)
+    with pytest.raises(UserError, match="engine"):
+        checked(dtype=torch.bfloat16, engine="compiled")
+
+
+def test_what_a_drafter_copies_from_counts(tmp_path):
+    for name in ("texts", "others"):
+        (tmp_path / name).write_text(name)
+    scope = {**PLAIN, "drafter_data": fingerprint(tmp_path / "texts")}
+    checked(scope, data=tmp_path / "texts")
+    with pytest.raises(UserError, match="drafter_data|drafter data"):
+        checked(scope, data=tmp_path / "others")
+
+
+@pytest.mark.parametrize("part", ["target", "draft", "gate", "tokenizer"])
+def test_every_part_is_compared(part):
+    """A scope that names another part than the one that is there."""
+    target, draft = tiny_pair()
+    parts = {"gate": gate_with(), "target": target, "draft": draft, "tokenizer": byte_tokenizer()}
+    given = {name: parts[name] if name == part else None for name in ("gate", "draft", "tokenizer")}
+    with pytest.raises(UserError, match=part):
+        check_parts(
+            proof(scope={**PLAIN, part: {"weights": "other"} if part in ("target", "draft") else "other"}),
+            given["gate"], target, given["draft"], given["tokenizer"], engine="eager", guards=(), data=None,
+        )  # fmt: skip
+
+
+def test_a_request_is_asked_as_the_prompts_were():
+    certified = proof(scope={"temperature": 0.0, "prompting": {"shots": 2, "chat_template": False, "system": None}})
+    check_request(certified)
+    check_request(certified, system="Be short.")  # a system text outside a chat template reaches no model
+    for asked in ({"temperature": 0.7}, {"chat": True}):
+        with pytest.raises(UserError):
+            check_request(certified, **asked)
+    chat = proof(scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}})
+    check_request(chat, chat=True, system="Be short.")
+    for asked in ({}, {"chat": True}, {"chat": True, "system": "Be long."}, {"system": "Be short."}):
+        with pytest.raises(UserError, match="prompting"):
+            check_request(chat, **asked)
+
+
+def test_a_proof_that_is_named_has_to_be_there(tmp_path):
+    with pytest.raises(UserError, match=r"holds no certificate.json.*gistgate calibrate"):
+        load_proof(tmp_path)
+    written = proof()
+    written.save(tmp_path)
+    assert load_proof(tmp_path) == written
+
+
+def test_nothing_is_raised_where_nothing_differs():
+    refuse(None)
+    with pytest.raises(UserError, match="^another gate$"):
+        refuse("another gate")
