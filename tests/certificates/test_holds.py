@@ -78,6 +78,8 @@ def test_a_request_is_asked_as_the_prompts_were():
     for asked in ({}, {"chat": True}, {"chat": True, "system": "Be long."}, {"system": "Be short."}):
         with pytest.raises(UserError, match="prompting"):
             check_request(chat, **asked)
+    with pytest.raises(UserError, match="prompting"):
+        check_request(proof(scope={"temperature": 0.0}))  # it does not say how its prompts were asked
 
 
 def test_a_proof_that_is_named_has_to_be_there(tmp_path):
