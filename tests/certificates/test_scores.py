@@ -60,11 +60,13 @@ def test_a_judge_reads_request_and_answers_and_says_a_or_b():
     judge = PairwiseJudge(reader, byte_tokenizer(), byte_tokenizer())
     plain, loud = (byte_tokenizer().encode(text) for text in ("four", "four!"))
     prompts = [{"context": "2 + 2?"}]
-    assert judge.differences(prompts, [loud], [plain]).tolist() == [1.0]
+    assert judge.differences(prompts, [[*loud, 2]], [plain]).tolist() == [1.0]  # an end of text is not shown
     assert judge.differences(prompts, [plain], [loud]).tolist() == [-1.0]
-    asked = reader.asked[0]
-    places = [asked.index(part) for part in ("Request:\n2 + 2?\n", "Answer A:\nfour!\n", "Answer B:\nfour\n")]
-    assert places == sorted(places) and asked.endswith("The better answer is")
+    for asked, (first, second) in zip(reader.asked, [("four!", "four"), ("four", "four!")], strict=False):
+        parts = ("Request:\n2 + 2?\n", f"Answer A:\n{first}\n", f"Answer B:\n{second}\n")
+        places = [asked.index(part) for part in parts]
+        assert places == sorted(places) and asked.endswith("The better answer is")
+    assert len(reader.asked) == 4
     assert not judge.prefers_first("", "same", "same")  # the stub says B
 
 
