@@ -48,6 +48,20 @@ def test_measurements_are_bounded_and_never_repeated():
     assert [setting.value for setting in choice.measured] == sorted(call.value for call in world.calls)
 
 
+@pytest.mark.parametrize("evaluations", [1, 2, 3])
+def test_no_measurement_is_left_unused_while_something_is_open(evaluations):
+    """All variants lose so little that their values stay open."""
+    world, variants = World(n=4000), [{"window": 0}, {"window": 1}, {"window": 2}]
+    choose_settings(tuple(np.linspace(0.05, 0.65, 61)), variants, world, replace(AIMS, evaluations=evaluations))
+    assert len(world.calls) == evaluations + 2
+
+
+@pytest.mark.parametrize("settings", [1, 2, 3])
+def test_no_more_settings_are_chosen_than_wanted(settings):
+    choice = choose_settings(GRID, [{}], World(n=4000), replace(AIMS, settings=settings))
+    assert len(choice.settings) == 1 + settings
+
+
 def test_most_of_what_is_far_too_loose_is_never_decoded():
     world = World(loss=lambda x: min(0.5, 2 * x))
     choose_settings(GRID, [{}], world, AIMS)
