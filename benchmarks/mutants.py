@@ -3,9 +3,10 @@
     python -m benchmarks.mutants                                                every file of the core, for hours
     python -m benchmarks.mutants --file gistgate/certificates/bernstein.py      one file, again too; may be repeated
 
-Each file is mutated in a copy of the project below .scratch/mutants, one small change at a time, and its fast tests run
-for every mutant. An interrupted run goes on in its copy. A finished file is added to benchmarks/results/mutants.json,
-with every survivor as file:line and change, and skipped by the next start; files that were changed since leave it.
+The files of a folder are mutated in a copy of the project below .scratch/mutants, one small change at a time, and their
+fast tests run for every mutant. An interrupted run goes on in its copy. Finished files are added to
+benchmarks/results/mutants.json, with every survivor as file:line and change, and skipped by the next start; files that
+were changed since leave it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import groupby
 from pathlib import Path
 from shutil import rmtree
 from typing import Annotated, Any
@@ -48,7 +50,7 @@ SETTINGS = """[mutmut]
 source_paths=
     gistgate
 only_mutate=
-    {file}
+    {files}
 also_copy=
     {others}
 pytest_add_cli_args=
@@ -73,15 +75,17 @@ def main(
     file: Annotated[list[str] | None, typer.Option(help="A file of the core; default: all.")] = None,
     processes: Annotated[int, typer.Option(help="Mutants that are judged side by side.")] = 2,
 ) -> None:
-    """Judge the mutants of one file after another."""
+    """Judge the mutants of the files of one folder after another."""
     check_tool()
-    for name in file or core():
+    names = file or [name for name in core() if name not in recorded()]
+    for name in names:
         if name not in core():
             raise UserError(f"{name} is no file of the core. {nearest(name, core(), 'files')}")
-        if not file and name in recorded():
-            print(f"{name}: recorded, skipped", flush=True)
-            continue
-        record(name, judge(name, COPIES / name.replace("/", "-"), processes))
+    for folder, together in groupby(sorted(names), key=folder_of):
+        files = list(together)
+        slug = "-".join([folder.strip("/").replace("/", "-"), *(Path(name).stem for name in files)])
+        for name, row in judge(files, COPIES / slug[:100], processes).items():
+            record(name, row)
 
 
 def check_tool() -> None:
@@ -96,32 +100,42 @@ def check_tool() -> None:
         raise UserError("mutmut is not installed. Run `pip install -c constraints.txt -e '.[mutants]'`.") from error
 
 
-def judge(file: str, place: Path, processes: int) -> dict[str, Any]:
-    """The verdicts on all mutants of a file; its copy of the project goes at the end.
+def folder_of(file: str) -> str:
+    """The folder whose tests judge a file."""
+    return next(folder for folder in TESTS if file.startswith(folder))
+
+
+def judge(files: Sequence[str], place: Path, processes: int) -> dict[str, dict[str, Any]]:
+    """The verdicts on all mutants of files that share their tests; their copy of the project goes at the end.
 
     Raises:
         UserError: mutmut failed, or the tests fail without any mutant.
     """
     place.mkdir(parents=True, exist_ok=True)
     copy_project(place, changes=())
-    (place / "setup.cfg").write_text(settings(file, place))
-    source = fingerprint(ROOT / file)
-    print(f"{file} in {place}", flush=True)
+    (place / "setup.cfg").write_text(settings(files, place))
+    sources = {file: fingerprint(ROOT / file) for file in files}
+    print(f"{', '.join(files)} in {place}", flush=True)
     with (place / "mutmut.log").open("w") as log:
         done = mutmut(place, "run", "--max-children", str(processes), stdout=log, stderr=subprocess.STDOUT)
-    verdicts = read_verdicts(place / "mutants" / f"{file}.meta")
-    if done.returncode or None in verdicts.values():
-        raise UserError(f"mutmut did not finish {file}. The end of {place / 'mutmut.log'} says why; start again.")
-    found = [survivor(file, mutmut(place, "show", name).stdout, verdict) for name, verdict in left(verdicts)]
+    verdicts = {file: read_verdicts(place / "mutants" / f"{file}.meta") for file in files}
+    if done.returncode or any(None in found.values() for found in verdicts.values()):
+        raise UserError(
+            f"mutmut did not finish {', '.join(files)}. The end of {place / 'mutmut.log'} says why; start again."
+        )
+    rows = {}
+    for file, found in verdicts.items():
+        shown = [survivor(file, mutmut(place, "show", name).stdout, verdict) for name, verdict in left(found)]
+        rows[file] = {**counts(found), "survivors": shown, "source": sources[file]}
     rmtree(place)
-    return {**counts(verdicts), "survivors": found, "source": source}
+    return rows
 
 
-def settings(file: str, place: Path) -> str:
-    """What mutmut reads: the file, its tests, and everything at the top of the copy that tests may open."""
-    folder = next(folder for folder in TESTS if file.startswith(folder))
+def settings(files: Sequence[str], place: Path) -> str:
+    """What mutmut reads: the files, their tests, and everything at the top of the copy that tests may open."""
     others = sorted({path.name for path in place.iterdir()} - {"gistgate", "mutants", ".git", "mutmut.log"})
-    return SETTINGS.format(file=file, others="\n    ".join(others), tests="\n    ".join(TESTS[folder]))
+    lists = {"files": files, "others": others, "tests": TESTS[folder_of(files[0])]}
+    return SETTINGS.format(**{name: "\n    ".join(lines) for name, lines in lists.items()})
 
 
 def mutmut(place: Path, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:

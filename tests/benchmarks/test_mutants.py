@@ -14,6 +14,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json
 
 FILE = "gistgate/certificates/bernstein.py"
+OTHER = "gistgate/certificates/tango.py"
 SHOWN = """# gistgate.certificates.bernstein.x_bernstein_sequence__mutmut_3: survived
 --- gistgate/certificates/bernstein.py
 +++ gistgate/certificates/bernstein.py
@@ -40,8 +41,8 @@ def finished(codes: dict[str, int | None]) -> Any:
     """A run of mutmut that leaves these exit statuses."""
 
     def run(place: Path, verb: str, *arguments: str, **_streams: Any) -> subprocess.CompletedProcess[str]:
-        if verb == "run":
-            path = place / "mutants" / f"{FILE}.meta"
+        for file in (FILE, OTHER) if verb == "run" else ():
+            path = place / "mutants" / f"{file}.meta"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps({"exit_code_by_key": codes}))
         return subprocess.CompletedProcess(arguments, 0, stdout=SHOWN)
@@ -78,6 +79,22 @@ def test_a_judged_file_is_skipped_until_it_changes(place: Path, monkeypatch: pyt
     assert mutants.recorded() == {}
 
 
+def test_the_files_of_a_folder_are_judged_in_one_run(place: Path, monkeypatch: pytest.MonkeyPatch):
+    """Their tests run once to learn which of them reach which function."""
+    run, runs = finished({"a": 1}), []
+
+    def counted(place: Path, verb: str, *arguments: str, **streams: Any) -> subprocess.CompletedProcess[str]:
+        if verb == "run":
+            runs.append((place / "setup.cfg").read_text())
+        return run(place, verb, *arguments, **streams)
+
+    monkeypatch.setattr(mutants, "mutmut", counted)
+    mutants.main([OTHER, FILE])
+    assert len(runs) == 1 and f"only_mutate=\n    {FILE}\n    {OTHER}\nalso_copy" in runs[0]
+    found = read_json(mutants.OUTPUT)
+    assert set(found["files"]) == {FILE, OTHER} and found["total"]["killed"] == 2
+
+
 def test_an_unfinished_run_keeps_its_copy_and_says_where_to_look(place: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(mutants, "mutmut", finished({**CODES, "g": None}))
     with pytest.raises(UserError, match="did not finish gistgate/certificates/bernstein.py"):
@@ -102,7 +119,7 @@ def test_every_file_of_the_core_exists_and_has_tests(tmp_path: Path):
         (tmp_path / name).mkdir()
     for file in mutants.core():
         assert (mutants.ROOT / file).is_file()
-        said = mutants.settings(file, tmp_path)
+        said = mutants.settings([file], tmp_path)
         assert f"only_mutate=\n    {file}\nalso_copy=\n    pipeline\n    tests\n" in said
     assert all((mutants.ROOT / path).exists() for paths in mutants.TESTS.values() for path in paths)
 
