@@ -12,9 +12,8 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.request.rows import Row
 from gistgate.rules import make_rule
-from gistgate.rules.thinking import Thinking, between_markers
+from gistgate.rules.thinking import between_markers
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Watch
 
@@ -36,24 +35,6 @@ def decoder(rule_id: str = "trt-relaxed", **settings: object) -> Decoder:
     watch, tokenizer = settings.pop("observer", None), settings.pop("tokenizer", Marked())
     rule = make_rule(rule_id, **settings)
     return Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=tokenizer, observer=watch)
-
-
-@pytest.mark.parametrize(
-    "ids, before, after",
-    [([], False, False), ([], True, True), ([5, BEGIN, 6], False, True), ([END, 7], True, False),
-     ([BEGIN, 5, END, 6], False, False), ([END, BEGIN], True, True), ([BEGIN, BEGIN, END], False, False)],
-)  # fmt: skip
-def test_between_markers(ids: list[int], before: bool, after: bool):
-    assert between_markers(ids, before, (BEGIN, END)) is after
-
-
-def test_a_row_reads_only_what_is_new():
-    row, thinking = Row(0, [5, BEGIN, 6], 3), Thinking((BEGIN, END))
-    assert thinking.is_thinking(row)
-    row.text = [END, END, END, 7]  # what was read before is not looked at again
-    assert thinking.is_thinking(row)
-    row.text += [END]
-    assert not thinking.is_thinking(row)
 
 
 def test_blocks_know_where_thinking_ends():

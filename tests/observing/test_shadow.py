@@ -16,10 +16,7 @@ from gistgate.optional.guards import LoopGuard
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
-from gistgate.rules.base import settle
-from gistgate.rules.shadow import Shadow
 from tests.architectures import pair, prompts
-from tests.blocks import SURE, TORN, block, random_block
 from tests.decoding.watching import HalfGate
 
 BATCH = prompts(5, 9, 2)
@@ -49,35 +46,6 @@ def test_sampled_texts_stay_the_same_as_well():
     strict = decoder("exact").generate(BATCH, max_new_tokens=16, sampling=sampling)
     shadowed = shadow(decoder("prob", r=0.001)).generate(BATCH, max_new_tokens=16, sampling=sampling)
     assert [row.ids for row in shadowed] == [row.ids for row in strict]
-
-
-def test_a_block_is_counted_exactly():
-    """The target refuses the second token, the rule would have kept all three."""
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    rule, state = Shadow(make_rule("prob", r=0.3)), {}
-    accepted = settle(rule, one, state)
-    assert accepted.length.tolist() == [1]
-    counts = {name: int(value) for name, value in rule.advance(one, accepted, state).items()}
-    assert counts["shadow_tokens"] == counts["shadow_first"] == 4
-    assert (counts["shadow_loose"], counts["shadow_carried"], counts["shadow_differing"]) == (1, 1, 1)
-
-
-def test_the_next_block_is_judged_where_the_loose_one_would_have_ended():
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    rule, state, judged = Shadow(make_rule("prob", r=0.3)), {}, []
-    for _ in range(5):  # the strict text advances by 2, a loose one by 4
-        state = rule.advance(one, settle(rule, one, state), state)
-        judged.append(int(state["shadow_judged"]))
-    assert judged == [1, 1, 2, 2, 3]
-    assert int(state["shadow_blocks"]) == 5 and int(state["shadow_tokens"]) == 12
-
-
-def test_the_watcher_sees_what_would_have_been_accepted():
-    seen = []
-    rule, one = make_rule("prob", r=0.01), random_block(seed=3)
-    watched = Shadow(rule, lambda block, would: seen.append(would))
-    watched.advance(one, settle(watched, one, {}), {})
-    assert (seen[0].length == settle(rule, one, {}).length).all()
 
 
 def test_a_shadow_that_agrees_with_the_target_estimates_the_real_tau():

@@ -16,6 +16,7 @@ from gistgate.rules import make_rule
 from gistgate.rules.base import allowed
 from gistgate.rules.reflective import Reflective
 from tests.blocks import SURE, TORN, accepted, block, random_block
+from tests.tiny import byte_tokenizer
 
 KINDS = [(0.0, True), (1.0, True), (1.0, False), (0.5, True)]
 
@@ -130,6 +131,14 @@ def test_it_asks_for_its_second_reading():
     assert Reflective.verifier == "twice"
     with pytest.raises(UserError, match="second reading, and none was given"):
         Reflective().accept(block(SURE[0], SURE[0], draft=[1]), {})
+
+
+def test_its_second_reading_is_announced_by_a_prompt():
+    context = Reflective(tail=3, mode="second", prompt="Again:").context(byte_tokenizer(), ())
+    assert byte_tokenizer().decode(context.prompt_ids) == "Again:"  # no <s> in front of it
+    assert (context.tail, context.mode) == (3, "second")
+    with pytest.raises(UserError, match=r"'reflective' puts a prompt .* Pass tokenizer="):
+        Reflective().context(None, ())
 
 
 @pytest.mark.parametrize("wrong", [{"alpha": -0.1}, {"alpha": 1.1}, {"tail": -1}, {"base": "mars"}, {"mode": "third"}])

@@ -10,6 +10,7 @@ import torch
 
 from gistgate.block import Block
 from gistgate.errors import UserError
+from gistgate.request.rows import Row
 from gistgate.rules import make_rule
 from gistgate.rules.base import State, settle
 from gistgate.rules.wisv import Wisv
@@ -45,6 +46,14 @@ def test_every_row_pays_its_own_cost():
         cost=torch.tensor([0.0, 0.7, 0.2]),
     )
     assert accepted(Wisv(), whole).length.tolist() == [0, 1, 0]
+
+
+def test_costs_are_read_from_the_requests():
+    """Nothing where no request names one, so that a compiled round needs no tensor of zeros."""
+    context, judged = Wisv().context(None, ()), random_block(batch=3)
+    rows = [Row(index, [5], 1, cost=cost) for index, cost in enumerate((0.5, None, 1.0))]
+    assert context.fields(judged, rows)["cost"].tolist() == [0.5, 0.0, 1.0]
+    assert context.fields(judged, rows[1:2]) == {}
 
 
 def test_below_0_no_cost_opens_the_gate():

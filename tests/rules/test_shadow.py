@@ -1,0 +1,118 @@
+"""The rule that counts what another rule would have accepted: exact inside a block, an estimate across blocks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gistgate.block import Block
+from gistgate.rules import RULES, make_rule
+from gistgate.rules.base import State, settle
+from gistgate.rules.shadow import Shadow, until_protocol
+from gistgate.rules.wisv import Costs
+from tests.blocks import SURE, TORN, block, random_block
+
+
+def test_a_block_is_counted_exactly():
+    """The target refuses the second token, the rule would have kept all three."""
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    rule, state = Shadow(make_rule("prob", r=0.3)), {}
+    accepted = settle(rule, one, state)
+    assert accepted.length.tolist() == [1]
+    counts = {name: int(value) for name, value in rule.advance(one, accepted, state).items()}
+    assert counts["shadow_tokens"] == counts["shadow_first"] == 4
+    assert (counts["shadow_loose"], counts["shadow_carried"], counts["shadow_differing"]) == (1, 1, 1)
+
+
+def test_the_next_block_is_judged_where_the_loose_one_would_have_ended():
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    rule, state, judged = Shadow(make_rule("prob", r=0.3)), {}, []
+    for _ in range(5):  # the strict text advances by 2, a loose one by 4
+        state = rule.advance(one, settle(rule, one, state), state)
+        judged.append(int(state["shadow_judged"]))
+    assert judged == [1, 1, 2, 2, 3]
+    assert int(state["shadow_blocks"]) == 5 and int(state["shadow_tokens"]) == 12
+
+
+def test_the_watcher_sees_what_would_have_been_accepted():
+    seen = []
+    rule, one = make_rule("prob", r=0.01), random_block(seed=3)
+    watched = Shadow(rule, lambda block, would: seen.append(would))
+    watched.advance(one, settle(watched, one, {}), {})
+    assert (seen[0].length == settle(rule, one, {}).length).all()
+
+
+def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
+    """The counters of one row after these blocks."""
+    state: State = {}
+    for one in blocks:
+        state = rule.advance(one, settle(rule, one, state), state)
+    return {name: int(state[name]) for name in rule.counters}
+
+
+def test_what_differs_is_counted_in_the_judged_blocks_alone():
+    """The text advances by 2 and a loose one by 4, so every second block is judged."""
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    assert counted(Shadow(make_rule("prob", r=0.3)), *[one] * 4) == {
+        "shadow_blocks": 4, "shadow_first": 16, "shadow_differing": 4, "shadow_judged": 2, "shadow_tokens": 8,
+        "shadow_loose": 2, "shadow_carried": 2,
+    }  # fmt: skip
+
+
+def test_a_rule_that_keeps_nothing_more_judges_every_block():
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+    assert counted(Shadow(make_rule("prob", r=1.0)), one, one) == {
+        "shadow_blocks": 2, "shadow_first": 4, "shadow_differing": 0, "shadow_judged": 2, "shadow_tokens": 4,
+        "shadow_loose": 0, "shadow_carried": 0,
+    }  # fmt: skip
+
+
+def test_a_longer_draft_behind_a_judged_block_is_waited_for_once():
+    """The loose text of the first block ends 3 tokens ahead; the strict one gets there after one more block."""
+    torn = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])  # strict 2 tokens, loose 4
+    sure = block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2])  # 4 tokens either way
+    rule = Shadow(make_rule("prob", r=0.3))
+    assert [counted(rule, torn, *[sure] * more)["shadow_judged"] for more in range(4)] == [1, 1, 2, 3]
+
+
+def test_an_end_of_the_answer_is_the_own_token_of_its_block():
+    """Behind the loosely accepted token the draft ends the answer, as the target does."""
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]))
+    counts = counted(Shadow(make_rule("prob", r=0.3)), one)
+    assert (counts["shadow_first"], counts["shadow_loose"], counts["shadow_carried"]) == (3, 1, 0)
+    assert counts["shadow_differing"] == 1
+
+
+def test_lengths_end_in_front_of_protocol_tokens():
+    one = block(*[SURE[0]] * 4, draft=[1, 2, 3])
+    for protocol, expected in (([2], [1]), ([3, 1], [0]), ([0], [3]), ([], [3])):
+        judged = replace(one, protocol=torch.tensor(protocol, dtype=torch.long))
+        assert until_protocol(judged, torch.tensor([3])).tolist() == expected
+    assert until_protocol(replace(one, protocol=torch.tensor([3])), torch.tensor([1])).tolist() == [1]
+    assert until_protocol(one, torch.tensor([3])).tolist() == [3]
+    empty = Block(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0).bool(), torch.zeros(1, 1, 4))
+    assert until_protocol(replace(empty, protocol=torch.tensor([1])), torch.tensor([0])).tolist() == [0]
+
+
+def test_the_watched_rule_keeps_its_own_memory():
+    """The bytes that `wisv` counts come from the blocks as it would have accepted them."""
+    judged = replace(random_block(seed=2), cost=None)
+    rule = Shadow(make_rule("wisv", risk=0.5, width=10))
+    state = rule.advance(judged, settle(rule, judged, {}), {})
+    state = rule.advance(judged, settle(rule, judged, state), state)
+    inner: State = {}
+    for _ in range(2):
+        inner = rule.rule.advance(judged, settle(rule.rule, judged, inner), inner)
+    assert torch.equal(state["rule.uplink_bytes"], inner["uplink_bytes"]) and inner["uplink_bytes"].any()
+
+
+@pytest.mark.parametrize("rule_id", ["wisv", "reflective", "mars-margin", "block"])
+def test_it_asks_for_what_the_watched_rule_asks_for(rule_id: str):
+    rule = make_rule(rule_id)
+    shadow = Shadow(rule)
+    for name in ("needs", "verifier", "temperatures", "alternative"):
+        assert getattr(shadow, name) == getattr(RULES[rule_id], name)
+    assert rule_id == "reflective" or type(shadow.context(None, ())) is type(rule.context(None, ()))
+    assert isinstance(Shadow(make_rule("wisv")).context(None, ()), Costs)
