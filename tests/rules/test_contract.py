@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from gistgate.block import Block, Reason
 from gistgate.decoding.extensions import VERIFIERS
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.base import allowed
+from gistgate.rules.base import allowed, settle
 from tests.blocks import accepted, random_block, rows_of
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 
@@ -74,6 +75,30 @@ def test_shape_and_type_also_without_a_draft(rule_id: str, settings: dict[str, A
             outcome = accepted(make_rule(rule_id, **settings), block)
             assert outcome.length.shape == outcome.own_ids.shape == (16,)
             assert (outcome.length <= block.valid.sum(-1)).all()
+
+
+def elsewhere(block: Block) -> Block:
+    """The block on the device "meta", whose tensors have a shape and no values."""
+    content = {field.name: getattr(block, field.name) for field in fields(block)}
+    moved = {name: value.to("meta") for name, value in content.items() if isinstance(value, torch.Tensor)}
+    return replace(block, **moved, hidden={name: state.to("meta") for name, state in block.hidden.items()})
+
+
+@pytest.mark.parametrize("rule_id, settings", [pair for pair in SETTINGS if pair[1].get("table") != "online"])
+def test_all_happens_on_the_device_of_the_block_and_nothing_is_read_back(rule_id: str, settings: dict[str, Any]):
+    """Mixing devices fails there, and so does asking for the value of a tensor, which would stall an accelerator.
+
+    A table that is filled while decoding is left out: its size depends on what was met.
+    """
+    rule = make_rule(rule_id, **deepcopy(settings))
+    for whole in (*blocks(rule_id), *blocks(rule_id, num=0)):
+        there, state = elsewhere(whole), {}
+        for _ in range(2):
+            outcome = settle(rule, there, state)
+            state = rule.advance(there, outcome, state)
+        found = [outcome.length, outcome.own_ids, outcome.reasons, *state.values()]
+        assert {tensor.device.type for tensor in found} == {"meta"}
+        assert {len(tensor) for tensor in found} == {len(whole.draft_ids)}
 
 
 @pytest.mark.parametrize("rule_id", CLOSED)
