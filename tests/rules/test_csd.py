@@ -194,6 +194,29 @@ def test_a_table_is_saved_with_its_order(tmp_path: Path):
     assert known(small, (2, 0), (3, 0), (9, 9)) == [0, 1, 1]
 
 
+def test_what_is_met_after_reading_is_newer_than_all_that_was_read(tmp_path: Path):
+    path = tmp_path / "pairs.safetensors"
+    counted({(1, 0): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1}).save(path)
+    table = PairCounts.load(path, capacity=4)
+    for pair in ((1, 0), (9, 9)):
+        table.add(torch.tensor([pair[0]]), torch.tensor([pair[1]]))
+    assert known(table, (1, 0), (2, 0), (9, 9)) == [2, 0, 1]
+
+
+@pytest.mark.parametrize("pair, expected", [((7, 2), 8), ((2, 7), 8), ((0, 0), 1)])
+def test_the_largest_id_of_a_table_is_known(tmp_path: Path, pair: tuple[int, int], expected: int):
+    counted({pair: 1}).save(tmp_path / "pairs.safetensors")
+    assert PairCounts.load(tmp_path / "pairs.safetensors").num_ids == expected
+
+
+def test_a_sixteenth_is_forgotten_at_a_time():
+    table = counted({(x, 0): 1 for x in range(64)}, capacity=64)
+    assert len(table) == 64  # a full table loses nothing
+    table.add(torch.tensor([64]), torch.tensor([0]))
+    assert len(table) == 60
+    assert known(table, *((x, 0) for x in (0, 4, 5, 64))) == [0, 0, 1, 1]
+
+
 def test_an_empty_table_is_saved_too(tmp_path: Path):
     PairCounts().save(tmp_path / "pairs.safetensors")
     assert len(PairCounts.load(tmp_path / "pairs.safetensors")) == 0
@@ -211,6 +234,7 @@ ONE = torch.tensor([1])
         {"keys": ONE[None], "counts": ONE[None], "seen": ONE[None]},
         {"keys": torch.tensor([STRIDE, 1]), "counts": torch.tensor([1, 1]), "seen": torch.tensor([0, 0])},
         {"keys": -ONE, "counts": ONE, "seen": ONE},
+        {"keys": torch.tensor([1, 1]), "counts": torch.tensor([1, 1]), "seen": torch.tensor([0, 0])},
         {"keys": ONE, "counts": ONE - 1, "seen": ONE},
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
+from gistgate.rules.autojudge import AutoJudge
 from gistgate.rules.ensemble_gate import EnsembleGate
 from tests.blocks import accepted, block
 
@@ -30,10 +31,26 @@ def test_an_exact_match_stays_whatever_the_gate_says():
     assert accepted(EnsembleGate(0.1, 0.5), judged).length.tolist() == [1]
 
 
-@pytest.mark.parametrize("settings, message", [({"risk": 2.0}, "risk is 2.0"), ({"w": -0.1}, "w is -0.1")])
+@pytest.mark.parametrize(
+    "settings, message",
+    [({"risk": 2.0}, "risk is 2.0"), ({"w": -0.1}, "w is -0.1"), ({"w": 1.5}, "w is 1.5"), ({"w": 2.0}, "w is 2.0")],
+)
 def test_settings_out_of_range_are_refused(settings: dict[str, float], message: str):
     with pytest.raises(UserError, match=message):
         make_rule("ensemble-gate", **settings)
+
+
+def test_the_ends_of_the_range_are_settings():
+    judged = block(Z, Z, draft=[1], q=Q, gate_probs=[0.0])
+    assert EnsembleGate(1.0, 0.5).accept(judged, {}).tolist() == [[True]]
+    assert EnsembleGate(1.0, 1.0).accept(judged, {}).tolist() == [[False]]
+
+
+@pytest.mark.parametrize("rule", [EnsembleGate(0.25, 0.5), AutoJudge(0.25)])
+def test_harm_as_probable_as_the_risk_is_tolerated(rule: EnsembleGate | AutoJudge):
+    """0.25 and 0.75 have no rounding."""
+    for probability, expected in ((0.75, True), (0.74, False)):
+        assert rule.accept(block(Z, Z, draft=[1], q=Q, gate_probs=[probability]), {}).tolist() == [[expected]]
 
 
 def test_it_asks_for_its_gate():

@@ -64,6 +64,22 @@ def test_at_a_higher_temperature_both_are_flatter_and_closer():
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(as_is, unchanged, strict=True))
 
 
+def test_both_distributions_are_compared_at_the_temperature():
+    """At temperature 2 probabilities go as their roots."""
+    p, q = KLJudge(temperature=2.0).compared(block(P, P, draft=[1], q=[FAR]))
+    for found, plain in ((p, [0.5, 0.25, 0.25]), (q, FAR)):
+        roots = torch.tensor(plain).sqrt()
+        assert torch.allclose(found[0, 0], roots / roots.sum())
+
+
+def test_the_divergence_and_the_probability_may_reach_their_limits():
+    """p = (1/2, 1/4, 1/4) against itself: no divergence, and a largest probability of a half."""
+    judged = block([math.log(4.0), math.log(2.0), math.log(2.0)], P, draft=[1], q=[[0.5, 0.25, 0.25]])
+    p, _ = KLJudge().compared(judged)
+    assert KLJudge(0.0, max_p=float(p.max())).accept(judged, {}).tolist() == [[True]]
+    assert KLJudge(0.0, max_p=0.49).accept(judged, {}).tolist() == [[False]]
+
+
 def test_a_match_stays_whatever_the_divergence():
     assert accepted(KLJudge(-1.0), block(P, P, draft=[0], q=[FAR])).length.tolist() == [1]
 

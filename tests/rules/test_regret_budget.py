@@ -9,7 +9,7 @@ from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.base import State, settle
-from gistgate.rules.regret_budget import RegretBudget
+from gistgate.rules.regret_budget import RegretBudget, regret
 from tests.blocks import SURE, accepted, block, random_block
 
 ONE = [3.0, 2.0, 0.5, -torch.inf]
@@ -38,6 +38,25 @@ def whole(*draft: int) -> Block:
 def test_the_budget_ends_the_block(budget: float, expected: list[int]):
     drafts = (1, 1, 3), (2, 2), (1, 1, 2)
     assert [accepted(RegretBudget(budget), whole(*draft)).length.item() for draft in drafts] == expected
+
+
+def test_every_position_is_compared_with_its_own_best_token():
+    other = [0.0, 4.0, 1.0, -torch.inf]  # regret 3 for 2
+    judged = block(ONE, other, ONE, draft=[1, 2])
+    assert rounds(RegretBudget(4.5), judged) == ([2], [pytest.approx(4.0)])
+    assert rounds(RegretBudget(3.5), judged) == ([1], [pytest.approx(1.0)])
+
+
+def test_a_budget_may_be_spent_to_the_last():
+    even = [1.0, 0.0, -torch.inf, -torch.inf]
+    judged = block(even, even, even, draft=[1, 1])
+    cost = float(regret(judged)[0, 0])
+    assert rounds(RegretBudget(cost), judged)[0] == [1]
+
+
+def test_what_strict_decoding_accepts_and_what_was_not_drafted_cost_nothing():
+    judged = block(ONE, ONE, ONE, ONE, draft=[0, 1, 2], valid=2)
+    assert regret(judged).tolist() == [[0.0, pytest.approx(1.0), 0.0]]
 
 
 def test_a_match_costs_nothing():

@@ -74,6 +74,15 @@ def test_the_continuation_ends_with_the_row_s_own_draft():
     assert not loosely(*rows, draft=draft, valid=1, **CALM)[0]
 
 
+@pytest.mark.parametrize("window", [1, 2, 4])
+def test_the_density_is_the_share_of_mismatches_among_what_follows(window: int):
+    judged = block(*[SURE[2]] * 6, draft=[1, 3, 2, 3, 2], valid=5)
+    missed, found = [1, 1, 0, 1, 0], Sense(window=window).density(judged)[0].tolist()
+    for place in range(5):
+        behind = missed[place + 1 : place + 1 + window]
+        assert found[place] == pytest.approx(sum(behind) / len(behind) if behind else 1.0)
+
+
 def test_a_full_window_has_to_fit():
     rows = [TORN, *[SURE[2]] * 5]
     assert loosely(*rows[:5], draft=[1, 2, 2, 2], **CALM, full_window=True)[0] is False
