@@ -37,6 +37,13 @@ def test_a_decided_target_is_not_overruled():
     assert loosely(Fly(window=1), SURE[0], SURE[2], SURE[3], draft=[1, 2]) == [False, True]
 
 
+def test_an_entropy_of_theta_is_enough():
+    judged = block(TORN, SURE[2], SURE[3], draft=[1, 2])
+    theta = float(judged.entropy3[0, 0])
+    assert Fly(theta=theta, window=1, entropy="top3").accept(judged, {})[0, 0]
+    assert not Fly(theta=theta + 1e-6, window=1, entropy="top3").accept(judged, {})[0, 0]
+
+
 def test_without_a_window_the_entropy_alone_decides():
     assert loosely(Fly(window=0), TORN, SURE[2], TORN, SURE[0], draft=[1, 3, 1]) == [True, False, True]
 

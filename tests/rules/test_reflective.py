@@ -133,6 +133,10 @@ def test_it_asks_for_its_second_reading():
         Reflective().accept(block(SURE[0], SURE[0], draft=[1]), {})
 
 
+def test_no_text_need_be_repeated():
+    assert Reflective(tail=0).context(byte_tokenizer(), ()).tail == 0
+
+
 def test_its_second_reading_is_announced_by_a_prompt():
     context = Reflective(tail=3, mode="second", prompt="Again:").context(byte_tokenizer(), ())
     assert byte_tokenizer().decode(context.prompt_ids) == "Again:"  # no <s> in front of it

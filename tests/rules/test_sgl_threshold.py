@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import replace
 from itertools import product
 
@@ -54,6 +55,16 @@ def test_behind_a_refusal_p_without_the_refused_token_is_drawn_from():
 def test_behind_a_whole_draft_the_bonus_comes_from_p():
     own = [accepted(SglThreshold(), sampled(0, 0.1, draw / 10 - 0.05)).own_ids.item() for draw in range(1, 11)]
     assert own == [0] * 5 + [1] * 3 + [2] * 2
+
+
+@pytest.mark.parametrize("acc, warns", [(1.0, False), (0.5, True)])
+def test_what_has_no_effect_is_said(acc: float, warns: bool):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        SglThreshold(acc=acc).accept(block(HALVES, HALVES, draft=[1]), {})
+    assert [str(one.message) for one in said] == warns * [
+        "sgl-threshold: acc has no effect when greedy; set single instead."
+    ]
 
 
 def test_closed_and_greedy_is_exact():

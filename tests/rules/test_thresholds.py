@@ -33,6 +33,22 @@ def test_prob_sometimes():
     assert make_rule("top-k", k=2).accept(judged, {}).tolist() == [[True, True, False]]
 
 
+@pytest.mark.parametrize("rule_id, knob", [("prob", "r"), ("sgl-threshold", "single")])
+def test_a_probability_of_the_threshold_is_enough(rule_id: str, knob: str):
+    """Of two equal tokens each has exactly one half."""
+    even = [0.0, 0.0, -torch.inf, -torch.inf]
+    judged = block(even, even, draft=[1])
+    for value, expected in ((0.5, True), (0.51, False)):
+        assert make_rule(rule_id, **{knob: value}).accept(judged, {}).tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("rule_id", ["prob", "prob-ratio"])
+@pytest.mark.parametrize("r", [0.0, 1.1])
+def test_a_threshold_out_of_range_is_refused_by_the_name_of_its_rule(rule_id: str, r: float):
+    with pytest.raises(UserError, match=f"^{rule_id}: "):
+        make_rule(rule_id, r=r)
+
+
 def test_random_tolerates_its_share_and_the_same_ones_again():
     judged = random_block(batch=4000)
     share = make_rule("random", rate=0.3).accept(judged, {}).float().mean().item()
