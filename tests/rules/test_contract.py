@@ -18,9 +18,10 @@ from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, O
 
 SETTINGS = [(rule_id, DEFAULT.get(rule_id, {})) for rule_id in RULES]
 SETTINGS += [(rule_id, settings) for table in (CLOSED, OPEN) for rule_id, settings in table.items() if settings]
-SETTINGS += [
-    (name, {**DEFAULT.get(name, {}), **more}) for name, rule in RULES.items() for more in rule.variants if more
-]
+VARIANTS = [(name, {**DEFAULT.get(name, {}), **more}) for name, rule in RULES.items() for more in rule.variants if more]
+"""Other settings that calibration may choose; some of them replace the strict test where the rule usually widens it."""
+ON_DEVICE = [(name, settings) for name, settings in SETTINGS + VARIANTS if settings.get("table") != "online"]
+"""A table that is filled while decoding is left out: its size depends on what was met."""
 KINDS = [(0.0, True), (0.0, False), (1.0, True), (1.0, False), (0.5, True)]
 """Temperature, and whether the drafter has probabilities."""
 
@@ -91,10 +92,7 @@ def elsewhere(block: Block) -> Block:
     "rule_id, settings", [pair for pair in SETTINGS + VARIANTS if pair[1].get("table") != "online"]
 )
 def test_all_happens_on_the_device_of_the_block_and_nothing_is_read_back(rule_id: str, settings: dict[str, Any]):
-    """Mixing devices fails there, and so does asking for the value of a tensor, which would stall an accelerator.
-
-    A table that is filled while decoding is left out: its size depends on what was met.
-    """
+    """Mixing devices fails there, and so does asking for the value of a tensor, which would stall an accelerator."""
     rule = make_rule(rule_id, **deepcopy(settings))
     for whole in (*blocks(rule_id), *blocks(rule_id, num=0)):
         there, state = elsewhere(whole), {}
