@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.refilling import lengths_of, scripted, to_their_end
 from gistgate.block import Sampling
 from gistgate.decoding.admission import Start, Waiting
 from gistgate.decoding.batches import decode_all, longest_first, read_ahead
@@ -192,38 +193,13 @@ def test_continued_texts_come_in_as_others_are_decided():
         assert again.ids == whole
 
 
-def lengths_of(num: int) -> list[int]:
-    """Lengths of answers, most of them short and few long, as real ones are."""
-    drawn = torch.rand(num, generator=torch.Generator().manual_seed(0))
-    return (4 + 36 * drawn.square()).long().tolist()
-
-
-def scripted(num: int, number: int, ends: list[int]) -> tuple[Usage, list[int]]:
-    """Plain decoding of `num` texts in `number` slots, of which text i ends after `ends[i]` tokens."""
-    decoder, usage, lengths = Decoder(pair("llama")[0], None, make_rule("exact"), 0), Usage(), []
-    batch = prompts(*[5] * num)
-    done = decoder.resume(
-        decoder.remember(batch),
-        [(5, [])] * num,
-        [5] * num,
-        max_new_tokens=99,
-        is_decided=lambda row: "scripted" if len(row.answer) == ends[row.index] else None,
-        remember=False,
-        slots=Slots(number, usage=usage),
-    )
-    lengths = [len(answer.ids) for answer, _ in done]
-    return usage, lengths
-
-
 @pytest.mark.parametrize("number", [4, 16])
 def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
-    num = 20 * number
-    ends = lengths_of(num)
-    usage, lengths = scripted(num, number, ends)
+    ends, plain = lengths_of(20 * number), Decoder(pair("llama")[0], None, make_rule("exact"), 0)
+    usage, lengths = scripted(plain, number, ends)
     assert lengths == ends and usage.busy == sum(ends)
     assert 0 < usage.idle < 0.1
-    rounds = sum(max(ends[start : start + number]) for start in range(0, num, number))
-    assert 1 - sum(ends) / (rounds * number) > 0.4  # what batches that run to their end would leave idle
+    assert to_their_end(number, ends) > 0.4
 
 
 def test_few_free_slots_wait_for_company():
