@@ -63,7 +63,7 @@ def lengths_of(num: int) -> list[int]:
 
 
 def scripted(decoder: Decoder, number: int, ends: Sequence[int]) -> tuple[Usage, list[int]]:
-    """Texts that share `number` slots, text i of `ends[i]` new tokens: usage of the slots, and lengths of the answers."""
+    """Texts that share `number` slots, text i of `ends[i]` tokens: usage of the slots, and lengths of the answers."""
     num, usage = len(ends), Usage()
     done = decoder.resume(
         decoder.remember(prompts_of([5] * num)),
