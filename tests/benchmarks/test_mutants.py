@@ -131,3 +131,10 @@ def test_the_published_counts_are_those_of_the_files():
         assert row["mutants"] == sum(row[name] for name in ("killed", "timeout", "survived", "untested"))
         assert len(row["survivors"]) == row["survived"] + row["untested"]
     assert found["total"]["mutants"] == sum(row["mutants"] for row in found["files"].values())
+
+
+def test_the_page_of_reliability_says_what_the_file_says():
+    found, page = read_json(mutants.ROOT / mutants.OUTPUT), (mutants.ROOT / "docs/reliability.md").read_text()
+    total, files = found["total"], len(found["files"])
+    noticed = total["killed"] + total["timeout"]
+    assert f"Of {total['mutants']:,} changes in {files} files the tests notice {noticed:,}." in page
