@@ -12,7 +12,7 @@ from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.files import save_tensors
 from gistgate.rules.base import State, settle
-from gistgate.rules.csd import Csd
+from gistgate.rules.csd import Csd, met_so_far
 from gistgate.rules.pair_counts import STRIDE, PairCounts
 from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 
@@ -51,6 +51,22 @@ def test_the_target_must_not_find_it_too_unlikely(gap: float, expected: bool):
     """ln 0.01 = -4.605."""
     rule = Csd(counts=counted({(1, 0): 99}))
     assert rule.accept(block([1.0, 1.0 + gap, -9.0], SURE[0][:3], draft=[1]), {}).tolist() == [[expected]]
+
+
+def test_every_position_is_compared_with_its_own_best_token():
+    """First token 0 is the best, then token 1 by a hair."""
+    second = [2.4, 2.5, 2.3, -9.0]
+    judged = block(SPLIT, second, SPLIT, draft=[1, 0])
+    assert Csd(counts=counted({(1, 0): 9, (0, 1): 9}), tau_c=0.5).accept(judged, {}).tolist() == [[True, True]]
+    assert Csd(counts=counted({(1, 0): 9, (0, 0): 9}), tau_c=0.5).accept(judged, {}).tolist() == [[True, False]]
+    far = block(SPLIT, [9.0, 7.0, 0.0, 0.0], SPLIT, draft=[1, 1])
+    assert Csd(counts=counted({(1, 0): 9}), tau_c=0.5).accept(far, {}).tolist() == [[True, False]]
+
+
+def test_an_online_table_counts_each_pair_with_its_own_best_token():
+    second = [2.4, 2.5, 2.3, -9.0]
+    judged = block(SPLIT, second, SPLIT, SPLIT, draft=[2, 2, 2])
+    assert met_so_far(judged).tolist() == [[1, 1, 2]]
 
 
 def test_a_pair_has_a_direction():

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from gistgate.block import Block
+from gistgate.errors import UserError
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.base import State, settle
 from gistgate.rules.shadow import Shadow, until_protocol
 from gistgate.rules.wisv import Costs
-from tests.blocks import SURE, TORN, block, random_block
+from tests.blocks import SURE, TORN, block, random_block, rows_of
 
 
 def test_a_block_is_counted_exactly():
@@ -77,6 +79,25 @@ def test_a_longer_draft_behind_a_judged_block_is_waited_for_once():
     assert [counted(rule, torn, *[sure] * more)["shadow_judged"] for more in range(4)] == [1, 1, 2, 3]
 
 
+def test_every_row_has_its_own_counts():
+    """Three blocks of many rows, and each row alone."""
+    rule, blocks = Shadow(make_rule("prob", r=0.05)), [random_block(seed=seed, batch=12) for seed in (1, 2, 3)]
+    state: State = {}
+    for one in blocks:
+        state = rule.advance(one, settle(rule, one, state), state)
+    for row in range(12):
+        alone = counted(rule, *(rows_of(one, torch.tensor([row])) for one in blocks))
+        assert alone == {name: int(state[name][row]) for name in rule.counters}
+    assert state["shadow_first"].unique().numel() > 2 and state["shadow_loose"].unique().numel() > 1
+
+
+def test_the_block_after_next_is_judged_where_it_begins_behind_the_loose_text():
+    """A loose text of 3 tokens against strict blocks of 2: the third block begins at 4, behind place 3."""
+    one = block(SURE[0], TORN, SURE[2], draft=[0, 1])
+    rule = Shadow(make_rule("prob", r=0.3))
+    assert [counted(rule, *[one] * num)["shadow_judged"] for num in (1, 2, 3, 4)] == [1, 1, 2, 2]
+
+
 def test_an_end_of_the_answer_is_the_own_token_of_its_block():
     """Behind the loosely accepted token the draft ends the answer, as the target does."""
     one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]))
@@ -100,6 +121,10 @@ def test_the_watched_rule_keeps_its_own_memory():
     """The bytes that `wisv` counts come from the blocks as it would have accepted them."""
     judged = replace(random_block(seed=2), cost=None)
     rule = Shadow(make_rule("wisv", risk=0.5, width=10))
+    with pytest.raises(UserError, match="think markers"):
+        Shadow(make_rule("trt-relaxed")).context(None, ())
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"<think>": 4, "</think>": 5})
+    assert Shadow(make_rule("trt-relaxed")).context(tokenizer, ("<think>", "</think>")).protocol_ids == (4, 5)
     state = rule.advance(judged, settle(rule, judged, {}), {})
     state = rule.advance(judged, settle(rule, judged, state), state)
     inner: State = {}

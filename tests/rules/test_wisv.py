@@ -14,7 +14,7 @@ from gistgate.request.rows import Row
 from gistgate.rules import make_rule
 from gistgate.rules.base import State, settle
 from gistgate.rules.wisv import Wisv
-from tests.blocks import SURE, accepted, block, random_block
+from tests.blocks import SURE, accepted, block, random_block, rows_of
 
 DOUBT = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.9, 0.7])
 """P(harm) 0.04, 0.1 and 0.3, each a mismatch."""
@@ -88,6 +88,20 @@ def test_ids_always_and_states_of_all_or_of_mismatches(upload: Any, expected: in
     rule = Wisv(upload=upload, width=10)
     assert uplink(rule, judged) == [expected]
     assert uplink(rule, judged, judged) == [2 * expected]
+
+
+def test_every_row_sends_its_own_bytes():
+    judged = replace(random_block(batch=8), cost=None)
+    state = Wisv(upload="mismatch", width=10).advance(judged, accepted(Wisv(), judged), {})
+    for row in range(8):
+        alone = rows_of(judged, torch.tensor([row]))
+        assert uplink(Wisv(upload="mismatch", width=10), alone) == [int(state["uplink_bytes"][row])]
+    assert len(set(state["uplink_bytes"].tolist())) > 4
+
+
+@pytest.mark.parametrize("settings", [{"kappa": 0.0}, {"limit": 0.0}, {"width": 0}, {"risk": 1.0}])
+def test_the_ends_of_the_ranges_are_settings(settings: dict[str, Any]):
+    assert Wisv(**settings).accept(DOUBT, {}).shape == (1, 3)
 
 
 def test_without_a_draft_nothing_is_sent():
