@@ -31,6 +31,21 @@ def test_equal_runs_differ_in_nothing(runs: tuple[Path, Path]):
     assert differing(*runs) == []
 
 
+def test_the_block_that_a_clock_chooses_is_left_out_and_nothing_else(runs: tuple[Path, Path]):
+    def write(run: Path, assisted: dict[str, int], block: int) -> None:
+        entries = {"baselines": {"transformers_assisted": assisted, "strict": {"block": block}}}
+        (run / "reports/benchmark.json").write_text(json.dumps(entries))
+        (run / "reports/summary.json").write_text(json.dumps({"blocks": {"transformers_lookup": assisted["block"]}}))
+
+    write(runs[0], {"block": 2, "tokens": 40}, 4)
+    write(runs[1], {"block": 3, "tokens": 40}, 4)
+    assert differing(*runs) == []
+    write(runs[1], {"block": 2, "tokens": 41}, 4)
+    assert differing(*runs) == ["reports/benchmark.json"]
+    write(runs[1], {"block": 2, "tokens": 40}, 8)
+    assert differing(*runs) == ["reports/benchmark.json"]
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [("data/a.jsonl", '{"id": 2}\n'), ("data/new", ""), ("reports/label.json", '{"labels": 4, "seconds": 1.0}')],

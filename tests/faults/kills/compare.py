@@ -13,6 +13,8 @@ ARTEFACTS = ("data", "models", "reports")
 """Folders that the stages write."""
 TIMED = ("seconds", "labels_per_hour", "tokens_per_second", "speed", "machine", "load")
 """Keys of JSON files that hold measured seconds, or figures made of them."""
+CHOSEN = ("transformers_assisted", "transformers_lookup")
+"""Entries of such files whose K a clock chooses: transformers' speculation gets the fastest of several."""
 DRAWN = ("reports/figures/speed.png", "reports/index.html")
 """Artefacts that show such figures, and hold nothing else that other artefacts lack."""
 
@@ -37,10 +39,17 @@ def content(name: str, path: Path) -> bytes:
 
 
 def untimed(value: Any) -> Any:
-    """A JSON value without the keys of `TIMED`."""
+    """A JSON value without the keys of `TIMED` and without the K of `CHOSEN`."""
     if isinstance(value, dict):
-        return {key: untimed(part) for key, part in value.items() if key not in TIMED}
+        return {key: untimed(unchosen(key, part)) for key, part in value.items() if key not in TIMED}
     return [untimed(part) for part in value] if isinstance(value, list) else value
+
+
+def unchosen(key: str, entry: Any) -> Any:
+    """An entry without its K if a clock has chosen it; benchmark.json holds more of it, summary.json the K alone."""
+    if key not in CHOSEN:
+        return entry
+    return {name: part for name, part in entry.items() if name != "block"} if isinstance(entry, dict) else None
 
 
 def differing(calm: Path, rough: Path) -> list[str]:
