@@ -21,11 +21,11 @@ from typing import Any
 from benchmarks.answers import Answer, Score, asked, compared, counters, figures
 from benchmarks.bench import RESULTS, save
 from benchmarks.servers import Configuration, serving
-from benchmarks.serving import SERVABLE
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json
 from gistgate.gates.gate import Gate
+from gistgate.integrations.vllm.policy import SERVED_RULES
 from gistgate.rules import RULES
 from pipeline.common.decoders import make_decoder, run_split
 from pipeline.common.entry import run
@@ -122,8 +122,8 @@ def server_of(source: PairSource, block: int, python: str, options: list[str]) -
 def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Operating]:
     """The settings that are compared, by method."""
     if not rules:
-        servable = {*SERVABLE} - {"ensemble"}  # its greedy form needs vLLM's second model runner, which wants a GPU
-        return {name: one for name, one in workload.points.items() if one.head is not None or one.rule in servable}
+        servable = {*SERVED_RULES} - {"ensemble"}  # its greedy form needs vLLM's second model runner, which wants a GPU
+        return {name: one for name, one in workload.points.items() if one.rule in servable}
     block, methods = workload.params.decoding.block, workload.params.methods
     heads = {name: methods[name].head for name in rules if name in methods}
     return {

@@ -65,8 +65,9 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
     """
     port = free_port()
     address = f"http://127.0.0.1:{port}"
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
     with log.open("w") as out:
-        process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=os.environ)
+        process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
             until_ready(process, address, log)
             yield address

@@ -4,7 +4,8 @@
 
 DVC writes two files in place: dvc.lock, and its list of running commands, .dvc/tmp/rwlock. A DVC that is killed
 meanwhile leaves a part of one, and the next refuses to start. The lock file is restored from the copy of the last
-start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run.
+start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run. An entry
+of that cache gets its name last, but DVC reads the newest file whatever its name is, so that parts of one are removed.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ def mend() -> None:
         with make_lock(str(TMP / "lock"), tmp_dir=str(TMP)):
             for path in [Path("dvc.lock"), *Path("pipeline/studies").glob("*/dvc.lock")]:
                 mend_lock_file(path)
+            mend_runs(cache_of_runs())
         with make_lock(str(TMP / "rwlock.lock"), tmp_dir=str(TMP)):
             mend_running(TMP / "rwlock")
     except LockError:
@@ -97,6 +99,20 @@ def is_lock(content: bytes) -> bool:
 def has_checksum(entry: dict[str, Any]) -> bool:
     """Whether a file of a stage in a lock file has the checksum that it names."""
     return entry.get("hash", "md5") in entry
+
+
+def cache_of_runs() -> Path:
+    """The folder in which DVC looks up what it has run before."""
+    from dvc.repo import Repo
+
+    with Repo() as repo:
+        return Path(repo.stage_cache.cache_dir)
+
+
+def mend_runs(folder: Path) -> None:
+    """Remove entries that were never renamed: DVC would read the newest of them in place of a whole one."""
+    for path in folder.glob("*/*/.*.tmp"):
+        path.unlink()
 
 
 def mend_running(path: Path) -> None:

@@ -29,12 +29,13 @@ def test_the_forwards_that_read_prompts_count_as_forwards():
 
 
 def test_the_certified_methods_that_a_server_can_run_are_compared_or_named_rules():
-    loose = {name: Operating(name, name, "model", 8) for name in ("fly", "ensemble", "random")}
+    loose = {name: Operating(name, name, "model", 8) for name in ("fly", "ensemble", "random", "prob")}
     gate = Operating("gate", "autojudge", "model", 8, {"risk": 0.1}, head="logistic")
+    loose["mix"] = Operating("mix", "ensemble-gate", "model", 8, {"risk": 0.1}, head="logistic")
     methods = {"autojudge": MethodParams("autojudge", learned=True, head="mlp")}
     params = SimpleNamespace(decoding=SimpleNamespace(block=6), methods=methods)
     workload = SimpleNamespace(points={**loose, "gate": gate}, params=params)
-    assert list(points(workload, {})) == ["fly", "gate"]
+    assert list(points(workload, {})) == ["fly", "prob", "gate"]
     assert rule_of(gate) == {"rule": "autojudge", "settings": {"risk": 0.1}, "gate": "models/heads/logistic"}
     named = points(workload, {"prob-ratio": {"r": 0.3}, "autojudge": {"risk": 0.2}})
     assert rule_of(named["prob-ratio"]) == {"rule": "prob-ratio", "settings": {"r": 0.3}}

@@ -70,7 +70,7 @@ def server(python: Path, pair: Path, gate: Path | None, log: Path) -> Iterator[O
     """
     speculation = {"method": "draft_model", "model": str(pair / "draft"), "num_speculative_tokens": 8}
     options = ["--enforce-eager", "--max-model-len", "448", "--max-num-seqs", str(AT_ONCE), "--seed", "0"]
-    os.environ.update(VLLM_CPU_KVCACHE_SPACE="1", VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
+    os.environ.update(VLLM_NO_USAGE_STATS="1", VLLM_LOGGING_LEVEL="WARNING")
     judged = None if gate is None else {"gate": str(gate.resolve())}
     configuration = Configuration(pair / "target", speculation, judged, python=str(python), options=options)
     with serving(configuration, log) as address:

@@ -31,6 +31,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with DVC's own folder and a whole lock file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / ".dvc/tmp").mkdir(parents=True)
+    (tmp_path / ".dvc/config").write_text("[core]\n    no_scm = true\n")
     (tmp_path / "dvc.lock").write_text(WHOLE)
     return tmp_path
 
@@ -74,6 +75,15 @@ def test_a_torn_lock_file_that_nobody_kept_is_removed(repository: Path, capsys: 
     assert "dvc.lock was half-written and is removed" in capsys.readouterr().err
 
 
+def test_a_run_that_was_never_renamed_is_removed_from_the_cache(repository: Path):
+    entry = repository / ".dvc/cache/runs/ab/abcd/whole"
+    entry.parent.mkdir(parents=True)
+    entry.write_text(WHOLE)
+    (entry.parent / ".Xy-z.tmp").write_text(WHOLE[:30])
+    repro.mend()
+    assert list(entry.parent.iterdir()) == [entry]
+
+
 @pytest.mark.parametrize(
     "text", ["", '{"write": {"/a": {"pid"', "[1]", '{"write": 3}', '{"write": {"/a": {"pid": 4194305, "cmd": "c"}}}']
 )
@@ -115,8 +125,9 @@ def test_outside_of_a_repository_a_sentence_says_so(tmp_path: Path, monkeypatch:
 
 @pytest.mark.slow
 def test_dvc_itself_refuses_what_the_command_mends(tmp_path: Path):
-    """DVC's own answer to both files, so that this module can go when DVC no longer needs it."""
-    (tmp_path / "dvc.yaml").write_text("stages:\n  one:\n    cmd: echo one > one.txt\n    outs: [one.txt]\n")
+    """DVC's own answer to all three, so that this module can go when DVC no longer needs it."""
+    (tmp_path / "dvc.yaml").write_text("stages:\n  one:\n    cmd: cat in > out\n    deps: [in]\n    outs: [out]\n")
+    (tmp_path / "in").write_text("text")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "DVC_NO_ANALYTICS": "1"}
 
     def run(*words: str) -> int:
@@ -128,4 +139,10 @@ def test_dvc_itself_refuses_what_the_command_mends(tmp_path: Path):
         path.write_text("")
         assert run("dvc", "repro") != 0
         assert run("pipeline.repro") == 0
+    (entry,) = (tmp_path / ".dvc/cache/runs").glob("*/*/*")
+    for command, is_refused in (("dvc", True), ("pipeline.repro", False)):
+        entry.with_name(".a.tmp").write_text("cmd: cat in > out\n")
+        os.utime(entry, (0, 0))
+        (tmp_path / "dvc.lock").unlink(missing_ok=True)
+        assert bool(run(command, *(["repro"] if is_refused else []))) == is_refused
     assert (tmp_path / "dvc.lock").read_text() == whole
