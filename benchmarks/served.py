@@ -123,13 +123,20 @@ def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Op
     """The settings that are compared, by method."""
     if not rules:
         servable = {*SERVED_RULES} - {"ensemble"}  # its greedy form needs vLLM's second model runner, which wants a GPU
-        return {name: one for name, one in workload.points.items() if one.rule in servable}
+        found = {name: one for name, one in workload.points.items() if one.rule in servable}
+        return {name: one for name, one in found.items() if one.head is None or is_shown(one.head)}
     block, methods = workload.params.decoding.block, workload.params.methods
     heads = {name: methods[name].head for name in rules if name in methods}
     return {
         name: Operating(name, name, "model", block, settings, head=heads.get(name), certified=False)
         for name, settings in rules.items()
     }
+
+
+def is_shown(head: str) -> bool:
+    """Whether vLLM shows what a gate reads: the states behind the final norm, and no draft probabilities."""
+    gate = Gate.load(gate_folder(head))
+    return not gate.wants_q and gate.layers <= {"post"}
 
 
 def closed(point: Operating) -> Operating:

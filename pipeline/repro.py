@@ -110,9 +110,12 @@ def cache_of_runs() -> Path:
 
 
 def mend_runs(folder: Path) -> None:
-    """Remove entries that were never renamed: DVC would read the newest of them in place of a whole one."""
+    """Remove entries that were never renamed, and folders without an entry, which DVC cannot read either."""
     for path in folder.glob("*/*/.*.tmp"):
         path.unlink()
+    for path in folder.glob("*/*"):
+        if not any(path.iterdir()):
+            path.rmdir()
 
 
 def mend_running(path: Path) -> None:

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import served
 from benchmarks.answers import Answer, compared, figures
 from benchmarks.served import points, rule_of, server_of, settings_of
 from gistgate.errors import UserError
@@ -28,9 +29,13 @@ def test_the_forwards_that_read_prompts_count_as_forwards():
     assert found["right"] == 1 and found["cut"] == 1
 
 
-def test_the_certified_methods_that_a_server_can_run_are_compared_or_named_rules():
+def test_the_certified_methods_that_a_server_can_run_are_compared_or_named_rules(monkeypatch: pytest.MonkeyPatch):
+    shown = SimpleNamespace(wants_q=False, layers={"post"})
+    hidden = SimpleNamespace(wants_q=True, layers=set())
+    monkeypatch.setattr(served.Gate, "load", lambda folder: hidden if folder.name == "logistic+draft" else shown)
     loose = {name: Operating(name, name, "model", 8) for name in ("fly", "ensemble", "random", "prob")}
     gate = Operating("gate", "autojudge", "model", 8, {"risk": 0.1}, head="logistic")
+    loose["reads q"] = Operating("reads q", "autojudge", "model", 8, {"risk": 0.1}, head="logistic+draft")
     loose["mix"] = Operating("mix", "ensemble-gate", "model", 8, {"risk": 0.1}, head="logistic")
     methods = {"autojudge": MethodParams("autojudge", learned=True, head="mlp")}
     params = SimpleNamespace(decoding=SimpleNamespace(block=6), methods=methods)
