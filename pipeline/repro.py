@@ -102,18 +102,22 @@ def has_checksum(entry: dict[str, Any]) -> bool:
 
 
 def cache_of_runs() -> Path:
-    """The folder in which DVC looks up what it has run before."""
+    """The folder in which DVC looks up what it has run before; its default where DVC cannot read its own files."""
+    from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
-    with Repo() as repo:
-        return Path(repo.stage_cache.cache_dir)
+    try:
+        with Repo() as repo:
+            return Path(repo.stage_cache.cache_dir)
+    except DvcException:
+        return Path(".dvc/cache/runs")  # DVC itself will say what is wrong
 
 
 def mend_runs(folder: Path) -> None:
     """Remove entries that were never renamed, and folders without an entry, which DVC cannot read either."""
     for path in folder.glob("*/*/.*.tmp"):
         path.unlink()
-    for path in folder.glob("*/*"):
+    for path in folder.glob("*/*/"):
         if not any(path.iterdir()):
             path.rmdir()
 

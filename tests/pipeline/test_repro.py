@@ -83,8 +83,15 @@ def test_a_run_that_was_never_renamed_is_removed_from_the_cache(repository: Path
     for name in ("empty", "torn"):
         (entry.parents[1] / name).mkdir()
     (entry.parents[1] / "torn/.Xy-z.tmp").write_text("")
+    (entry.parents[1] / "no folder").write_text("")
     repro.mend()
-    assert [path for path in entry.parents[1].rglob("*") if path != entry.parent] == [entry]
+    assert {path.name for path in entry.parents[1].rglob("*")} == {"abcd", "whole", "no folder"}
+
+
+def test_a_damaged_configuration_is_left_to_dvc(repository: Path):
+    (repository / ".dvc/config").write_text("[core")
+    repro.mend()
+    assert (repository / ".dvc/config").read_text() == "[core"
 
 
 @pytest.mark.parametrize(
