@@ -11,6 +11,7 @@ user would: with `make repro`'s command.
 from __future__ import annotations
 
 import shutil
+import signal
 from collections import Counter
 from pathlib import Path
 from random import Random
@@ -46,6 +47,7 @@ def main(
     seed: Annotated[int, typer.Option(help="Seed of moments and ways.")] = 0,
 ) -> None:
     """Disturb, finish, compare, until there were enough disturbances."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what it starts behind `&` ignore interrupts
     if not (folder / "fresh/dvc.yaml").exists():
         smoke.copy_project(folder / "fresh")
     ground, records, end = Ground(folder), Records(folder), monotonic() + 60 * minutes
