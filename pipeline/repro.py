@@ -102,7 +102,7 @@ def has_checksum(entry: dict[str, Any]) -> bool:
 
 
 def cache_of_runs() -> Path:
-    """The folder in which DVC looks up what it has run before; its default where DVC cannot read its own files."""
+    """The folder in which DVC looks up what it has run before; the default where DVC cannot read its configuration."""
     from dvc.exceptions import DvcException
     from dvc.repo import Repo
 
@@ -114,7 +114,12 @@ def cache_of_runs() -> Path:
 
 
 def mend_runs(folder: Path) -> None:
-    """Remove entries that were never renamed, and folders without an entry, which DVC cannot read either."""
+    """Remove entries that were never renamed, and folders without an entry, which DVC cannot read either.
+
+    Other projects may be writing into a cache that lies elsewhere, so that such a cache is left alone.
+    """
+    if not folder.resolve().is_relative_to(Path(".dvc").resolve()):
+        return
     for path in folder.glob("*/*/.*.tmp"):
         path.unlink()
     for path in folder.glob("*/*/"):

@@ -88,6 +88,16 @@ def test_a_run_that_was_never_renamed_is_removed_from_the_cache(repository: Path
     assert {path.name for path in entry.parents[1].rglob("*")} == {"abcd", "whole", "no folder"}
 
 
+def test_a_cache_that_others_may_share_is_left_alone(repository: Path, tmp_path_factory: pytest.TempPathFactory):
+    shared = tmp_path_factory.mktemp("shared")
+    (repository / ".dvc/config").write_text(f"[core]\n    no_scm = true\n[cache]\n    dir = {shared}\n")
+    young = shared / "runs/ab/abcd/.Xy-z.tmp"
+    young.parent.mkdir(parents=True)
+    young.write_text("")
+    repro.mend()
+    assert repro.cache_of_runs() == shared / "runs" and young.exists()
+
+
 def test_a_damaged_configuration_is_left_to_dvc(repository: Path):
     (repository / ".dvc/config").write_text("[core")
     repro.mend()
