@@ -22,6 +22,7 @@ from gistgate.build.memory import Size, check_memory
 from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer
 from gistgate.build.weights import check_gguf, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
+from gistgate.forward.allocation import keep_freed_memory
 from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -40,6 +41,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     model = attempt(source, lambda: whole_model(source.model, dtype=dtype, **extra, **source.place))
     if not source.device_map:
         model = model.to(source.place_of_weights)
+        keep_freed_memory(source.place_of_weights)
     return quantise(model.eval().requires_grad_(False), source.quantise)
 
 
