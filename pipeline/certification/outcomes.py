@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from gistgate.certificates.calibration import Method
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, cached, untimed
@@ -23,7 +24,7 @@ from gistgate.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
-from pipeline.certification.agreement import Agreement, SharedAnswers, read_agreement, rules_of
+from pipeline.certification.agreement import TOGETHER, Agreement, SharedAnswers, read_agreement, rules_of
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
@@ -41,12 +42,14 @@ Row = dict[str, Any]
 class Setup:
     """What all methods of a run share: the pair, the task, the prompts, and prompts that are read once."""
 
-    def __init__(self, params: Params, prompts: dict[str, list[Prompt]] | None = None) -> None:
+    def __init__(self, params: Params, prompts: Mapping[str, list[Prompt]] | None = None) -> None:
+        """`prompts` take the place of the run's, by split."""
         self.params = params
         self.pair, self.task = load_pair(params), load_task(params)
-        self.has_reference = prompts is None
-        """Whether the stage `reference` has answered these prompts."""
-        self.prompts = prompts or {split: read_prompts(split) for split in SPLITS}
+        own = prompts or {}
+        self.fresh = frozenset(own)
+        """Splits that the stage `reference` has not answered."""
+        self.prompts = {split: own[split] if split in own else read_prompts(split) for split in SPLITS}
         self.memory = Prefilled(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
 
@@ -60,8 +63,27 @@ class Setup:
 
     @cached_property
     def reference(self) -> dict[str, Row]:
-        """The strict answers that the stage `reference` wrote, by prompt."""
-        return {row["id"]: row for split, prompts in self.prompts.items() for row in read_reference(split, prompts)}
+        """The strict answers by prompt: those of the stage `reference`, or decoded here for fresh prompts."""
+        return {row["id"]: row for split in self.prompts for row in self.answered(split)}
+
+    def answered(self, split: str) -> list[Row]:
+        """The strict answers to a split, with scores."""
+        prompts = self.prompts[split]
+        if split not in self.fresh:
+            return read_reference(split, prompts)
+        decode, dtype = self.loose("exact", MethodParams("exact"), self.params.decoding.block), self.pair.target.dtype
+        size = len(prompts) if dtype == torch.float32 else TOGETHER * self.params.decoding.batch_size
+        starts = range(0, len(prompts), size)
+        answers = [answer for start in starts for answer in decode({}, prompts[start : start + size], start)]
+        return [
+            {
+                "id": prompt["id"],
+                "ids": answer.ids,
+                "score": self.scorer.score(prompt, answer.ids),
+                "statistics": answer.statistics.as_dict(timed=False),
+            }
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
 
     def strict_scores(self, split: str) -> Array:
         """Scores of the strict answers to a split [N]."""
@@ -104,7 +126,7 @@ class Setup:
             return self.decode(name, decoder, settings, prompts, seeds)
 
         shared = SharedAnswers(method.rule, rules_of(method), fresh)
-        if self.has_reference and block == self.params.decoding.block and not method.head:
+        if not self.fresh and block == self.params.decoding.block and not method.head:
             self.teach(shared)
 
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:

@@ -32,6 +32,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.certificates.tango import Array
 from gistgate.files import write_json
+from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.certification.agreement import TOGETHER
 from pipeline.certification.looks import CORE, Study, looks_of
 from pipeline.certification.outcomes import Setup, method_of
@@ -48,15 +49,26 @@ def main(group: str) -> None:
     calibrate_all(params, methods_of(params, group))
 
 
-def calibrate_all(params: Params, names: Sequence[str], reports: Path = REPORTS, study: Study = CORE) -> None:
-    """Calibrate methods of `params` side by side for a study, or the core, and write their files below `reports`."""
-    prepare = partial(calibrator, reports=reports, study=study)
+def calibrate_all(
+    params: Params,
+    names: Sequence[str],
+    reports: Path = REPORTS,
+    study: Study = CORE,
+    fresh: list[Prompt] | None = None,
+) -> None:
+    """Calibrate methods of `params` side by side for a study, or the core, and write their files below `reports`.
+
+    `fresh` are calibration prompts in place of the run's, for claims of a study's own.
+    """
+    prepare = partial(calibrator, reports=reports, study=study, fresh=fresh)
     side_by_side(prepare, params, names, params.decoding.workers, "calibrate", "method")
 
 
-def calibrator(params: Params, reports: Path = REPORTS, study: Study = CORE) -> Callable[[str], None]:
+def calibrator(
+    params: Params, reports: Path = REPORTS, study: Study = CORE, fresh: list[Prompt] | None = None
+) -> Callable[[str], None]:
     """Calibrates one method after another on the same pair and prompts."""
-    setup = Setup(params)
+    setup = Setup(params, {} if fresh is None else {"calibration": fresh})
 
     def work(name: str) -> None:
         finding, report = calibrate(setup, name, study)
@@ -85,7 +97,8 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
     """
     params, method = setup.params, method_of(setup.params, name)
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
-    request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name))
+    asked = [[prompt["ids"] for prompt in setup.prompts["calibration"]]] if "calibration" in setup.fresh else []
+    request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name), *asked)
     look = looks_of(setup, name, study).before(method, request, setup.scorer.ternary, scope)
     finding = engine.calibrate(method, outcomes, request, look)
     selection, verdicts = finding.selection, finding.verdicts

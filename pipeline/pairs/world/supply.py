@@ -5,8 +5,8 @@ from __future__ import annotations
 from pipeline.pairs.world.corpus import documents
 from pipeline.pairs.world.params import WorldParams
 
-PURPOSES = ("calibration", "certify", "labels")
-"""What draws problems: the run's own calibration, `make certify`, and the study of labels."""
+PURPOSES = ("calibration", "certify", "labels", "speed")
+"""What draws problems: the run's own calibration, `make certify`, the study of labels, and `make speed`."""
 
 
 def further_documents(params: WorldParams, seed: int, purpose: str, count: int, draw: int) -> list[dict[str, str]]:

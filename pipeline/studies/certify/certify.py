@@ -30,21 +30,17 @@ from gistgate.certificates.planning import check_possible, plan_sentence
 from gistgate.certificates.scores import Ids
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
-from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
+from gistgate.integrations.lm_eval.prompts import Prompt
+from pipeline.certification.further import new_prompts
 from pipeline.certification.looks import looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.scope import scope_of
-from pipeline.pairs.pair import load_pair
-from pipeline.pairs.source import read_pair
-from pipeline.pairs.world.supply import further_documents
 from pipeline.params import MethodParams, Params
-from pipeline.stages.prompts import context_length, of_the_world
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.studies.table.params import table_params
 from pipeline.studies.table.study import table_study
-from pipeline.tasks.loading import load_task
 
 REPORTS = Path("reports/certify")
 STUDY, MODULE = "certify", "pipeline.studies.certify.certify"
@@ -158,29 +154,6 @@ def calibration_prompts(params: Params) -> list[Prompt]:
             f"{len(prompts)} unused ones. Lower certify.prompts or prompts.draw."
         )
     return prompts
-
-
-def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
-    """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
-
-    Args:
-        params: the run's.
-        count: prompts of a draw.
-        purpose: one of PURPOSES. On a task other than the embedded world, `labels` draws from the end of the unused
-            documents and everything else from their start.
-        draw: from 1 on.
-        beside: prompts whose problems are left out as well.
-    """
-    source, task = read_pair(params.pair), load_task(params)
-    maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
-    used = [*used_prompts(), *beside]
-    if of_the_world(params):
-        docs = further_documents(params.world, params.seed, purpose, count, draw)
-        return unused_prompts(maker, docs, count, params.seed, used)
-    docs = task.documents("train")
-    unused = unused_prompts(maker, docs, len(docs), params.seed, used)
-    ordered = unused[::-1] if purpose == "labels" else unused
-    return ordered[(draw - 1) * count : draw * count]
 
 
 def summary(params: Params) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torch import Tensor
 from gistgate.certificates.tango import Array
 from gistgate.files import load_tensors
 from gistgate.integrations.lm_eval.prompts import Prompt
+from pipeline.certification.further import new_prompts
 from pipeline.common.code import write_result
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.entry import run
@@ -38,7 +39,7 @@ from pipeline.labels.texts import Texts
 from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.studies.certify.certify import calibration_prompts, new_prompts
+from pipeline.studies.certify.certify import calibration_prompts
 from pipeline.studies.certify.params import read_certify_params
 from pipeline.tasks.loading import load_task
 

@@ -48,7 +48,7 @@ STRICT = {"score": 1.0, "ids": [1], "statistics": Statistics(forwards=10, strict
 
 def looseness(method: str, settings: dict) -> float:
     """How often the made-up decoder loses a prompt."""
-    return {"prob": 0.5 - settings.get("r", 0.5), "fly": 0.5}[method] / 4
+    return {"exact": 0.0, "prob": 0.5 - settings.get("r", 0.5), "fly": 0.5}[method] / 4
 
 
 @pytest.fixture
@@ -173,6 +173,22 @@ def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeyp
     assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
     assert report("prob") == before and len(world.calls) == 2 * calls
     assert sorted(path.name for path in Path("reports/speed").rglob("*.*")) == ["prob.csv", "prob.json"]
+
+
+def test_fresh_calibration_prompts_take_the_place_of_the_run_s(world, monkeypatch):
+    """They are answered strictly first, since the stage `reference` has not; development prompts stay."""
+    start(world, monkeypatch, "prob")
+    before, calls = report("prob"), len(world.calls)
+    asked = {"doc": {}, "stops": [], "max_new_tokens": 40}
+    fresh = [{"id": f"fresh-{place}", "ids": [7, place], **asked} for place in range(600)]
+    own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
+    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS, Study("speed"), fresh)
+    found = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
+    decoded = {(rule, split) for rule, split, _ in world.calls[calls:]}
+    assert decoded == {("exact", "fresh"), ("prob", "development"), ("prob", "fresh")}
+    assert {one["n"] for one in found["settings"]} == {600}
+    assert found["look"]["prompts"] != before["look"]["prompts"]
+    assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
 
 
 def test_other_prompts_are_decoded_again(world, monkeypatch):

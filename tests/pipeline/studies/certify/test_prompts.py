@@ -15,6 +15,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.integrations.lm_eval.prompts import PromptMaker, unused_prompts
+from pipeline.certification import further
 from pipeline.pairs.world.corpus import documents, write_task_files
 from pipeline.pairs.world.params import WorldParams
 from pipeline.pairs.world.supply import PURPOSES, further_documents
@@ -39,8 +40,8 @@ def params(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Params:
     given = parse_params({"task": WORLD_TASK, "world": {"task_train": 100, "task_test": 20}, "prompts": SIZES})
     write_task_files(given.world, given.seed)
     write_prompts(PromptMaker(load_task(given), byte_tokenizer(), 4096), given, Path("data/prompts"))
-    monkeypatch.setattr(certify, "load_pair", lambda _params: SimpleNamespace(tokenizer=byte_tokenizer()))
-    monkeypatch.setattr(certify, "context_length", lambda _source: 4096)
+    monkeypatch.setattr(further, "load_pair", lambda _params: SimpleNamespace(tokenizer=byte_tokenizer()))
+    monkeypatch.setattr(further, "context_length", lambda _source: 4096)
     return given
 
 
@@ -49,23 +50,23 @@ def questions(prompts: list[dict[str, Any]]) -> set[str]:
 
 
 def test_a_study_beside_make_certify_shares_no_problem_with_anything(params: Params):
-    certified = certify.new_prompts(params, 60, "certify")
-    beside = certify.new_prompts(params, 30, "labels", beside=certified)
+    certified = further.new_prompts(params, 60, "certify")
+    beside = further.new_prompts(params, 30, "labels", beside=certified)
     assert (len(questions(certified)), len(questions(beside))) == (60, 30)
     assert not questions(certified) & questions(beside)
     of_the_run = {split: questions(read_json_lines(Path(f"data/prompts/{split}.jsonl"))) for split in SIZES}
     assert {split: len(found) for split, found in of_the_run.items()} == SIZES
     assert not set().union(*of_the_run.values()) & (questions(certified) | questions(beside))
-    assert questions(certify.new_prompts(params, 60, "certify")) == questions(certified)
+    assert questions(further.new_prompts(params, 60, "certify")) == questions(certified)
 
 
 def test_other_tasks_offer_what_their_training_split_has_left(params: Params, monkeypatch: pytest.MonkeyPatch):
     """`new_prompts` invents problems for the embedded world alone; elsewhere 100 - 70 documents are left."""
-    monkeypatch.setattr(certify, "of_the_world", lambda _params: False)
+    monkeypatch.setattr(further, "of_the_world", lambda _params: False)
     own = CertifyParams(methods=("autojudge",), budgets=(0.1,), prompts=8, block=4, ece_problems=1)
     monkeypatch.setattr(certify, "read_certify_params", lambda: own)
     certified = certify.calibration_prompts(params)
-    assert len(certified) == 8 and len(certify.new_prompts(params, 30, "labels", beside=certified)) == 22
+    assert len(certified) == 8 and len(further.new_prompts(params, 30, "labels", beside=certified)) == 22
     monkeypatch.setattr(certify, "read_certify_params", lambda: CertifyParams(("autojudge",), (0.1,), 31, 4, 1))
     with pytest.raises(
         UserError, match="asks for 31 prompts, but draw 1 of the task 'wordproblems' has only 30 unused ones"

@@ -1,0 +1,36 @@
+"""Calibration prompts beside those of the run, for studies whose certificates are claims of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
+from pipeline.pairs.pair import load_pair
+from pipeline.pairs.source import read_pair
+from pipeline.pairs.world.supply import further_documents
+from pipeline.params import Params
+from pipeline.stages.prompts import context_length, of_the_world
+from pipeline.tasks.loading import load_task
+
+
+def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
+    """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
+
+    Args:
+        params: the run's.
+        count: prompts of a draw.
+        purpose: one of PURPOSES. On a task other than the embedded world, `certify` draws from the start of the unused
+            documents, and everything else from their end.
+        draw: from 1 on.
+        beside: prompts whose problems are left out as well.
+    """
+    source, task = read_pair(params.pair), load_task(params)
+    maker = PromptMaker(task, load_pair(params).tokenizer, context_length(source))
+    used = [*used_prompts(), *beside]
+    if of_the_world(params):
+        docs = further_documents(params.world, params.seed, purpose, count, draw)
+        return unused_prompts(maker, docs, count, params.seed, used)
+    docs = task.documents("train")
+    unused = unused_prompts(maker, docs, len(docs), params.seed, used)
+    ordered = unused if purpose == "certify" else unused[::-1]
+    return ordered[(draw - 1) * count : draw * count]
