@@ -1,11 +1,12 @@
 """What it costs on a processor that freed memory goes back to the system, and how many pages are filled again.
 
-    python -m benchmarks.allocation [--tokens 32] [--batches 1,8,32] [--rounds 4] [--results FOLDER]
+    python -m benchmarks.allocation [--tokens 24] [--batches 8,32] [--rounds 3] [--results FOLDER]
 
-In the folder of a run with data/prompts, on Linux with glibc. Plain and strict decoding of the same batches, in turn
-with memory that stays (`gistgate.forward.allocation`) and with memory that goes back, for which the thresholds are
-those that glibc arrives at by itself. `returned_vs_kept` are seconds of the one over seconds of the other; `faults` are
-page faults per new token.
+In the folder of a run with data/prompts and a draft model, on Linux with glibc. Strict decoding, and a rule that weighs
+the whole vocabulary (`ensemble` with w = 0.8, without a certificate), decode the same batches, in turn with memory that
+stays (`gistgate.forward.allocation`) and with memory that goes back, for which the thresholds are those that glibc
+arrives at by itself. `returned_vs_kept` are seconds of the one over seconds of the other; `faults` are page faults per
+new token.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from benchmarks.workload import Workload
 from gistgate.errors import UserError
 from gistgate.forward.allocation import MOST, keep_freed_memory, set_thresholds
 from gistgate.observing.intervals import ratio_of_sums
+from pipeline.common.decoders import make_decoder
 from pipeline.common.entry import run
+from pipeline.params import MethodParams
 from pipeline.speed.clock import Contender, Decode, Prompts, ours
 
 LARGEST_OWN = 32 * 1024 * 1024
@@ -31,14 +34,14 @@ LARGEST_OWN = 32 * 1024 * 1024
 THRESHOLDS = {"kept": (MOST, MOST), "returned": (LARGEST_OWN, 2 * LARGEST_OWN)}
 
 
-def main(tokens: int = 32, batches: str = "1,8,32", rounds: int = 4, threads: int = 2, results: Path = RESULTS) -> None:
+def main(tokens: int = 24, batches: str = "8,32", rounds: int = 3, threads: int = 2, results: Path = RESULTS) -> None:
     torch.set_num_threads(threads)
     if not keep_freed_memory():
         raise UserError(
             "This C library keeps no freed memory, or the environment has chosen. Unset MALLOC_* and retry."
         )
     sizes = [int(size) for size in batches.split(",")]
-    workload = Workload.load(max(sizes) * (rounds + 1))
+    workload = Workload.load(max(sizes) * rounds)
     found = {str(size): measure(workload, size, rounds, tokens) for size in sizes}
     save("allocation", {"pair": workload.pair.name, "tokens": tokens, "n": rounds, "batches": found}, results)
 
@@ -46,7 +49,9 @@ def main(tokens: int = 32, batches: str = "1,8,32", rounds: int = 4, threads: in
 def measure(workload: Workload, size: int, rounds: int, tokens: int) -> dict[str, Any]:
     """One batch size: ratios of seconds with intervals, and page faults."""
     print(f"batch {size}")
-    decoders = {"plain": workload.plain("eager"), "strict": workload.strict(workload.params.decoding.block, "eager")}
+    block = workload.params.decoding.block
+    weighed = make_decoder(workload.pair, MethodParams("ensemble"), {"w": 0.8}, block)
+    decoders = {"strict": workload.strict(block, "eager"), "ensemble": weighed}
     request = {**workload.request, "max_new_tokens": tokens}
     counts: dict[tuple[str, str], list[float]] = {(name, way): [] for name in decoders for way in THRESHOLDS}
     field = [

@@ -16,6 +16,8 @@ from pipeline.tasks.loading import load_task
 def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
     """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
 
+    Their names tell purpose and draw, because the names of documents may be those of the run's prompts.
+
     Args:
         params: the run's.
         count: prompts of a draw.
@@ -29,8 +31,13 @@ def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside:
     used = [*used_prompts(), *beside]
     if of_the_world(params):
         docs = further_documents(params.world, params.seed, purpose, count, draw)
-        return unused_prompts(maker, docs, count, params.seed, used)
+        return named(unused_prompts(maker, docs, count, params.seed, used), purpose, draw)
     docs = task.documents("train")
     unused = unused_prompts(maker, docs, len(docs), params.seed, used)
     ordered = unused if purpose == "certify" else unused[::-1]
-    return ordered[(draw - 1) * count : draw * count]
+    return named(ordered[(draw - 1) * count : draw * count], purpose, draw)
+
+
+def named(prompts: Sequence[Prompt], purpose: str, draw: int) -> list[Prompt]:
+    """The prompts with names of their own."""
+    return [{**prompt, "id": f"{purpose}-{draw}-{place}"} for place, prompt in enumerate(prompts)]

@@ -50,6 +50,9 @@ class Setup:
         self.fresh = frozenset(own)
         """Splits that the stage `reference` has not answered."""
         self.prompts = {split: own[split] if split in own else read_prompts(split) for split in SPLITS}
+        names = [prompt["id"] for prompts in self.prompts.values() for prompt in prompts]
+        if len(set(names)) < len(names):
+            raise ValueError("two prompts have the same name, so that one would be compared with the other's answer")
         self.memory = Prefilled(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
 

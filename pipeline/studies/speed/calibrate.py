@@ -13,9 +13,10 @@ from gistgate.integrations.lm_eval.prompts import Prompt
 from pipeline.certification.further import new_prompts
 from pipeline.common.entry import run
 from pipeline.common.operating_point import OWN_REPORTS
+from pipeline.common.reading import read
 from pipeline.params import Params
 from pipeline.stages.calibrate import calibrate_all
-from pipeline.studies.speed.params import speed_params
+from pipeline.studies.speed.params import FILE, SpeedParams, speed_params
 from pipeline.studies.table.study import table_study
 
 STUDY, MODULE = "speed", "pipeline.studies.speed.calibrate"
@@ -32,7 +33,7 @@ def fresh(params: Params) -> list[Prompt]:
     Raises:
         UserError: the task has fewer unused documents.
     """
-    size, draw = params.prompts.calibration, params.prompts.draw
+    size, draw = params.prompts.calibration, params.prompts.draw + read(SpeedParams, FILE).judged
     prompts = new_prompts(params, size, STUDY, draw)
     if len(prompts) < size:
         raise UserError(

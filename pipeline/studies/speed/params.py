@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gistgate.errors import UserError
 from pipeline.common.paths import STUDIES
-from pipeline.common.reading import Count, block, nearest, read
+from pipeline.common.reading import Count, Natural, block, nearest, read
 from pipeline.params import Params
 from pipeline.studies.table.params import table_params
 
@@ -19,6 +19,8 @@ class SpeedParams:
 
     blocks: dict[str, Count]
     """K by method, in tokens, the large table's methods among them; all others are timed at decoding.block."""
+    judged: Natural = 0
+    """Draws of this study's calibration prompts that are passed over, because they were judged before."""
 
 
 def speed_params(known: Params | None = None) -> Params:

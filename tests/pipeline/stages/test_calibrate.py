@@ -187,8 +187,16 @@ def test_fresh_calibration_prompts_take_the_place_of_the_run_s(world, monkeypatc
     decoded = {(rule, split) for rule, split, _ in world.calls[calls:]}
     assert decoded == {("exact", "fresh"), ("prob", "development"), ("prob", "fresh")}
     assert {one["n"] for one in found["settings"]} == {600}
+    assert found["sequence"] == before["sequence"], "the same development prompts choose the same settings"
     assert found["look"]["prompts"] != before["look"]["prompts"]
     assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
+
+
+def test_prompts_of_the_same_name_are_refused(world):
+    """The strict answer of a prompt is found by its name: another prompt's would make every difference wrong."""
+    fresh = [{"id": "development-3", "ids": [7], "doc": {}, "stops": [], "max_new_tokens": 40}]
+    with pytest.raises(ValueError, match="the same name"):
+        calibrate.calibrate_all(world.params, ["prob"], OWN_REPORTS, Study("speed"), fresh)
 
 
 def test_other_prompts_are_decoded_again(world, monkeypatch):
