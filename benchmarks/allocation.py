@@ -1,84 +1,101 @@
 """What it costs on a processor that freed memory goes back to the system, and how many pages are filled again.
 
-    python -m benchmarks.allocation [--tokens 24] [--batches 8,32] [--rounds 3] [--results FOLDER]
+    python -m benchmarks.allocation [--tokens 24] [--batch 32] [--rounds 3] [--results FOLDER]
 
 In the folder of a run with data/prompts and a draft model, on Linux with glibc. Strict decoding, and a rule that weighs
-the whole vocabulary (`ensemble` with w = 0.8, without a certificate), decode the same batches, in turn with memory that
-stays (`gistgate.forward.allocation`) and with memory that goes back, for which the thresholds are those that glibc
-arrives at by itself. `returned_vs_kept` are seconds of the one over seconds of the other; `faults` are page faults per
-new token.
+the whole vocabulary (`ensemble` with w = 0.8, without a certificate), decode the same batches with memory that stays
+(`gistgate.forward.allocation`) and with memory that goes back, for which the thresholds are those that glibc arrives at
+by itself. A process that has once kept memory goes on using it, so that every batch is decoded in two processes of its
+own, one behind the other. `returned_vs_kept` are seconds of the one over seconds of the other; `faults` are page faults
+per new token.
 """
 
 from __future__ import annotations
 
-import ctypes
-from functools import partial
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, save, side_by_side
+from benchmarks.bench import RESULTS, save
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
-from gistgate.forward.allocation import MOST, keep_freed_memory, set_thresholds
+from gistgate.forward.allocation import MOST, OWN_CHOICE
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.decoders import make_decoder
 from pipeline.common.entry import run
-from pipeline.params import MethodParams
-from pipeline.speed.clock import Contender, Decode, Prompts, ours
+from pipeline.params import MethodParams, read_params
+from pipeline.speed.clock import Contender, ours
 
 LARGEST_OWN = 32 * 1024 * 1024
 """The highest threshold that glibc moves to by itself, in bytes; it then trims from twice as much on."""
 THRESHOLDS = {"kept": (MOST, MOST), "returned": (LARGEST_OWN, 2 * LARGEST_OWN)}
+FEW = 2
+"""Tokens of the answers that warm a process up."""
 
 
-def main(tokens: int = 24, batches: str = "8,32", rounds: int = 3, threads: int = 2, results: Path = RESULTS) -> None:
+def main(
+    tokens: int = 24, batch: int = 32, rounds: int = 3, threads: int = 2, results: Path = RESULTS, child: int = -1
+) -> None:
+    """`child` is the number of the batch that a process of the measurement decodes."""
     torch.set_num_threads(threads)
-    if not keep_freed_memory():
-        raise UserError(
-            "This C library keeps no freed memory, or the environment has chosen. Unset MALLOC_* and retry."
-        )
-    sizes = [int(size) for size in batches.split(",")]
-    workload = Workload.load(max(sizes) * rounds)
-    found = {str(size): measure(workload, size, rounds, tokens) for size in sizes}
-    save("allocation", {"pair": workload.pair.name, "tokens": tokens, "n": rounds, "batches": found}, results)
+    if child >= 0:
+        print(json.dumps(decoded(tokens, batch, child)))
+        return
+    arguments = ["--tokens", tokens, "--batch", batch, "--threads", threads]
+    turns = [(way, number) for number in range(rounds) for way in list(THRESHOLDS)[:: 1 if number % 2 else -1]]
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in THRESHOLDS}
+    for way, number in turns:
+        found[way].append(in_process(way, [*arguments, "--child", number]))
+        print(f"batch {number}, {way}: {found[way][-1]}", flush=True)
+    compared = {name: over(name, found) for name in found["kept"][0]}
+    sizes = {"batch": batch, "tokens": tokens, "n": rounds}
+    save("allocation", {"pair": read_params().pair, **sizes, "decoders": compared}, results)
 
 
-def measure(workload: Workload, size: int, rounds: int, tokens: int) -> dict[str, Any]:
-    """One batch size: ratios of seconds with intervals, and page faults."""
-    print(f"batch {size}")
-    block = workload.params.decoding.block
+def in_process(way: str, arguments: list[Any]) -> dict[str, Any]:
+    """What a process with one way of keeping memory found.
+
+    Raises:
+        UserError: it failed.
+    """
+    mmap, trim = map(str, THRESHOLDS[way])
+    own = {name: value for name, value in os.environ.items() if name not in OWN_CHOICE}
+    own |= {"MALLOC_MMAP_THRESHOLD_": mmap, "MALLOC_TRIM_THRESHOLD_": trim}
+    command = [sys.executable, "-m", "benchmarks.allocation", *map(str, arguments)]
+    ran = subprocess.run(command, env=own, capture_output=True, text=True)
+    if ran.returncode:
+        raise UserError(f"A process of the measurement failed: {ran.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def decoded(tokens: int, batch: int, number: int) -> dict[str, dict[str, float]]:
+    """Seconds and page faults of one batch, by decoder."""
+    workload = Workload.load(batch * (number + 1))
+    prompts, block = workload.ids[batch * number :], workload.params.decoding.block
     weighed = make_decoder(workload.pair, MethodParams("ensemble"), {"w": 0.8}, block)
-    decoders = {"strict": workload.strict(block, "eager"), "ensemble": weighed}
-    request = {**workload.request, "max_new_tokens": tokens}
-    counts: dict[tuple[str, str], list[float]] = {(name, way): [] for name in decoders for way in THRESHOLDS}
-    field = [
-        Contender(f"{name}, {way}", partial(counted, ours(decoder, request), way, counts[name, way]), 0)
-        for name, decoder in decoders.items()
-        for way in THRESHOLDS
-    ]
-    prompts = [workload.ids[first : first + size] for first in range(0, size * rounds, size)]
-    times = side_by_side(field, prompts)
-    return {name: compared(name, times, counts) for name in decoders}
+    found = {}
+    for name, decoder in {"strict": workload.strict(block, "eager"), "ensemble": weighed}.items():
+        ours(decoder, {**workload.request, "max_new_tokens": FEW})(prompts)
+        contender = Contender(name, ours(decoder, {**workload.request, "max_new_tokens": tokens}), block)
+        before = getrusage(RUSAGE_SELF).ru_minflt
+        timed = contender.timed(prompts)
+        faults = (getrusage(RUSAGE_SELF).ru_minflt - before) / timed.tokens
+        found[name] = {"seconds": timed.seconds, "tokens": timed.tokens, "faults": faults}
+    return found
 
 
-def counted(decode: Decode, way: str, faults: list[float], batch: Prompts) -> tuple[list[list[int]], int | None]:
-    """Decode with one way of keeping memory, and note page faults per new token."""
-    set_thresholds(*THRESHOLDS[way])
-    ctypes.CDLL(None).malloc_trim(0)
-    before = getrusage(RUSAGE_SELF).ru_minflt
-    answers, forwards = decode(batch)
-    faults.append((getrusage(RUSAGE_SELF).ru_minflt - before) / sum(map(len, answers)))
-    return answers, forwards
-
-
-def compared(name: str, times: dict[str, dict[str, Any]], counts: dict[tuple[str, str], list[float]]) -> dict[str, Any]:
-    """What one decoding gains; the first batch of everything warms up and is not counted."""
-    seconds = {way: times[f"{name}, {way}"]["seconds"] for way in THRESHOLDS}
-    per_token = {way: sum(faults[1:]) / len(faults[1:]) for way in THRESHOLDS for faults in [counts[name, way]]}
-    return {"returned_vs_kept": ratio_of_sums(seconds["returned"], seconds["kept"]).as_dict(), "faults": per_token}
+def over(name: str, found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    """What one decoder gains."""
+    seconds = {way: [one[name]["seconds"] for one in ones] for way, ones in found.items()}
+    faults = {way: sum(one[name]["faults"] for one in ones) / len(ones) for way, ones in found.items()}
+    return {"returned_vs_kept": ratio_of_sums(seconds["returned"], seconds["kept"]).as_dict(), "faults": faults}
 
 
 if __name__ == "__main__":
