@@ -25,7 +25,7 @@ import torch
 from benchmarks.bench import RESULTS, save
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
-from gistgate.forward.allocation import MOST, OWN_CHOICE
+from gistgate.forward.allocation import LARGEST, OWN_CHOICE
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.decoders import make_decoder
 from pipeline.common.entry import run
@@ -34,7 +34,7 @@ from pipeline.speed.clock import Contender, ours
 
 LARGEST_OWN = 32 * 1024 * 1024
 """The highest threshold that glibc moves to by itself, in bytes; it then trims from twice as much on."""
-THRESHOLDS = {"kept": (MOST, MOST), "returned": (LARGEST_OWN, 2 * LARGEST_OWN)}
+THRESHOLDS = {"kept": (LARGEST, LARGEST), "returned": (LARGEST_OWN, 2 * LARGEST_OWN)}
 FEW = 2
 """Tokens of the answers that warm a process up."""
 

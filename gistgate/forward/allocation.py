@@ -15,7 +15,7 @@ import torch
 
 MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
 """Numbers of mallopt's parameters in glibc's malloc.h."""
-MOST = 2**31 - 1
+LARGEST = 2**31 - 1
 """The largest value that mallopt takes, in bytes."""
 OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 """Environment variables by which a user has decided otherwise."""
@@ -36,7 +36,7 @@ def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
     chosen = any(name in os.environ for name in OWN_CHOICE)
     if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False
-    return set_thresholds(MOST, MOST)
+    return set_thresholds(LARGEST, LARGEST)
 
 
 def set_thresholds(mmap: int, trim: int) -> bool:
