@@ -15,7 +15,6 @@ from gistgate.build.memory import check_memory
 from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer, warn_untemplated
 from gistgate.build.weights import check_gguf, placed, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
-from gistgate.forward.allocation import keep_freed_memory
 from gistgate.forward.output import Subset
 from gistgate.forward.quantised import check_kind, quantise
 from gistgate.request.stopping import eos_ids
@@ -134,7 +133,6 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
         if is_out_of_memory(error):
             raise
         raise UserError(unloadable(role, name, error)) from error
-    keep_freed_memory(device)
     return model.to(device).eval()
 
 

@@ -165,6 +165,7 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     from gistgate.build.models import load_target
     from gistgate.build.preference import preferred
     from gistgate.decoding.engines.choice import Engine
+    from gistgate.forward.allocation import keep_freed_memory
 
     Engine(wishes.engine)
     wishes = preferred(wishes)
@@ -172,6 +173,7 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     if proof is not None:
         asking.check(proof)
     loaded = load_target(target, dtype, gguf=gguf)
+    keep_freed_memory(loaded.model.device)
     if proof is not None:
         asking.check(proof, loaded)
     return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))

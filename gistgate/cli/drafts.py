@@ -58,10 +58,12 @@ def draft_vocabulary(
 ) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.build.models import load_draft, load_target
+    from gistgate.forward.allocation import keep_freed_memory
     from gistgate.forward.output import Subset
 
     lines = [asked.text for asked in read_prompts(texts)]
     loaded = load_target(target, dtype)
+    keep_freed_memory(loaded.model.device)
     model = load_draft(draft, loaded.model, loaded.tokenizer)
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)

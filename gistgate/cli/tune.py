@@ -50,11 +50,13 @@ def tune(
     from gistgate.build.models import load_target
     from gistgate.build.preference import forget
     from gistgate.cli import show
+    from gistgate.forward.allocation import keep_freed_memory
     from gistgate.observing.tuning import tune as race
 
     gate = gate_of(wishes)
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load_target(target, dtype)
+    keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, wishes, asking)
     candidates = shop.candidates([gate, *also])
     ids = asking.encode(loaded)

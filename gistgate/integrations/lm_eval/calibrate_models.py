@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.models import load_draft, load_target
 from gistgate.errors import UserError
+from gistgate.forward.allocation import keep_freed_memory
 from gistgate.gates.gate import Gate
 from gistgate.identity import ModelIdentity
 from gistgate.integrations.lm_eval.calibrate_options import Options
@@ -33,6 +34,7 @@ def load_models(options: Options) -> Models:
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
     target = load_target(options.target or name, dtype)
+    keep_freed_memory(target.model.device)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
     lighter = lighter_as_trained(options, config.draft if config else None)
     draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
