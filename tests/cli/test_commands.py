@@ -36,6 +36,8 @@ CALLS = {
 MACHINES = {"doctor": "advice", "tune": "winner", "generate": "text", "inspect": "certificate", "bench": None}
 """Commands whose --json is one value, with a key of it; trace writes a line per token."""
 MODEL = "transformers:AutoModelForCausalLM.from_pretrained"
+LOADING = {"doctor", "tune", "generate", "trace", "bench", "fit-draft", "draft-vocabulary"}
+"""Commands that load a target; calibrate and eval, which load one of their own, are asked elsewhere."""
 INNERMOST = {
     "init": "gistgate.project.create:create",
     "inspect": "gistgate.gates.gate:Gate.load",
@@ -73,6 +75,14 @@ def test_a_call(run, place, command):
     arguments, part = CALLS[command]
     status, out, _ = run(command, *place(arguments))
     assert status == 0 and part in out
+
+
+@pytest.mark.parametrize("command", [command for command in CALLS if command in LOADING])
+def test_a_command_that_decodes_keeps_freed_memory(run, place, monkeypatch, command):
+    asked = []
+    monkeypatch.setattr("gistgate.forward.allocation.keep_freed_memory", asked.append)
+    assert run(command, *place(CALLS[command][0]))[0] == 0
+    assert [device.type for device in asked] == ["cpu"]
 
 
 @pytest.mark.parametrize("command", MACHINES)

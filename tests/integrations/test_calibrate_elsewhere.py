@@ -93,12 +93,14 @@ def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place: Path, monkeyp
     )
 
 
-def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path) -> None:
+def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[torch.device] = []
+    monkeypatch.setattr("gistgate.integrations.lm_eval.calibrate_models.keep_freed_memory", kept.append)
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
     found = load_models(Options(**named))
-    assert getattr(found.draft, "quantised", None) == "int4"
+    assert getattr(found.draft, "quantised", None) == "int4" and kept == [torch.device("cpu")]
     with pytest.raises(UserError, match="should be int4, but is None. Load the draft with --quantise-draft int4, or"):
         load_models(Options(**named, quantise_draft="none"))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
@@ -151,10 +152,13 @@ def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
     return {"pretrained": str(folder / "target"), "draft": str(folder / "draft"), "device": "cpu", "dtype": "float32"}
 
 
-def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = saved(tmp_path, pair, tokenizer)
+    kept: list[torch.device] = []
+    monkeypatch.setattr("gistgate.integrations.lm_eval.model.keep_freed_memory", kept.append)
     lm = GatedLM(**names, rule="fly", theta=0.5, window=2, block=5)
     assert (lm.decoder.block, lm.decoder.rule) == (5, make_rule("fly", theta=0.5, window=2))
+    assert kept == [torch.device("cpu")]
     assert isinstance(lm.decoder.drafter, ModelDrafter)
     plain = GatedLM(**{**names, "draft": None})
     assert plain.decoder.drafter is None

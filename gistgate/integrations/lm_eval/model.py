@@ -26,6 +26,7 @@ from gistgate.certificates.holds import check_request
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.forward.allocation import keep_freed_memory
 from gistgate.integrations.lm_eval.served import Served
 from gistgate.observing.race import settle_batches
 from gistgate.request.rows import Generation
@@ -73,6 +74,7 @@ class GatedLM(HFLM):
         wishes = preferred(replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name)))
         self.proof = named_proof(wishes)
         super().__init__(pretrained=pretrained, **kwargs)
+        keep_freed_memory(self.model.device)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")
