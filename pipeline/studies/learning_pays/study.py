@@ -55,7 +55,10 @@ def main(
     began, limit = monotonic(), float("inf") if minutes is None else 60 * minutes
     failed = study(names, seed or SEEDS, lambda: monotonic() - began < limit)
     results = shown(recorded())
-    save(draw(results), OUTPUT.with_suffix(".png"))
+    if results:
+        picture = OUTPUT.with_suffix(".png")
+        save(draw(results), picture)
+        write_published(OUTPUT, recorded(), read_json(OUTPUT), [picture])  # names the picture that shows it
     print(table(results), end="")
     if failed:
         raise UserError(f"No result from {', '.join(failed)}; what went wrong stands above. The other points are kept.")

@@ -8,6 +8,7 @@ import pytest
 from gistgate.certificates.ledger import Ledger, Look
 from gistgate.certificates.looks import PUBLISHED, Looks
 from gistgate.errors import UserError
+from gistgate.files import fingerprint
 from pipeline.common.reading import read_yaml
 from pipeline.params import Params, parse_params, read_params
 from pipeline.report import gathered
@@ -143,6 +144,14 @@ def test_another_size_parameter_draw_or_code_measures_a_point_again_and_drops_th
     study.study(["neutral"], [1], lambda: True)
     assert len(stages) == len(point.TARGETS)
     assert set(study.recorded()) == {"neutral/seed-1"}
+
+
+def test_the_result_names_its_picture(stages, capsys):
+    study.main(["neutral"], [1], None)
+    study.main(["neutral"], [1], None)  # nothing is left to run; the picture keeps its name
+    files = json.loads(study.OUTPUT.read_text())["code"]["files"]
+    assert files == {"when-learning-pays.png": fingerprint(study.OUTPUT.with_suffix(".png"))}
+    assert set(study.recorded()) == {"neutral/seed-1"} and "skipped" in capsys.readouterr().out
 
 
 def test_every_point_has_calibration_prompts_of_its_own():
