@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Sampling
-from pipeline.labels.rollouts import Rollout
+from pipeline.labels.rollouts import Listed, Rollout, decided
 from pipeline.labels.tables import Table, num_rows, picked
 from pipeline.labels.texts import Texts
 from pipeline.labels.tools import Tools
@@ -94,8 +94,13 @@ class Labeller:
             for place, n in enumerate(rows)
         ]
         sampling = Sampling(temperature=self.params.temperature)
-        answers = self.tools.sampler.run(rollouts, sampling, answered=self.tools.meaning.is_given)
-        same = [self.tools.meaning.same(r.problem, ended.ids) for r, ended in zip(rollouts, answers, strict=True)]
+        meaning = self.tools.meaning
+        listed = Listed(
+            rollouts,
+            lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
+            lambda rollout, ended: meaning.same(rollout.problem, ended.ids),
+        )
+        same = listed.made_by(self.tools.sampler, sampling)
         kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         return kept_x, kept_t
 

@@ -1,29 +1,27 @@
-"""Rollouts: how a text goes on behind one forced token, many at once, from remembered keys and values."""
+"""Rollouts: how a text goes on behind one forced token. Whoever wants some supplies them while others are made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Generic, Protocol, TypeVar
+
+from transformers import PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
-from gistgate.decoding.batches import read_ahead
-from gistgate.decoding.decoder import Decoder
-from gistgate.request.rows import Memory, Row
-from gistgate.request.slots import Slots
-from pipeline.labels.cost import Cost
-from pipeline.labels.memories import Memories
+from gistgate.request.stopping import Stop
 
-MOST_AT_ONCE = 64
-"""Most tokens that a round adds; the test for rejoining looks that far back."""
 REJOINED, ANSWERED = "rejoined", "answered"
 """Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
 
 Answered = Callable[["Rollout", list[int]], bool]
 """(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change any more."""
+Decided = Callable[["Rollout", list[int]], str | None]
+"""(rollout, answer so far as token ids) -> why it may end here; None: it has to go on."""
+Outcome = TypeVar("Outcome")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Rollout:
     """One continuation to make."""
 
@@ -49,76 +47,89 @@ class Ended:
     ids: list[int]
     """The whole answer, the kept prefix and the forced token included, as token ids."""
     finish: str
-    """As of `gistgate.request.rows.Generation`, or REJOINED, or ANSWERED."""
+    """As of `gistgate.request.rows.Generation`, or REJOINED, or ANSWERED, or a reason of the supply's own."""
 
 
-class Roller:
-    """Makes rollouts in batches that are as full as possible; every text is read once."""
+class Supply(Protocol):
+    """Asks for rollouts, also for such as depend on how others end."""
 
-    def __init__(self, decoder: Decoder, memories: Memories, batch_size: int, cost: Cost, **request: Any) -> None:
-        """`decoder` goes on from `memories`, `batch_size` rows at a time; `cost` counts what is spent."""
-        self.decoder, self.memories, self.batch_size = decoder, memories, batch_size
-        self.cost, self.request = cost, request
+    def take(self, num: int) -> list[Rollout]:
+        """At most `num` rollouts to make next; none: there is nothing to make before another one has ended."""
 
-    def run(
+    def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
+        """Why a rollout may end here; None: it has to go on. `answer`: what there is of it, as token ids."""
+
+    def end(self, rollout: Rollout, ended: Ended) -> None:
+        """Take in one that has ended."""
+
+
+class Serves(Protocol):
+    """Makes rollouts, many at once."""
+
+    def serve(self, supply: Supply, sampling: Sampling | None = None) -> None:
+        """Make what `supply` asks for until it asks for nothing more; greedily by default."""
+
+
+class Listed(Generic[Outcome]):
+    """A supply of rollouts that are all known beforehand."""
+
+    def __init__(
         self,
         rollouts: Sequence[Rollout],
-        sampling: Sampling | None = None,
-        rejoin: int | None = None,
-        answered: Answered | None = None,
-    ) -> list[Ended]:
-        """Every rollout's end, in the order of the rollouts.
-
-        Args:
-            rollouts: what to make.
-            sampling: how tokens are drawn; greedy by default.
-            rejoin: tokens in a row that have to equal the reference's before a rollout stops early; None: never.
-            answered: tells whether a rollout's answer is given, which ends it; None: never.
-        """
+        decided: Decided,
+        outcome: Callable[[Rollout, Ended], Outcome],
+        first: Collection[Rollout] = (),
+    ) -> None:
+        """`outcome` is what is wanted of each of them; those of `first` are made before the others."""
+        self.decided, self.outcome = decided, outcome
+        self._asked, self._found = rollouts, dict[Rollout, Outcome]()
         # Rollouts that have about as much of the answer ahead of them end together.
-        order = sorted(range(len(rollouts)), key=lambda n: rollouts[n].position - len(rollouts[n].reference))
-        row_by_row = [rollouts[place] for place in order]
+        self._waiting = sorted(rollouts, key=lambda one: (one not in first, one.position - len(one.reference)))
 
-        def read(places: range) -> list[Memory]:
-            return self.memories.of([(*row_by_row[at].prompt, *row_by_row[at].text) for at in places])
+    def take(self, num: int) -> list[Rollout]:
+        """The next `num`."""
+        taken, self._waiting = self._waiting[:num], self._waiting[num:]
+        return taken
 
-        slots = Slots(self.batch_size)
-        done = self.decoder.resume(
-            read_ahead(read, len(row_by_row), self.batch_size),
-            [(len(r.prompt) + r.position, [r.token]) for r in row_by_row],
-            [len(r.prompt) for r in row_by_row],
-            sampling=sampling,
-            seeds=[r.seed for r in row_by_row],
-            is_decided=decides(row_by_row, rejoin, answered),
-            remember=False,
-            slots=slots,
-            **self.request,
-        )
-        for rollout, (answer, _) in zip(row_by_row, done, strict=True):
-            self.cost.rolled(len(answer.ids) - rollout.position - 1)
-        self.cost.use(slots.usage)
-        ended = dict(zip(order, (Ended(answer.ids, answer.finish) for answer, _ in done), strict=True))
-        return [ended[place] for place in range(len(rollouts))]
+    def end(self, rollout: Rollout, ended: Ended) -> None:
+        """Keep what is wanted of it."""
+        self._found[rollout] = self.outcome(rollout, ended)
+
+    def made_by(self, roller: Serves, sampling: Sampling | None = None) -> list[Outcome]:
+        """What is wanted of every rollout, in the order of the rollouts."""
+        roller.serve(self, sampling)
+        return [self._found[rollout] for rollout in self._asked]
 
 
-def decides(rollouts: Sequence[Rollout], rejoin: int | None, answered: Answered | None) -> Callable[[Row], str | None]:
-    """A test whether a rollout's outcome is known: it came back to its reference's words, or its answer is given."""
+def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None) -> str | None:
+    """Whether a rollout's outcome is known: it came back to its reference's words, or its answer is given.
 
-    def is_decided(row: Row) -> str | None:
-        rollout, answer = rollouts[row.index], row.answer
-        # Only the tail is new; what came before was tested in earlier rounds.
-        if rejoin is not None:
-            since = max(len(answer) - rejoin - MOST_AT_ONCE, 0)
-            if rejoined_at(rollout, answer, rejoin, since) is not None:
-                return REJOINED
-        return ANSWERED if answered is not None and answered(rollout, answer) else None
+    Args:
+        rollout: which one.
+        answer: what there is of it, as token ids.
+        rejoin: tokens in a row that have to equal the reference's; None: however many do, it goes on.
+        answered: tells whether its answer is given, which ends it; None: never.
+    """
+    # All of it is looked at: an audit that was still going on may have passed over the place.
+    if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
+        return REJOINED
+    return ANSWERED if answered is not None and answered(rollout, answer) else None
 
-    return is_decided
 
-
-def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int, since: int = 0) -> int | None:
+def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int) -> int | None:
     """Where `num` tokens in a row, all behind the forced one, stand in the reference as well; None if nowhere."""
     reference = rollout.reference
     grams = {tuple(reference[at : at + num]) for at in range(len(reference) - num + 1)}
-    starts = range(max(rollout.position + 1, since), len(answer) - num + 1)
+    starts = range(rollout.position + 1, len(answer) - num + 1)
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
+
+
+def stop_of(
+    tokenizer: PreTrainedTokenizerBase | None,
+    *,
+    max_new_tokens: int,
+    eos_ids: Collection[int] = (),
+    stops: Sequence[str] = (),
+) -> Stop:
+    """What ends an answer, of the arguments that all prompts share."""
+    return Stop(max_new_tokens, frozenset(eos_ids), tuple(stop for stop in stops if stop), tokenizer)

@@ -6,6 +6,7 @@ forced token does harm, this is the text of the walk itself (pipeline/labels/min
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,12 +37,12 @@ class Forced(Exact):
 
 
 class Scout(MismatchRecorder):
-    """Records the mismatches of scouts and ends each of them once it has met `depth`."""
+    """Records the mismatches of scouts and ends each of them once it has met enough."""
 
-    def __init__(self, block: int, depth: int) -> None:
-        """`block`: K of the decoder."""
+    def __init__(self, block: int, enough: Sequence[int]) -> None:
+        """`block`: K of the decoder; `enough`: for each scout the number of mismatches."""
         super().__init__(block)
-        self.depth = depth
+        self.enough = enough
         self._met: dict[int, int] = {}
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
@@ -53,4 +54,4 @@ class Scout(MismatchRecorder):
 
     def is_far_enough(self, row: Row) -> str | None:
         """For `Decoder.resume`: whether this scout has met its number of mismatches."""
-        return FAR_ENOUGH if self._met.get(row.index, 0) >= self.depth else None
+        return FAR_ENOUGH if self._met.get(row.index, 0) >= self.enough[row.index] else None

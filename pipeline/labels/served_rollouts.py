@@ -14,13 +14,15 @@ from transformers import PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.request.rows import Row
-from gistgate.request.stopping import Stop
 from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
-from pipeline.labels.rollouts import MOST_AT_ONCE, Answered, Ended, Rollout, decides
+from pipeline.labels.rolling import begun
+from pipeline.labels.rollouts import Ended, Rollout, Supply, stop_of
 
-PORTION = MOST_AT_ONCE
-"""Tokens that the engine is asked for at a time; the test for rejoining looks that far back."""
+PORTION = 64
+"""Tokens that the engine is asked for at a time."""
+MOST_LIVE = 1024
+"""Most rollouts under way; the engine makes its own batches of them."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,38 @@ class ServedRoller:
     ) -> None:
         """`memories` are for those who scout with the decoder; the engine has a memory of its own."""
         self.go_on, self.memories, self.cost = go_on, memories, cost
-        ends = (request["max_new_tokens"], frozenset(request["eos_ids"]), tuple(request["stops"]))
-        self.stop = Stop(*ends, tokenizer)
+        self.stop = stop_of(tokenizer, **request)
 
-    def run(
-        self,
-        rollouts: Sequence[Rollout],
-        sampling: Sampling | None = None,
-        rejoin: int | None = None,
-        answered: Answered | None = None,
-    ) -> list[Ended]:
-        """Every rollout's end, in the order of the rollouts; arguments as of `Roller.run`."""
-        is_decided = decides(rollouts, rejoin, answered)
-        rows = [begun(index, rollout) for index, rollout in enumerate(rollouts)]
-        for row, rollout in zip(rows, rollouts, strict=True):
-            self._add(row, [rollout.token])
-        while live := [row for row in rows if row.finish is None]:
-            asked = [Asked(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live]
+    def serve(self, supply: Supply, sampling: Sampling | None = None) -> None:
+        """Make what `supply` asks for until it asks for nothing more; arguments as of `Roller.serve`."""
+        rows: dict[Rollout, Row] = {}
+        while live := self._live(rows, supply):
+            asked = [Asked(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]
             portions = self.go_on(asked, sampling or Sampling(), sorted(self.stop.eos_ids))
-            for row, portion in zip(live, portions, strict=True):
+            for row, portion in zip(live.values(), portions, strict=True):
                 self._add(row, portion)
-                row.finish = is_decided(row) or row.finish  # a decoder would have found the former first
-        for row, rollout in zip(rows, rollouts, strict=True):
-            self.cost.rolled(len(row.answer) - rollout.position - 1)
-        return [Ended(row.answer, str(row.finish)) for row in rows]
+            rows = live
+
+    def _live(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+        """Those that have to go on, and new ones beside them."""
+        live = self._going_on(rows, supply)
+        while len(live) < MOST_LIVE and (taken := supply.take(MOST_LIVE - len(live))):
+            fresh = {rollout: begun(0, rollout) for rollout in taken}
+            for rollout, row in fresh.items():
+                self._add(row, [rollout.token])
+            live |= self._going_on(fresh, supply)
+        return live
+
+    def _going_on(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+        """Hand out the rollouts that have ended and return the others."""
+        for rollout, row in rows.items():
+            row.finish = (
+                supply.decided(rollout, row.answer) or row.finish
+            )  # a decoder would have found the former first
+            if row.finish is not None:
+                self.cost.rolled(len(row.answer) - rollout.position - 1)
+                supply.end(rollout, Ended(row.answer, row.finish))
+        return {rollout: row for rollout, row in rows.items() if row.finish is None}
 
     def _room(self, row: Row) -> int:
         return self.stop.max_new_tokens - len(row.answer)
@@ -78,12 +88,6 @@ class ServedRoller:
     def _add(self, row: Row, new: list[int]) -> None:
         keep, row.finish = self.stop.cut(row.answer, new)
         row.text += new[:keep]
-
-
-def begun(index: int, rollout: Rollout) -> Row:
-    """The row of a rollout, without its forced token."""
-    text = [*rollout.prompt, *rollout.text[: rollout.position]]
-    return Row(index, text, len(rollout.prompt), rollout.seed)
 
 
 def seed_of(row: Row) -> int:

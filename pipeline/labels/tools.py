@@ -11,7 +11,7 @@ from pipeline.common.decoders import make_decoder, request_of
 from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
 from pipeline.labels.pace import Way, plain_of
-from pipeline.labels.rollouts import Roller
+from pipeline.labels.rolling import Roller
 from pipeline.labels.served_rollouts import GoOn, ServedRoller
 from pipeline.labels.verdicts import Judge, Meaning
 from pipeline.labels.vllm_start import check_alone

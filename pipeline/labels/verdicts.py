@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.integrations.lm_eval.judging import INVALID
 from gistgate.integrations.lm_eval.prompting import Document
 from gistgate.integrations.lm_eval.task import Task
-from pipeline.labels.rollouts import REJOINED, Answered, Ended, Roller, Rollout, rejoined_at
+from pipeline.labels.rolling import Roller
+from pipeline.labels.rollouts import REJOINED, Answered, Ended, Listed, Rollout, decided, rejoined_at
 from pipeline.labels.served_rollouts import ServedRoller
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
@@ -67,7 +68,7 @@ class Meaning:
 
 
 class Judge:
-    """Gives the verdict on greedy rollouts, in whatever portions they come."""
+    """Gives the verdict on greedy rollouts, in whatever order they come and end."""
 
     def __init__(
         self,
@@ -85,29 +86,60 @@ class Judge:
             same: (problem, answer) -> whether the meaning is kept.
             given: tells whether an answer is given; None lets no rollout stop there.
             audit: rollouts that run to their end before any stops early.
-            rejoin: as in `Roller.run`; None lets no rollout stop there.
+            rejoin: tokens in a row that have to equal the reference's; None lets no rollout stop there.
         """
         self.roller, self.same, self.given, self.rejoin = roller, same, given, rejoin
         self._left, self._concluded = audit, False
+        self._running: set[Rollout] = set()
         self._audited: list[tuple[Rollout, list[int], bool]] = []
 
+    def take_up(self, rollout: Rollout) -> None:
+        """Hear of a rollout that is to be made; the first ones are audited."""
+        if self._left:
+            self._left -= 1
+            self._running.add(rollout)
+
+    def audits(self, rollout: Rollout) -> bool:
+        """Whether it has to run to its end."""
+        return rollout in self._running
+
+    def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
+        """Why a rollout may end here: its outcome is known by a way of telling that the audit has found right."""
+        return decided(rollout, answer, self.rejoin, self.given) if self._has_audited() else None
+
+    def verdict(self, rollout: Rollout, ended: Ended) -> bool:
+        """Whether a rollout keeps the meaning."""
+        kept = ended.finish == REJOINED or self.same(rollout.problem, ended.ids)
+        if self.audits(rollout):
+            self._running.remove(rollout)
+            self._audited.append((rollout, ended.ids, kept))
+        return kept
+
     def kept(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        """Whether each rollout keeps the meaning."""
-        first, rest = rollouts[: self._left], rollouts[self._left :]
-        whole = self.roller.run(first)
-        kept = [self.same(rollout.problem, ended.ids) for rollout, ended in zip(first, whole, strict=True)]
-        self._left -= len(first)
-        self._audited += zip(first, (ended.ids for ended in whole), kept, strict=True)
-        if rest and not self._concluded:
+        """Make these rollouts; whether each keeps the meaning."""
+        for rollout in rollouts:
+            self.take_up(rollout)
+        whole = set(self._running)
+        told = Listed(
+            rollouts, self.decided, lambda rollout, ended: (ended, self.verdict(rollout, ended)), first=whole
+        ).made_by(self.roller)
+        return [
+            kept or (rollout not in whole and self._has_rejoined(rollout, ended))
+            for rollout, (ended, kept) in zip(rollouts, told, strict=True)
+        ]
+
+    def _has_rejoined(self, rollout: Rollout, ended: Ended) -> bool:
+        """Whether it would have stopped early; one that ended before the audit did could not."""
+        if not self._has_audited() or self.rejoin is None:
+            return False
+        return rejoined_at(rollout, ended.ids, self.rejoin) is not None
+
+    def _has_audited(self) -> bool:
+        if self._left or self._running:
+            return False
+        if not self._concluded:
             self._conclude()
-        return kept + self._early(rest)
-
-    def _early(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        ended = self.roller.run(rollouts, rejoin=self.rejoin, answered=self.given)
-        return [self._verdict(*one) for one in zip(rollouts, ended, strict=True)]
-
-    def _verdict(self, rollout: Rollout, ended: Ended) -> bool:
-        return ended.finish == REJOINED or self.same(rollout.problem, ended.ids)
+        return True
 
     def _conclude(self) -> None:
         """Give up a way of stopping early that the audit has found wrong."""

@@ -14,7 +14,9 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.rules import make_rule
 from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
-from pipeline.labels.rollouts import Roller, Rollout
+from pipeline.labels.rolling import Roller
+from pipeline.labels.rollouts import Rollout
+from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 
 pytestmark = pytest.mark.vllm
@@ -33,13 +35,14 @@ from pipeline.labels.rollouts import Rollout
 from pipeline.labels.served_rollouts import ServedRoller
 from pipeline.labels.vllm_engine import VllmEngine
 from pipeline.pairs.source import ModelSource
+from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 
 source = ModelSource(job["target"], dtype="float32")
 engine = VllmEngine(source, {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8})
 roller = ServedRoller(engine, None, byte_tokenizer(), Cost(), **job["request"])
 rollouts = [Rollout(**one) for one in job["rollouts"]]
-found = {str(rejoin): [asdict(ended) for ended in roller.run(rollouts, rejoin=rejoin)] for rejoin in (None, 8)}
+found = {str(rejoin): [asdict(ended) for ended in ends(roller, rollouts, rejoin)] for rejoin in (None, 8)}
 Path(sys.argv[2]).write_text(json.dumps(found))
 """
 
@@ -65,7 +68,7 @@ def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "found.json").read_text())
     roller = Roller(decoder, Memories(decoder, 8), 8, Cost(), **request)
     asked = [Rollout(**one) for one in rollouts]
-    whole = roller.run(asked)
+    whole = ends(roller, asked)
     assert [(ended["ids"], ended["finish"]) for ended in found["None"]] == [(one.ids, one.finish) for one in whole]
-    early = roller.run(asked, rejoin=8)
+    early = ends(roller, asked, 8)
     assert [ended["finish"] for ended in found["8"]] == [one.finish for one in early]

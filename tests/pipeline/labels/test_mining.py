@@ -11,14 +11,16 @@ from gistgate.rules import make_rule
 from pipeline.labels.collecting import strict_collector
 from pipeline.labels.cost import Cost
 from pipeline.labels.labelling import Labeller, is_intact
+from pipeline.labels.mining import GIVEN_UP
 from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.rollouts import Rollout, rejoined_at
+from pipeline.labels.rollouts import Ended, Rollout, rejoined_at
 from pipeline.labels.schema import LABELS, MISMATCHES, Policy, checked
 from pipeline.labels.tables import concatenated, num_rows, picked
 from pipeline.labels.texts import AnswerText, pack, unpack
 from pipeline.labels.tools import Tools
 from pipeline.labels.verdicts import Meaning
 from pipeline.params import CollectParams, LabelParams, Params
+from tests.pipeline.labels.ends import ends
 from tests.tiny import tiny_pair
 
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
@@ -127,6 +129,45 @@ def test_a_walk_reads_no_text_again(pair):
     tools = tools_for(pair, batch_size=8, way="plain")
     collected(pair, tools)
     assert tools.memories.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
+
+
+def test_walks_do_not_wait_for_each_other(pair, monkeypatch):
+    """Twelve problems keep four slots busy: what is left idle is the end, and the scouts' own rounds."""
+    numbers = [[5 + n, 9, 30 + n, 44] for n in range(12)]
+    monkeypatch.setattr("tests.pipeline.labels.test_mining.PROMPTS", numbers)
+    tools = tools_for(pair, batch_size=4, audit=0, way="plain")
+    rolled = []
+    monkeypatch.setattr(tools.cost, "use", lambda usage: rolled.append(usage))
+    collected(pair, tools)
+    *_, rollouts = rolled  # the strict texts, the scouts, and the one request that makes all rollouts
+    assert rollouts.tokens > 300 and rollouts.idle < 0.1
+
+
+class InTurn:
+    """Makes one rollout after the other of all that are taken at once."""
+
+    def __init__(self, roller):
+        self.roller, self.memories, self.cost, self.finishes = roller, roller.memories, roller.cost, []
+
+    def serve(self, supply, sampling=None):
+        while taken := supply.take(64):
+            for rollout in taken:
+                reason = supply.decided(rollout, [])
+                ended = Ended([], reason) if reason else ends(self.roller, [rollout])[0]
+                self.finishes.append(ended.finish)
+                supply.end(rollout, ended)
+
+
+def test_a_rollout_behind_a_harmful_token_is_given_up(pair, mined):
+    """What lies behind it is not on the walk, so that neither a label nor a whole rollout comes of it."""
+    tools = tools_for(pair, batch_size=64, audit=0, way="plain")
+    tools.roller = InTurn(tools.roller)
+    table, texts = collected(pair, tools)
+    assert tools.roller.finishes.count(GIVEN_UP) >= 3
+    assert {name: column.tolist() for name, column in table.items()} == {
+        name: column.tolist() for name, column in mined[0].items()
+    }
+    assert texts == mined[1]
 
 
 def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):

@@ -17,12 +17,14 @@ from gistgate.rules import make_rule
 from pipeline.labels import served_rollouts, tools
 from pipeline.labels.cost import Cost
 from pipeline.labels.memories import Memories
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Roller, Rollout
+from pipeline.labels.rolling import Roller
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Rollout
 from pipeline.labels.served_rollouts import Asked, ServedRoller
 from pipeline.labels.vllm_engine import VllmEngine
 from pipeline.labels.vllm_states import VllmStates
 from pipeline.pairs.source import ModelSource
 from tests.architectures import noisy_copy, tiny_model
+from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -78,8 +80,8 @@ def test_whole_rollouts_are_the_same(both, monkeypatch, portion):
     monkeypatch.setattr(served_rollouts, "PORTION", portion)
     own, served, *costs = rollers(both)
     chosen = both.rollouts if portion == 64 else both.rollouts[::5]
-    expected = own.run(chosen)
-    assert served.run(chosen) == expected
+    expected = ends(own, chosen)
+    assert ends(served, chosen) == expected
     assert {ended.finish for ended in expected} == {"eos", "stop", "length"} or portion != 64
     assert (costs[0].rollouts, costs[0].rollout_tokens) == (costs[1].rollouts, costs[1].rollout_tokens)
 
@@ -87,7 +89,7 @@ def test_whole_rollouts_are_the_same(both, monkeypatch, portion):
 def test_a_rollout_that_is_decided_early_ends_as_the_decoders_does(both):
     own, served, *_ = rollers(both)
     for rejoin, answered in ((6, None), (None, lambda _rollout, answer: len(answer) > 45)):
-        expected, found = (one.run(both.rollouts, rejoin=rejoin, answered=answered) for one in (own, served))
+        expected, found = (ends(one, both.rollouts, rejoin, answered) for one in (own, served))
         assert [ended.finish for ended in found] == [ended.finish for ended in expected]
         assert {REJOINED if rejoin else ANSWERED} < {ended.finish for ended in found}
         for ours, theirs in zip(found, expected, strict=True):  # a decision may come some tokens later
@@ -99,7 +101,7 @@ def test_portions_of_a_text_draw_with_other_seeds_and_never_leave_the_limit(both
     monkeypatch.setattr(served_rollouts, "PORTION", 20)
     _, served, *_ = rollers(both)
     both.engine.asked.clear()
-    served.run(both.rollouts[:1])
+    ends(served, both.rollouts[:1])
     asked = both.engine.asked
     assert len(asked) > 1 and len({one.seed for one in asked}) == len(asked)
     assert all(len(one.text) + one.num <= len(both.rollouts[0].prompt) + 60 for one in asked)

@@ -6,7 +6,7 @@ import pytest
 
 from gistgate.integrations.lm_eval.task import Task, TaskSpec
 from gistgate.integrations.lm_eval.task_files import find_task
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decides
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decided
 from pipeline.labels.verdicts import Judge, Meaning
 from tests.tiny import byte_tokenizer, write_task
 
@@ -74,18 +74,18 @@ def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning
 class Played:
     """A roller that plays texts, and stops them where the real one would."""
 
-    def __init__(self, texts: dict[str, str]) -> None:
-        self.texts, self.written = texts, 0
+    def __init__(self, texts: dict[str, str], at_once: int = 2, order: int = 1) -> None:
+        self.texts, self.at_once, self.order, self.written = texts, at_once, order, 0
 
-    def run(self, rollouts, sampling=None, rejoin=None, answered=None):
-        return [self.one(rollout, rejoin, answered) for rollout in rollouts]
+    def serve(self, supply, sampling=None):
+        while taken := supply.take(self.at_once):
+            for rollout in taken[:: self.order]:
+                supply.end(rollout, self.one(rollout, supply))
 
-    def one(self, rollout, rejoin, answered):
+    def one(self, rollout, supply):
         whole = ids(self.texts[TOKENIZER.decode(rollout.text)])
-        is_decided = decides([rollout], rejoin, answered)
         for length in range(rollout.position + 2, len(whole) + 1):
-            row = type("Row", (), {"index": 0, "answer": whole[:length]})
-            if finish := is_decided(row):
+            if finish := supply.decided(rollout, whole[:length]):
                 self.written += length
                 return Ended(whole[:length], finish)
         self.written += len(whole)
@@ -122,7 +122,17 @@ def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
 
 
 def test_a_rollout_that_rejoins_its_reference_is_kept(meaning_of):
-    row = type("Row", (), {"index": 0, "answer": ids("One b, and two is three.")})
-    assert decides([rollout()], 8, None)(row) == REJOINED
-    assert decides([rollout()], None, lambda _rollout, _answer: True)(row) == ANSWERED
-    assert decides([rollout()], None, None)(row) is None
+    answer = ids("One b, and two is three.")
+    assert decided(rollout(), answer, 8, None) == REJOINED
+    assert decided(rollout(), answer, None, lambda _rollout, _answer: True) == ANSWERED
+    assert decided(rollout(), answer, None, None) is None
+
+
+@pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
+def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, order):
+    """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before the audit does."""
+    meaning = meaning_of("exact_match,answer")
+    numbers = {"a": 42, "b": 42, "c": 7, "d": 7}
+    texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
+    judge = Judge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
+    assert judge.kept([rollout(text) for text in texts]) == [True] * 4
