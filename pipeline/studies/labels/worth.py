@@ -55,12 +55,16 @@ Key = tuple[int, int, int]
 def main(folds: Annotated[int, typer.Option(help="Folds of the problems.", min=2)] = 6) -> None:
     params = read_params()
     table = concatenated([shard for name in PASSES for shard in read_shards(FEATURE_FOLDER / name)])
+    rank(table, [names for names in SETS if all(name in table for name in names)], params, folds, OUTPUT)
+
+
+def rank(table: Table, sets: Sequence[tuple[str, ...]], params: Params, folds: int, output: Path) -> None:
+    """Write to `output` what each of these sets of features is worth, and print its AUC."""
     kinds = classes_of(table, load_tokenizer(read_pair(params.pair)))
-    sets = [names for names in SETS if all(name in table for name in names)]
     found = {" + ".join(names): worth(rows_of(table, names), kinds, params, folds) for names in sets}
     problems = int(table["problem"].unique().numel())
     payload = {"pair": params.pair, "n": num_rows(table), "problems": problems, "folds": folds, "sets": found}
-    write_result(OUTPUT, payload, running())
+    write_result(output, payload, running())
     for name, entry in found.items():
         print(f"{name:40}", {kind: figures["auc"] and round(figures["auc"], 3) for kind, figures in entry.items()})
 
