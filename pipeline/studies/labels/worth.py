@@ -6,6 +6,9 @@ The stage `heads` measures on a part of the problems that trains nothing, which 
 Here the problems are divided into folds; for each fold a logistic head is trained on the others, and its C comes from
 folds within these. One figure for all rows, and one for each class of token: rows whose draft or target token has a
 digit, rows where both have letters only, and the rest, which are operators and punctuation.
+
+A threshold uses one end of a ranking alone, about which AUC says little. So `passable` says which share of the rows a
+threshold lets through if at most `HARM` of these may be harmful; the threshold is chosen on these very rows.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from pipeline.common.resume import read_shards
 from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.metrics import rank_metrics
 from pipeline.heads.rows import Rows, rows_of
+from pipeline.heads.soft import Array
 from pipeline.labels.schema import FEATURE_FOLDER, LABEL_FOLDER, PASSES
 from pipeline.labels.tables import Table, concatenated, num_rows
 from pipeline.pairs.loading import load_tokenizer
@@ -48,6 +52,8 @@ SETS: tuple[tuple[str, ...], ...] = (
 )
 """The sets that are compared, where their features were read."""
 CLASSES = ("number", "operator", "word")
+HARM = 0.05
+"""Largest share of harmful rows among those that `passable` lets through."""
 Key = tuple[int, int, int]
 """Problem, policy and position of a mismatch."""
 
@@ -59,29 +65,48 @@ def main(folds: Annotated[int, typer.Option(help="Folds of the problems.", min=2
 
 
 def rank(table: Table, sets: Sequence[tuple[str, ...]], params: Params, folds: int, output: Path) -> None:
-    """Write to `output` what each of these sets of features is worth, and print its AUC."""
+    """Write to `output` what each of these sets of features is worth, and print its AUC and passable share."""
     kinds = classes_of(table, load_tokenizer(read_pair(params.pair)))
     found = {" + ".join(names): worth(rows_of(table, names), kinds, params, folds) for names in sets}
     problems = int(table["problem"].unique().numel())
     payload = {"pair": params.pair, "n": num_rows(table), "problems": problems, "folds": folds, "sets": found}
     write_result(output, payload, running())
     for name, entry in found.items():
-        print(f"{name:40}", {kind: figures["auc"] and round(figures["auc"], 3) for kind, figures in entry.items()})
+        print(f"{name:40}", {kind: shown(figures) for kind, figures in entry.items()})
+
+
+def shown(figures: Mapping[str, Any]) -> tuple[float | None, float]:
+    """AUC and passable share as they are printed."""
+    return figures["auc"] and round(figures["auc"], 3), round(figures["passable"], 3)
 
 
 def worth(rows: Rows, kinds: Sequence[str], params: Params, folds: int) -> dict[str, dict[str, Any]]:
-    """AUC and average precision of harm over all rows, and over those of each class of token."""
+    """AUC, average precision of harm and passable share, over all rows and over those of each class of token."""
     scores = unseen_scores(rows, params, folds)
     kept, of = rows.kept.double().numpy(), np.array(kinds)
     masks = {"all": np.ones(len(of), bool), **{kind: of == kind for kind in CLASSES}}
     return {
-        kind: {"n": int(mask.sum()), "harm": float(1 - kept[mask].mean()), **rank_metrics(kept[mask], scores[mask])}
+        kind: {
+            "n": int(mask.sum()),
+            "harm": float(1 - kept[mask].mean()),
+            "passable": passable(kept[mask], scores[mask]),
+            **rank_metrics(kept[mask], scores[mask]),
+        }
         for kind, mask in masks.items()
         if mask.any()
     }
 
 
-def unseen_scores(rows: Rows, params: Params, folds: int) -> np.ndarray[Any, Any]:
+def passable(kept_N: Array, score_N: Array, harm: float = HARM) -> float:
+    """Largest share of the rows whose scores reach some threshold and of which at most `harm` are harmful."""
+    order = np.argsort(-score_N, kind="stable")
+    harmful = np.cumsum(1 - kept_N[order]) / np.arange(1, len(order) + 1)
+    last_of_its_score = np.append(np.diff(score_N[order]) != 0, True)
+    passing = np.flatnonzero((harmful <= harm) & last_of_its_score)
+    return float((passing[-1] + 1) / len(order)) if len(passing) else 0.0
+
+
+def unseen_scores(rows: Rows, params: Params, folds: int) -> Array:
     """Logits of "kept" [N], each from a head that has not seen its problem.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -9,7 +10,7 @@ from gistgate.errors import UserError
 from gistgate.gates.features import SCALARS
 from pipeline.heads.rows import Rows
 from pipeline.params import parse_params
-from pipeline.studies.labels.worth import kind_of, unseen_scores, worth
+from pipeline.studies.labels.worth import kind_of, passable, unseen_scores, worth
 
 PARAMS = parse_params({"train": {"c": [0.1, 1.0], "folds": 3}})
 
@@ -39,6 +40,20 @@ def test_what_tells_harm_apart_is_found_and_what_only_names_the_problem_is_not()
     of_problem = (problem % 2).float()
     leaking = rows(torch.nn.functional.one_hot(problem).float(), of_problem, problem)
     assert abs(unseen_scores(leaking, PARAMS, 4)).max() < 2  # nothing is known of a problem that was not seen
+
+
+@pytest.mark.parametrize(
+    "kept, scores, share",
+    [([1, 1, 1, 0], [4, 3, 2, 1], 0.75), ([1, 1, 0, 1], [4, 3, 2, 1], 0.5), ([0, 1, 1, 1], [4, 3, 2, 1], 1.0),
+     ([1, 1, 0, 1], [2, 2, 2, 1], 1.0), ([0, 0, 1, 1], [4, 3, 2, 1], 0.0), ([1, 0, 1, 1], [2, 1, 1, 1], 1.0)],
+)  # fmt: skip
+def test_a_threshold_lets_through_what_harms_little_enough(kept: list[int], scores: list[int], share: float):
+    harm = 0.25 if share == 1 else 0.1
+    assert passable(np.array(kept, float), np.array(scores, float), harm) == share
+
+
+def test_equal_scores_pass_together_or_not_at_all():
+    assert passable(np.array([1.0, 1, 0, 0]), np.array([2.0, 1, 1, 0]), 0.1) == 0.25
 
 
 def test_more_folds_than_problems_are_refused():
