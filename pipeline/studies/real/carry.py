@@ -1,0 +1,51 @@
+"""Carry the finished stages of a study to another machine, or keep them beside the code.
+
+    python -m pipeline.studies.real.carry FOLDER             from the copy in .scratch/real into FOLDER
+    python -m pipeline.studies.real.carry FOLDER --back      from FOLDER into the copy; then start the study as usual
+
+FOLDER becomes a remote of DVC: every output lies in it once, under its hash. Beside them lie the locks, the measured K
+and the list of looks at calibration prompts, without which a prompt could be judged twice. A stage whose parameters,
+code or inputs changed in the meantime runs again, as after any other change.
+"""
+
+from __future__ import annotations
+
+import shutil
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gistgate.certificates.looks import LOCAL
+from gistgate.errors import UserError
+from gistgate.files import write_atomic
+from pipeline.common.entry import run
+from pipeline.common.paths import STUDIES
+from pipeline.smoke import copy_project, dvc
+from pipeline.studies.real.study import FOLDER, PROPOSAL
+
+LOCK = Path("dvc.lock")
+BESIDE = (LOCK, STUDIES / "table" / LOCK, PROPOSAL, LOCAL)
+"""What DVC does not keep, relative to the copy."""
+
+
+def main(
+    kept: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where the finished stages are kept.")],
+    folder: Annotated[Path, typer.Option(help="The copy in which the study runs.")] = FOLDER,
+    back: Annotated[bool, typer.Option("--back", help="Bring them back into the copy.")] = False,
+) -> None:
+    source, goal = (kept, folder) if back else (folder, kept)
+    if not (source / LOCK).exists():
+        raise UserError(f"{source} holds no finished stage. Name the folder of a study that was started or carried.")
+    if back:
+        folder.mkdir(parents=True, exist_ok=True)
+        copy_project(folder)
+    for path in (path for path in BESIDE if (source / path).exists()):
+        write_atomic(goal / path, partial(shutil.copyfile, source / path))
+    dvc(folder, "remote", "add", "--local", "--force", "--default", "kept", str(kept.resolve()))
+    dvc(folder, *(("pull", "--allow-missing") if back else ("push",)))
+
+
+if __name__ == "__main__":
+    run(main)
