@@ -100,11 +100,9 @@ def test_folders_replace_hub_ids_and_k_is_measured_once(tmp_path: Path, models: 
     assert commands == [
         ("repro", "prompts", default),
         "propose",
-        ("repro", 3),
-        ("repro", "pipeline/studies/table/dvc.yaml", 3),
+        ("repro", *study.WITH_TABLE, 3),
         ("repro", "prompts", 3),
-        ("repro", 3),
-        ("repro", "pipeline/studies/table/dvc.yaml", 3),
+        ("repro", *study.WITH_TABLE, 3),
     ]
     source = read_pair(REAL.changes["pair"], place / PAIRS)
     assert source.target.model == str(models / "qwen2.5-coder-1.5b") and source.draft.dtype == "bfloat16"
