@@ -19,7 +19,7 @@ import typer
 from gistgate.certificates.certificate import CERTIFICATE_FILE
 from gistgate.certificates.looks import PUBLISHED
 from gistgate.errors import UserError
-from gistgate.files import read_json, read_text, write_atomic
+from gistgate.files import read_json, read_text, write_atomic, write_json
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
@@ -29,6 +29,7 @@ from pipeline.report.gates import GATES, gates_table
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.report.publish import PART, copy_results
+from pipeline.studies.real.beside import ADVERSARIAL, LABELS, beside, costs_in
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
 PAGE, README = Path("docs/real.md"), Path("README.md")
@@ -74,9 +75,11 @@ def publish_all(
     for calibrations in sorted({folder / REPORTS / "calibration", reports / "calibration"}):
         publish_looks(calibrations, results / own / "summary.json", ledger)
     copy_results(reports, results / own, code)
-    for extra in (PAIR_REPORT, PROPOSAL):
+    for extra in (PAIR_REPORT, PROPOSAL, REPORTS / ADVERSARIAL):
         if (folder / extra).exists():
             write_atomic(results / own / extra.name, partial(shutil.copyfile, folder / extra))
+    if costs := costs_in(folder / REPORTS):
+        write_json(results / own / LABELS, costs)
     write_atomic(pages / GATES / own, partial(copy_gate, export))
     markers.renew(pages / PAGE, PART, "\n\n".join(sections(results)))
     markers.renew(pages / README, LIST, gates_table(pages / GATES))
@@ -84,10 +87,11 @@ def publish_all(
 
 
 def sections(results: Path) -> Iterator[str]:
-    """For each published pair and task its table and its code."""
+    """For each published pair and task its table, its code, and the tables beside it."""
     for path in sorted(results.glob("*/summary.json")):
         summary = read_json(path)
         yield f"### {path.parent.name}\n\n{tables.markdown(summary)}\n\n{tables.lead(summary)} {line(summary)}"
+        yield from beside(path.parent)
 
 
 def copy_gate(source: Path, place: Path) -> None:

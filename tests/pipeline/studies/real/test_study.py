@@ -13,6 +13,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_json, write_text
 from pipeline.common.paths import PAIRS
 from pipeline.common.reading import read, read_yaml
+from pipeline.labels.cost import Cost
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.params import parse_params
 from pipeline.params.drafting import check_probabilities, drafter_of
@@ -154,6 +155,20 @@ def done(tmp_path: Path) -> Path:
     write_text(done / "reports/frontier.csv", "method\n")
     write_text(done / "reports/figures/one.png", "")
     write_json(done / "block.json", {"decoding": {"block": 3}})
+    write_json(
+        done / "reports/labels/collect-strict.json", Cost(12, 18, 360, seconds=60, slots=40, slots_used=30).as_json()
+    )
+    write_json(done / "reports/labels/collect-gated.json", Cost(seconds=60).as_json())
+    changes = {
+        "n": 32,
+        "differing": 3,
+        "opened": 1,
+        "capped": 2,
+        "strict_capped": 1,
+        "tokens": 640,
+        "strict_tokens": 600,
+    }
+    write_json(done / "reports/adversarial.json", {"methods": {"fly": changes}})
     shutil.copytree(gate_folder(tmp_path), done / "models/export")
     write_text(done / "models/export/custom_generate/generate.py", "")
     for page, name in (("docs/real.md", publish.PART), ("README.md", publish.LIST)):
@@ -182,7 +197,10 @@ def test_results_and_gate_are_published(done: Path) -> None:
     found = read_json(place / "results" / own / "summary.json")
     assert set(found.pop("code").pop("files")) == {"frontier.csv", "one.png"} and found == summary
     assert read_json(place / "results" / own / "block.json") == {"decoding": {"block": 3}}
-    assert f"### {own}" in (place / "docs/real.md").read_text()
+    page = (place / "docs/real.md").read_text()
+    assert f"### {own}" in page
+    assert "| `collect-strict` | 12 | 720 | 1.5 | 30.0 | 25 |" in page and "collect-gated" not in page
+    assert "| fly | 32 | 3 | 1 | 2 (1) | 640 (600) |" in page
     gate = place / "models/gates" / own
     assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
     assert f"| [{own}]" in (place / "README.md").read_text()
