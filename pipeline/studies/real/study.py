@@ -33,8 +33,8 @@ FOLDER = SCRATCH / "real"
 PROPOSAL = Path("block.json")
 """In the copy: the measured K."""
 WITH_TABLE = ("adversarial", "export", "trace", (STUDIES / "table/dvc.yaml").as_posix())
-"""What runs where rules of the large table are compared as well. Benchmark and report of the table cover the core methods,
-so the core's two do not run: timing every method a second time would take longer than any other stage."""
+"""What runs where the large table is made as well. The table's benchmark and report cover the core methods,
+so that those of the core do not run: timing every method again would take longer than any other stage."""
 
 
 def main(
