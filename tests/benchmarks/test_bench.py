@@ -32,3 +32,14 @@ def test_few_dependencies_are_enough():
     every = ", ".join(f"benchmarks.{name}" for name in ("speed", "limit", "shapes", "memory"))
     done = subprocess.run([sys.executable, "-c", f"{GPU_NEEDS}; import {every}"], capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("said", [None, "7"])
+def test_threads_wait_before_they_sleep_unless_the_user_says_otherwise(said: str | None, monkeypatch):
+    """Before torch is imported, since its OpenMP library reads the variable once."""
+    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
+    if said is not None:
+        monkeypatch.setenv("GOMP_SPINCOUNT", said)
+    asked = "import benchmarks.bench, os, sys; print(os.environ['GOMP_SPINCOUNT'])"
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == (said or "10000")
