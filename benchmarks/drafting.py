@@ -1,7 +1,7 @@
 """What each way to a cheaper draft gives to each rule, side by side in one run.
 
     python -m benchmarks.drafting [--prompts 60] [--methods strict,NAME,...] [--steps STEP,...] [--batch 1]
-        [--results FOLDER]
+        [--strict-block K] [--size 32768] [--results FOLDER]
 
 In the folder of a finished run whose pair has a draft model; eager engine. Every rule climbs the same steps, each added
 to those before it: the draft as it is with K tokens, quantised weights, a part of the vocabulary (counted on the
@@ -9,7 +9,8 @@ reference answers of training prompts), ends of drafts, texts beside the model. 
 of the draft of the run alone. Costs, the policies for ends of drafts and the best form of transformers' assisted
 generation come from development prompts. Methods without a certificate, and texts beside the model for rules that read
 its probabilities, are left out with the reason. An interrupted measurement of the same code goes on with the next
-prompt.
+prompt. K of strict decoding is the run's unless another is named; choose it, and the size of the vocabulary, on
+development prompts (`gistgate doctor`).
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
@@ -51,6 +52,7 @@ def main(
     steps: str = ",".join(STEPS),
     kind: str = "int4",
     size: int = 32768,
+    strict_block: int = 0,
     development: int = 8,
     max_new_tokens: int = 64,
     batch: int = 1,
@@ -63,7 +65,7 @@ def main(
     if workload.pair.draft is None:
         raise UserError("This pair has no draft model, so no draft can get cheaper. Choose another pair.")
     batches = batches_of(workload.ids, batch)
-    points, absent = points_of(workload, [one for one in methods.split(",") if one])
+    points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     subset = counted(workload, size) if VOCABULARY in taken else None
     ladder = Ladder.load(workload, taken, kind, subset)

@@ -31,15 +31,18 @@ class Comparison:
     """Rows decoded together."""
 
 
-def points_of(workload: Workload, names: Sequence[str]) -> tuple[dict[str, Operating], dict[str, str]]:
+def points_of(
+    workload: Workload, names: Sequence[str], strict_block: int = 0
+) -> tuple[dict[str, Operating], dict[str, str]]:
     """The methods that are compared, and the reason of each that is left out.
 
-    Strict decoding at its own K and every certified method that drafts with the model; `names` chooses among them.
+    Strict decoding at K = `strict_block` (0: the run's own) and every certified method that drafts with the model;
+    `names` chooses among them.
 
     Raises:
         UserError: there is no method of a name, or every named one is left out.
     """
-    known = {STRICT: Operating(STRICT, "exact", MODEL, workload.params.decoding.strict_block)}
+    known = {STRICT: Operating(STRICT, "exact", MODEL, strict_block or workload.params.decoding.strict_block)}
     known |= {name: point for name, point in workload.own.items() if point.drafter == MODEL}
     methods = [STRICT, *workload.params.methods]
     if unknown := [name for name in names if name not in methods]:

@@ -143,6 +143,7 @@ def test_methods_that_are_left_out_are_named_with_the_reason(tmp_path: Path, mon
     assert "was not calibrated here" in absent["csd"] and "as 'strict' does" in absent["exact"]
     points, absent = points_of(workload, [STRICT, "csd"])
     assert list(points) == [STRICT] and list(absent) == ["csd"]
+    assert points_of(workload, [STRICT], strict_block=7)[0][STRICT].block == 7
     with pytest.raises(UserError, match="'csd' is left out: it was not calibrated here"):
         points_of(workload, ["csd"])
     with pytest.raises(UserError, match="no method 'cds'. Known: strict, gate, lookup, fly, csd, exact"):
