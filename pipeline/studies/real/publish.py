@@ -1,4 +1,4 @@
-"""Copy the results of the study into Git: docs/results/real, the tables of docs/real.md, the gate, the README's list.
+"""Copy the results of the study into Git: docs/results/real, the tables of docs/real.md and the README, the gate.
 
 python -m pipeline.studies.real.publish [--folder .scratch/real]
 
@@ -33,9 +33,10 @@ from pipeline.studies.real.beside import ADVERSARIAL, LABELS, beside, costs_in
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
 PAGE, README = Path("docs/real.md"), Path("README.md")
+NOTHING = "No run of a pretrained pair is published yet."
 GATE_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, CERTIFICATE_FILE)
-LIST = "gates"
-"""The part of the README that lists the gates."""
+LIST, SHORT = "gates", "real"
+"""The parts of the README that list the gates and show the tables."""
 
 
 def main(folder: Annotated[Path, typer.Option(help="The copy in which the study ran.")] = FOLDER) -> None:
@@ -69,7 +70,7 @@ def publish_all(
     for name in GATE_FILES:
         if not (export / name).is_file():
             raise UserError(f"There is no {export / name}. Run the study to its end (`make real`) before publishing.")
-    for page, name in ((pages / PAGE, PART), (pages / README, LIST)):
+    for page, name in ((pages / PAGE, PART), (pages / README, LIST), (pages / README, SHORT)):
         markers.split(read_text(page), name)
     own = f"{summary['pair']}-{summary['task']}"
     for calibrations in sorted({folder / REPORTS / "calibration", reports / "calibration"}):
@@ -83,6 +84,7 @@ def publish_all(
     write_atomic(pages / GATES / own, partial(copy_gate, export))
     markers.renew(pages / PAGE, PART, "\n\n".join(sections(results)))
     markers.renew(pages / README, LIST, gates_table(pages / GATES))
+    markers.renew(pages / README, SHORT, short(results))
     print(f"{results / own}, {PAGE}, {README} and {GATES / own} are written.")
 
 
@@ -92,6 +94,12 @@ def sections(results: Path) -> Iterator[str]:
         summary = read_json(path)
         yield f"### {path.parent.name}\n\n{tables.markdown(summary)}\n\n{tables.lead(summary)} {line(summary)}"
         yield from beside(path.parent)
+
+
+def short(results: Path) -> str:
+    """What the README shows: the tables alone."""
+    shown = [tables.markdown(read_json(path)) for path in sorted(results.glob("*/summary.json"))]
+    return "\n\n".join(shown) or NOTHING
 
 
 def copy_gate(source: Path, place: Path) -> None:

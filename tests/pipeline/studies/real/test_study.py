@@ -171,8 +171,8 @@ def done(tmp_path: Path) -> Path:
     write_json(done / "reports/adversarial.json", {"methods": {"fly": changes}})
     shutil.copytree(gate_folder(tmp_path), done / "models/export")
     write_text(done / "models/export/custom_generate/generate.py", "")
-    for page, name in (("docs/real.md", publish.PART), ("README.md", publish.LIST)):
-        write_text(tmp_path / page, f"# Page\n\n{begin(name)}\n{end(name)}\n")
+    for page, names in (("docs/real.md", [publish.PART]), ("README.md", [publish.SHORT, publish.LIST])):
+        write_text(tmp_path / page, "# Page\n\n" + "".join(f"{begin(name)}\n{end(name)}\n" for name in names))
     return done
 
 
@@ -203,7 +203,8 @@ def test_results_and_gate_are_published(done: Path) -> None:
     assert "| fly | 32 | 3 | 1 | 2 (1) | 640 (600) |" in page
     gate = place / "models/gates" / own
     assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
-    assert f"| [{own}]" in (place / "README.md").read_text()
+    readme = (place / "README.md").read_text()
+    assert f"| [{own}]" in readme and part(readme, publish.SHORT) == publish.short(place / "results")
 
 
 def test_another_task_stands_beside_the_first(done: Path) -> None:
@@ -229,8 +230,11 @@ def test_a_look_without_a_record_is_refused(done: Path) -> None:
 
 
 def test_the_pages_of_the_project_have_their_comments() -> None:
-    for page, name in ((publish.PAGE, publish.PART), (publish.README, publish.LIST)):
-        part((ROOT / page).read_text(), name)
+    part((ROOT / publish.PAGE).read_text(), publish.PART)
+
+
+def test_the_readme_shows_the_published_tables() -> None:
+    assert part((ROOT / publish.README).read_text(), publish.SHORT) == publish.short(ROOT / "docs/results/real")
 
 
 def test_the_readme_lists_the_gates_that_lie_in_the_repository() -> None:
