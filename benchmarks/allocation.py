@@ -13,18 +13,14 @@ per new token.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import torch
 
-from benchmarks.bench import RESULTS, save
+from benchmarks.bench import RESULTS, apart, save
 from benchmarks.workload import Workload
-from gistgate.errors import UserError
 from gistgate.forward.allocation import LARGEST, OWN_CHOICE
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.decoders import make_decoder
@@ -59,20 +55,10 @@ def main(
 
 
 def in_process(way: str, arguments: list[Any]) -> dict[str, Any]:
-    """What a process with one way of keeping memory found.
-
-    Raises:
-        UserError: it failed.
-    """
+    """What a process with one way of keeping memory found."""
     mmap, trim = map(str, THRESHOLDS[way])
-    own = {name: value for name, value in os.environ.items() if name not in OWN_CHOICE}
-    own |= {"MALLOC_MMAP_THRESHOLD_": mmap, "MALLOC_TRIM_THRESHOLD_": trim}
-    command = [sys.executable, "-m", "benchmarks.allocation", *map(str, arguments)]
-    ran = subprocess.run(command, env=own, capture_output=True, text=True)
-    if ran.returncode:
-        raise UserError(f"A process of the measurement failed: {ran.stderr[-500:]}")
-    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
-    return found
+    own = {"MALLOC_MMAP_THRESHOLD_": mmap, "MALLOC_TRIM_THRESHOLD_": trim}
+    return apart("benchmarks.allocation", arguments, own, without=OWN_CHOICE)
 
 
 def decoded(tokens: int, batch: int, number: int) -> dict[str, dict[str, float]]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gistgate.errors import UserError
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.code import running, write_result
 from pipeline.common.paths import BENCHMARK_RESULTS
@@ -47,6 +52,29 @@ def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) ->
             if reference in times and reference != name:
                 interval = ratio_of_sums(times[reference]["seconds"], entry["seconds"])
                 found[name][f"vs_{reference}"] = interval.as_dict()
+    return found
+
+
+def apart(
+    module: str, arguments: Sequence[Any], variables: Mapping[str, str], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a process of its own prints as the last line, a JSON object.
+
+    Args:
+        module: what it runs.
+        arguments: of its command line.
+        variables: of its environment, besides those of this process.
+        without: names of variables that it does not take over.
+
+    Raises:
+        UserError: it failed.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in without} | {**variables}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    ran = subprocess.run(command, env=own, capture_output=True, text=True)
+    if ran.returncode:
+        raise UserError(f"A process of the measurement failed: {ran.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
     return found
 
 

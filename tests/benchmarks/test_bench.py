@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from benchmarks import bench
 from gistgate.errors import UserError
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.report import paired_statistics
@@ -43,3 +44,16 @@ def test_threads_wait_before_they_sleep_unless_the_user_says_otherwise(said: str
     asked = "import benchmarks.bench, os, sys; print(os.environ['GOMP_SPINCOUNT'])"
     done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == (said or "10000")
+
+
+def test_a_process_of_its_own_says_what_it_found(tmp_path, monkeypatch):
+    (tmp_path / "one.py").write_text(
+        "import json, os, sys\nprint('x')\nprint(json.dumps([sys.argv[1], dict(os.environ)]))"
+    )
+    (tmp_path / "none.py").write_text("raise SystemExit('no such thing')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("TAKEN", "1")
+    argument, seen = bench.apart("one", [7], {"GIVEN": "2"}, without=["TAKEN"])
+    assert argument == "7" and seen["GIVEN"] == "2" and "TAKEN" not in seen
+    with pytest.raises(UserError, match="A process of the measurement failed: no such thing"):
+        bench.apart("none", [], {})
