@@ -17,8 +17,9 @@ from transformers import DynamicCache, PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines.drafting import draft_program
 from gistgate.decoding.engines.program import Program
-from gistgate.decoding.engines.rounds import DraftSteps, context_of
+from gistgate.decoding.engines.rounds import DraftToken, context_of
 from gistgate.decoding.engines.slots import attending_to_slots, forward
 from gistgate.decoding.engines.store import rounded, store_of
 from gistgate.errors import UserError
@@ -87,11 +88,13 @@ class DraftStep:
 
     def compiled(self, room: int) -> Callable[[], object]:
         """A replay of the program."""
-        steps = DraftSteps(self.model, self.num, self.model.config.vocab_size, Sampling(), False)
+        token = DraftToken(self.model, self.model.config.vocab_size, Sampling(), False)
+        memory = memory_of(self.model, room)
+        with torch.inference_mode(False), torch.no_grad():
+            program = draft_program(token, self.num, memory, 0)
         feed = torch.tensor([[1, 1, room, self.num, 0]], device=self.model.device)
-        inputs = [feed, torch.zeros(1, 0, dtype=torch.float64, device=self.model.device)]
-        program, memory = built(self.model, ("steps", self.num), steps, room, inputs)
-        return lambda: program(*memory, *inputs)
+        none = torch.zeros(1, 0, dtype=torch.float64, device=self.model.device)
+        return lambda: program(*memory, feed, none)
 
 
 @dataclass(frozen=True)
@@ -171,13 +174,17 @@ def built(
     inputs: list[Tensor],
 ) -> tuple[Program, list[Tensor]]:
     """A program for one row with room for twice as many tokens, and its memory."""
-    slots = rounded(2 * room)
-    store = store_of(model)
+    memory = memory_of(model, room)
     with torch.inference_mode(False), torch.no_grad():
-        memory = store.memory(model, 1, slots)
         fresh = [tensor.clone() for tensor in inputs]
         with attending_to_slots(model):
-            return store.program((1, slots, *name), function, memory, fresh), memory
+            return store_of(model).program((1, rounded(2 * room), *name), function, memory, fresh), memory
+
+
+def memory_of(model: PreTrainedModel, room: int) -> list[Tensor]:
+    """Memory for one row with room for twice as many tokens."""
+    with torch.inference_mode(False), torch.no_grad():
+        return store_of(model).memory(model, 1, rounded(2 * room))
 
 
 def bandwidth(model: PreTrainedModel, step: float) -> dict[str, float]:

@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.decoding.commit import commit
+from gistgate.decoding.engines.drafting import draft_program
 from gistgate.decoding.engines.program import Program
-from gistgate.decoding.engines.rounds import FEED, DraftSteps, Prefill, VerifyRound
+from gistgate.decoding.engines.rounds import FEED, DraftToken, Prefill, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import rounded, store_of, stretch_of
 from gistgate.decoding.parts import Parts
@@ -62,11 +63,8 @@ class CompiledSession:
 
     def _draft_steps(self, model: PreTrainedModel) -> Program:
         gives_q = self.parts.wants_q or not self.sampling.greedy
-        function = DraftSteps(model, self.num, self.parts.vocabulary, self.sampling, gives_q)
-        key = (self.batch, self.slots, "draft", self.num, self.parts.vocabulary, self.sampling, gives_q)
-        with attending_to_slots(model):
-            inputs = [self._ints(FEED), self._uniforms(self.num)]
-            return store_of(model).program(key, function, self._draft_memory, inputs)
+        token = DraftToken(model, self.parts.vocabulary, self.sampling, gives_q)
+        return draft_program(token, self.num, self._draft_memory, self.num if self._random else 0)
 
     def _verify_round(self) -> Program:
         parts, ids = self.parts, (*sorted(self.stop.eos_ids), *self.parts.protocol_ids)

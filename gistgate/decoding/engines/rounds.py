@@ -7,7 +7,6 @@ the answer begins.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.block import Block, Sampling
-from gistgate.decoding.engines.program import UnsupportedError
+from gistgate.decoding.engines.program import Program, UnsupportedError
 from gistgate.decoding.engines.slots import forward
 from gistgate.decoding.parts import Parts
 from gistgate.forward.states import tap
@@ -48,14 +47,38 @@ class Prefill:
 
 
 @dataclass(frozen=True)
-class DraftSteps:
-    """`num` steps of the draft model, each reading what the one before drew."""
+class DraftToken:
+    """One step of the draft model."""
 
     model: PreTrainedModel
-    num: int
     vocabulary: int
     sampling: Sampling
     gives_q: bool
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Memory M, ids [B, N] with their numbers [B, N], uniforms [B, 1 or 0] -> x [B] and q [B, V] ([B, 0]: unasked).
+
+        The token that is drawn follows the last of `ids`.
+        """
+        *memory, ids, positions, uniform = tensors
+        z = forward(self.model, memory, ids, positions, 1, context_of(self.model))
+        z_BV = self.sampling.logits(z[:, -1, : self.vocabulary])
+        if self.sampling.greedy and not self.gives_q:
+            return z_BV.argmax(-1), z_BV[:, :0]
+        q_BV = z_BV.softmax(-1)
+        x_B = z_BV.argmax(-1) if self.sampling.greedy else draw(q_BV, uniform[:, 0])
+        return x_B, q_BV if self.gives_q else q_BV[:, :0]
+
+
+@dataclass(frozen=True)
+class DraftSteps:
+    """`num` steps of a draft model, each reading what the one before drew."""
+
+    num: int
+    first: Program
+    """`DraftToken` for two tokens."""
+    later: Program
+    """`DraftToken` for one."""
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
@@ -66,22 +89,12 @@ class DraftSteps:
         positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
         tokens, rows = [], []
         for step in range(self.num):
-            x_B, q_BV = self.one(memory, ids, positions, uniforms[:, step : step + 1])
+            program = self.later if step else self.first
+            x_B, q_BV = program(*memory, ids, positions, uniforms[:, step : step + 1])
             tokens.append(x_B)
             rows.append(q_BV)
             ids, positions = x_B[:, None], positions[:, -1:] + 1
         return torch.stack(tokens, dim=1), torch.stack(rows, dim=1)
-
-    def one(self, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        """One token of every row [B] for its number [B, 1], and its distribution [B, V] ([B, 0]: nobody asks)."""
-        z = forward(self.model, memory, ids, positions, 1, context_of(self.model))
-        z_BV = self.sampling.logits(z[:, -1, : self.vocabulary])
-        if self.sampling.greedy and not self.gives_q:
-            return z_BV.argmax(-1), z_BV[:, :0]
-        q_BV = z_BV.softmax(-1)
-        return (z_BV.argmax(-1) if self.sampling.greedy else draw(q_BV, uniform[:, 0])), q_BV if self.gives_q else q_BV[
-            :, :0
-        ]
 
 
 @dataclass(frozen=True)

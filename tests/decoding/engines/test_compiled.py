@@ -12,7 +12,7 @@ from benchmarks.scripted import random_gate
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import compiled, program, store
+from gistgate.decoding.engines import compiled, drafting, program, store
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
@@ -70,6 +70,18 @@ def test_it_writes_the_greedy_texts(traced: None, kind: str, rows: int, block: i
 def test_it_draws_the_same_tokens(traced: None, sampling: Sampling):
     eager, compiled = both("llama", make_rule("exact"), 3, sampling=sampling, seeds=[3, 1, 4, 1])
     assert compiled == eager
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)])
+def test_large_drafts_are_programs_of_one_step(traced: None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch):
+    """Steps of one draft are the same programs whatever K is, since building them takes long."""
+    monkeypatch.setattr(drafting, "MOST_LAYERS", 0)
+    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    for block in (2, 5):
+        eager, compiled = both("llama", make_rule("exact"), block, sampling=sampling, seeds=[3, 1, 4, 1])
+        assert compiled == eager
+    names = [key[2:4] for key in store.store_of(pair("llama")[1]).programs]
+    assert sorted(names, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", store.STRETCH["cpu"])]
 
 
 @pytest.mark.parametrize("block", [0, 3])
