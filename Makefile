@@ -16,8 +16,6 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export DO_NOT_TRACK := true
 export DVC_NO_ANALYTICS := 1
 export GIT_PYTHON_REFRESH := quiet
-# Threads wait a fraction of a millisecond before they sleep: to wake one up costs more than a product of a small draft.
-export GOMP_SPINCOUNT ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \

@@ -16,7 +16,10 @@ ENVIRONMENT = {
     "DO_NOT_TRACK": "true",
     "DVC_NO_ANALYTICS": "1",
     "GIT_PYTHON_REFRESH": "quiet",
-    "OMP_WAIT_POLICY": "PASSIVE",
+    # Threads of a team wait for a fraction of a millisecond before they sleep. Without the wait each of the hundreds of
+    # small products of a step pays tens of microseconds to wake them up; with a long one, processes that share cores
+    # take them from each other (`benchmarks.waiting`).
+    "GOMP_SPINCOUNT": "10000",
     "PYTHONHASHSEED": "0",
 }
 """Defaults; a variable that is already set wins, so HF_HUB_OFFLINE=0 lets a real pair be fetched."""
