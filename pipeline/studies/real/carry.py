@@ -3,9 +3,9 @@
     python -m pipeline.studies.real.carry FOLDER             from the copy in .scratch/real into FOLDER
     python -m pipeline.studies.real.carry FOLDER --back      from FOLDER into the copy; then start the study as usual
 
-FOLDER becomes a remote of DVC: every output lies in it once, under its hash. Beside them lie the locks, the measured K
-and the list of looks at calibration prompts, without which a prompt could be judged twice. A stage whose parameters,
-code or inputs changed in the meantime runs again, as after any other change.
+FOLDER becomes a remote of DVC: every output lies in it once, under its hash. Beside them lie the locks, the measured K,
+finished pieces of unfinished stages, and the list of looks at calibration prompts, without which a prompt could be
+judged twice. A stage whose parameters, code or inputs changed in the meantime runs again, as after any other change.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gistgate.certificates.looks import LOCAL
 from gistgate.errors import UserError
 from gistgate.files import write_atomic
 from pipeline.common.entry import run
-from pipeline.common.paths import STUDIES
+from pipeline.common.paths import SCRATCH, STUDIES
 from pipeline.smoke import copy_project, dvc
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
@@ -41,7 +41,8 @@ def main(
     if back:
         folder.mkdir(parents=True, exist_ok=True)
         copy_project(folder)
-    for path in (path for path in BESIDE if (source / path).exists()):
+    pieces = (path.relative_to(source) for path in (source / SCRATCH).rglob("*") if path.is_file())
+    for path in [*(path for path in BESIDE if (source / path).exists()), *pieces]:
         write_atomic(goal / path, partial(shutil.copyfile, source / path))
     dvc(folder, "remote", "add", "--local", "--force", "--default", "kept", str(kept.resolve()))
     dvc(folder, *(("pull", "--allow-missing") if back else ("push",)))

@@ -1,4 +1,4 @@
-"""Finished stages travel: outputs, locks, the measured K and the looks arrive in a copy that has none of them."""
+"""Finished stages travel: outputs, locks, pieces, measured K and looks arrive in a copy that has none of them."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def ran(tmp_path: Path) -> Path:
     dvc(tmp_path / "ran", "repro")
     write_json(tmp_path / "ran" / PROPOSAL, {"decoding": {"block": 3}})
     write_json(tmp_path / "ran" / LOCAL, {"looks": []})
+    write_text(tmp_path / "ran/.scratch/calibrate/fly-1.jsonl", "{}\n")
     return tmp_path / "ran"
 
 
@@ -41,6 +42,7 @@ def test_what_was_carried_does_not_run_again(ran: Path, tmp_path: Path, monkeypa
     assert (tmp_path / "other/made.txt").read_text() == "made\n"
     assert read_json(tmp_path / "other" / PROPOSAL) == {"decoding": {"block": 3}}
     assert read_json(tmp_path / "other" / LOCAL) == {"looks": []}
+    assert (tmp_path / "other/.scratch/calibrate/fly-1.jsonl").read_text() == "{}\n"
     assert "didn't change" in dvc(tmp_path / "other", "repro", quiet=True)
 
 
