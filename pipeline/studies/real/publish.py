@@ -9,7 +9,7 @@ card and certificate. Weights of models are never copied. Nothing is written unl
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,13 +23,14 @@ from gistgate.files import read_json, read_text, write_atomic, write_json
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from pipeline.common.code import REPORTING
 from pipeline.common.entry import run
-from pipeline.common.paths import EXPORT, PAIR_REPORT, REPORTS, RESULTS, STUDIES
+from pipeline.common.paths import EXPORT, PAIR_REPORT, PAIRS, REPORTS, RESULTS, STUDIES
+from pipeline.pairs.source import read_pair
 from pipeline.report import markers, tables
 from pipeline.report.gates import GATES, gates_table
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.report.publish import PART, copy_results
-from pipeline.studies.real.beside import ADVERSARIAL, LABELS, beside, costs_in
+from pipeline.studies.real.label_costs import LABELS, costs_in, label_costs
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
 PAGE, README = Path("docs/real.md"), Path("README.md")
@@ -76,9 +77,11 @@ def publish_all(
     for calibrations in sorted({folder / REPORTS / "calibration", reports / "calibration"}):
         publish_looks(calibrations, results / own / "summary.json", ledger)
     copy_results(reports, results / own, code)
-    for extra in (PAIR_REPORT, PROPOSAL, REPORTS / ADVERSARIAL):
-        if (folder / extra).exists():
-            write_atomic(results / own / extra.name, partial(shutil.copyfile, folder / extra))
+    if (folder / PROPOSAL).exists():
+        write_atomic(results / own / PROPOSAL, partial(shutil.copyfile, folder / PROPOSAL))
+    if (folder / PAIR_REPORT).exists():
+        names = read_pair(summary["pair"], folder / PAIRS).names
+        write_json(results / own / PAIR_REPORT.name, without_folders(read_json(folder / PAIR_REPORT), names))
     if costs := costs_in(folder / REPORTS):
         write_json(results / own / LABELS, costs)
     write_atomic(pages / GATES / own, partial(copy_gate, export))
@@ -89,11 +92,19 @@ def publish_all(
 
 
 def sections(results: Path) -> Iterator[str]:
-    """For each published pair and task its table, its code, and the tables beside it."""
+    """For each published pair and task its table, its code, and what its labels cost."""
     for path in sorted(results.glob("*/summary.json")):
         summary = read_json(path)
         yield f"### {path.parent.name}\n\n{tables.markdown(summary)}\n\n{tables.lead(summary)} {line(summary)}"
-        yield from beside(path.parent)
+        yield from label_costs(path.parent)
+
+
+def without_folders(report: dict[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
+    """What the stage `pair` found, with the models' names in place of folders of this machine."""
+    return {
+        key: {**one, "model": names.get(key) or Path(one["model"]).name} if isinstance(one, dict) else one
+        for key, one in report.items()
+    }
 
 
 def short(results: Path) -> str:

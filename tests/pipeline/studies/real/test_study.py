@@ -11,7 +11,7 @@ import pytest
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json, write_text
-from pipeline.common.paths import PAIRS
+from pipeline.common.paths import PAIR_REPORT, PAIRS
 from pipeline.common.reading import read, read_yaml
 from pipeline.labels.cost import Cost
 from pipeline.pairs.source import ModelSource, read_pair
@@ -159,16 +159,8 @@ def done(tmp_path: Path) -> Path:
         done / "reports/labels/collect-strict.json", Cost(12, 18, 360, seconds=60, slots=40, slots_used=30).as_json()
     )
     write_json(done / "reports/labels/collect-gated.json", Cost(seconds=60).as_json())
-    changes = {
-        "n": 32,
-        "differing": 3,
-        "opened": 1,
-        "capped": 2,
-        "strict_capped": 1,
-        "tokens": 640,
-        "strict_tokens": 600,
-    }
-    write_json(done / "reports/adversarial.json", {"methods": {"fly": changes}})
+    write_text(done / PAIRS / "embedded.yaml", "target: {model: /x/big, name: a/big}\ndraft: {model: /x/small}\n")
+    write_json(done / PAIR_REPORT, {"target": {"model": "/x/big"}, "draft": {"model": "/x/small"}, "tokens": 9})
     shutil.copytree(gate_folder(tmp_path), done / "models/export")
     write_text(done / "models/export/custom_generate/generate.py", "")
     for page, names in (("docs/real.md", [publish.PART]), ("README.md", [publish.SHORT, publish.LIST])):
@@ -200,7 +192,8 @@ def test_results_and_gate_are_published(done: Path) -> None:
     page = (place / "docs/real.md").read_text()
     assert f"### {own}" in page
     assert "| `collect-strict` | 12 | 720 | 1.5 | 30.0 | 25 |" in page and "collect-gated" not in page
-    assert "| fly | 32 | 3 | 1 | 2 (1) | 640 (600) |" in page
+    said = {"target": {"model": "a/big"}, "draft": {"model": "small"}, "tokens": 9}
+    assert read_json(place / "results" / own / PAIR_REPORT.name) == said
     gate = place / "models/gates" / own
     assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
     readme = (place / "README.md").read_text()

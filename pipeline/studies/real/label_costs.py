@@ -1,4 +1,4 @@
-"""What a study shows beside its table: what its labels cost, and what adversarial prompts changed."""
+"""What a study shows beside its table: what its labels cost."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from gistgate.files import read_json
 from pipeline.labels.cost import REPORTS as COSTS
 from pipeline.report.markdown import table
 
-LABELS, ADVERSARIAL = "labels.json", "adversarial.json"
-"""Files of a study's published results."""
+LABELS = "labels.json"
+"""File of a study's published results."""
 COST = ("pass", "labels", "labels per hour", "rollouts per label", "rollout tokens per label", "idle slots, %")
-CHANGES = ("method", "prompts", "differing", "opened", "capped (strict)", "tokens (strict)")
 
 
 def costs_in(reports: Path) -> dict[str, Any]:
@@ -22,17 +21,11 @@ def costs_in(reports: Path) -> dict[str, Any]:
     return {name: cost for name, cost in found.items() if cost["labels"]}
 
 
-def beside(results: Path) -> Iterator[str]:
-    """The tables of what a folder of published results holds besides its summary."""
+def label_costs(results: Path) -> Iterator[str]:
+    """The table of a folder of published results, if it has this file."""
     if (path := results / LABELS).exists():
         rows = [cost_line(name, cost) for name, cost in read_json(path).items()]
         yield f"What its labels cost:\n\n{table(COST, rows, numbers=True)}"
-    if (path := results / ADVERSARIAL).exists():
-        rows = [change_line(name, found) for name, found in read_json(path)["methods"].items()]
-        yield (
-            "Answers to adversarial prompts that differ from the strict ones, that are open where the strict ones are "
-            f"shut, and that reach the longest length:\n\n{table(CHANGES, rows, numbers=True)}"
-        )
 
 
 def cost_line(name: str, cost: dict[str, Any]) -> list[str]:
@@ -40,10 +33,3 @@ def cost_line(name: str, cost: dict[str, Any]) -> list[str]:
     per_label = [f"{cost[key]:.1f}" for key in ("rollouts_per_label", "rollout_tokens_per_label")]
     idle = f"{100 * cost['idle_share_of_slots']:.0f}"
     return [f"`{name}`", str(cost["labels"]), f"{cost['labels_per_hour']:.0f}", *per_label, idle]
-
-
-def change_line(name: str, found: dict[str, Any]) -> list[str]:
-    """One method."""
-    counts = [str(found[key]) for key in ("n", "differing", "opened")]
-    pairs = [f"{found[key]} ({found[f'strict_{key}']})" for key in ("capped", "tokens")]
-    return [name, *counts, *pairs]
