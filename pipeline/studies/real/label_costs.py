@@ -10,8 +10,8 @@ from gistgate.files import read_json
 from pipeline.labels.cost import REPORTS as COSTS
 from pipeline.report.markdown import table
 
-LABELS = "labels.json"
-"""File of a study's published results."""
+LABELS, PASSES = "labels.json", "passes"
+"""File of a study's published results, and its entry."""
 COST = ("pass", "labels", "labels per hour", "rollouts per label", "rollout tokens per label", "idle slots, %")
 
 
@@ -24,7 +24,7 @@ def costs_in(reports: Path) -> dict[str, Any]:
 def label_costs(results: Path) -> Iterator[str]:
     """The table of a folder of published results, if it has this file."""
     if (path := results / LABELS).exists():
-        rows = [cost_line(name, cost) for name, cost in read_json(path).items()]
+        rows = [cost_line(name, cost) for name, cost in read_json(path)[PASSES].items()]
         yield f"What its labels cost:\n\n{table(COST, rows, numbers=True)}"
 
 

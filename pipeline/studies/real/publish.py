@@ -19,9 +19,9 @@ import typer
 from gistgate.certificates.certificate import CERTIFICATE_FILE
 from gistgate.certificates.looks import PUBLISHED
 from gistgate.errors import UserError
-from gistgate.files import read_json, read_text, write_atomic, write_json
+from gistgate.files import read_json, read_text, write_atomic
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
-from pipeline.common.code import REPORTING
+from pipeline.common.code import REPORTING, write_published
 from pipeline.common.entry import run
 from pipeline.common.paths import EXPORT, PAIR_REPORT, PAIRS, REPORTS, RESULTS, STUDIES
 from pipeline.pairs.source import read_pair
@@ -30,7 +30,7 @@ from pipeline.report.gates import GATES, gates_table
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.report.publish import PART, copy_results
-from pipeline.studies.real.label_costs import LABELS, costs_in, label_costs
+from pipeline.studies.real.label_costs import LABELS, PASSES, costs_in, label_costs
 from pipeline.studies.real.study import FOLDER, PROPOSAL
 
 PAGE, README = Path("docs/real.md"), Path("README.md")
@@ -81,9 +81,9 @@ def publish_all(
         write_atomic(results / own / PROPOSAL, partial(shutil.copyfile, folder / PROPOSAL))
     if (folder / PAIR_REPORT).exists():
         names = read_pair(summary["pair"], folder / PAIRS).names
-        write_json(results / own / PAIR_REPORT.name, without_folders(read_json(folder / PAIR_REPORT), names))
+        write_published(results / own / PAIR_REPORT.name, without_folders(read_json(folder / PAIR_REPORT), names), code)
     if costs := costs_in(folder / REPORTS):
-        write_json(results / own / LABELS, costs)
+        write_published(results / own / LABELS, {PASSES: costs}, code)
     write_atomic(pages / GATES / own, partial(copy_gate, export))
     markers.renew(pages / PAGE, PART, "\n\n".join(sections(results)))
     markers.renew(pages / README, LIST, gates_table(pages / GATES))

@@ -192,7 +192,7 @@ def test_results_and_gate_are_published(done: Path) -> None:
     page = (place / "docs/real.md").read_text()
     assert f"### {own}" in page
     assert "| `collect-strict` | 12 | 720 | 1.5 | 30.0 | 25 |" in page and "collect-gated" not in page
-    said = {"target": {"model": "a/big"}, "draft": {"model": "small"}, "tokens": 9}
+    said = {"target": {"model": "a/big"}, "draft": {"model": "small"}, "tokens": 9, **CODE}
     assert read_json(place / "results" / own / PAIR_REPORT.name) == said
     gate = place / "models/gates" / own
     assert {path.name for path in gate.iterdir()} == set(publish.GATE_FILES)
