@@ -96,7 +96,7 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
         benchmark=read_json(own / "benchmark.json"),
         heads={name: read_json(heads / name / "metrics.json") for name in params.train.heads},
         trace=read_json(told) if (told := own / "trace.json").exists() else None,
-        adversarial=read_json(misled) if (misled := reports / "adversarial.json").exists() else None,
+        adversarial=read_json(misled) if (misled := own / "adversarial.json").exists() else None,
         judgements=read_json(judged) if (judged := own / "judgements.json").exists() else None,
         curves={name: read_json(heads / name / "curves.json") for name in params.train.heads},
     )
