@@ -36,7 +36,7 @@ class Results:
     trace: dict[str, Any] | None = None
     """reports/trace.json, which only the core report shows."""
     adversarial: dict[str, Any] | None = None
-    """reports/adversarial.json, which results older than that stage lack."""
+    """reports/adversarial.json, which is about the core methods and which results older than that stage lack."""
     judgements: dict[str, Any] | None = None
     """reports/table/judgements.json, where the large table is reported."""
 
@@ -96,7 +96,7 @@ def read_results(params: Params, reports: Path = Path("reports"), heads: Path = 
         benchmark=read_json(own / "benchmark.json"),
         heads={name: read_json(heads / name / "metrics.json") for name in params.train.heads},
         trace=read_json(told) if (told := own / "trace.json").exists() else None,
-        adversarial=read_json(misled) if (misled := own / "adversarial.json").exists() else None,
+        adversarial=read_json(misled) if (misled := reports / "adversarial.json").exists() else None,
         judgements=read_json(judged) if (judged := own / "judgements.json").exists() else None,
         curves={name: read_json(heads / name / "curves.json") for name in params.train.heads},
     )

@@ -32,7 +32,7 @@ from pipeline.studies.real.params import FILE, RealParams, read_study
 FOLDER = SCRATCH / "real"
 PROPOSAL = Path("block.json")
 """In the copy: the measured K."""
-WITH_TABLE = ("adversarial", "export", "trace", (STUDIES / "table/dvc.yaml").as_posix())
+WITH_TABLE = ("export", "trace", (STUDIES / "table/dvc.yaml").as_posix())
 """What runs where the large table is made as well. The table's benchmark and report cover the core methods,
 so that those of the core do not run: timing every method again would take longer than any other stage."""
 

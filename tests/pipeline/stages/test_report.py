@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,15 @@ def test_adversarial_answers_stand_beside_every_line_where_somebody_looked(folde
     assert "by_kind" not in summary["methods"]["judge"]["adversarial"]
     assert tables.markdown(summary).count("25.0 %, 2.5 %, 1.10, 5.0 %") == 3 and title in tables.markdown(summary)
     assert "<td>25.0 %, 2.5 %, 1.10, 5.0 %</td>" in tables.html(summary)
+
+
+def test_the_large_table_shows_what_the_core_methods_did_with_adversarial_prompts(folder):
+    table = replace(PARAMS, methods={**PARAMS.methods, "prob": replace(PARAMS.method("prob"), extra=True)})
+    for name in ("benchmark.json", "calibration/free/prob.json", "evaluation/prob"):
+        (table.reports / name).parent.mkdir(parents=True, exist_ok=True)
+        Path("reports", name).rename(table.reports / name)
+    write_json("reports/adversarial.json", {"methods": {"judge": {"n": 40}}})
+    assert read_results(table).adversarial == {"methods": {"judge": {"n": 40}}}
 
 
 def test_frontier_holds_every_setting(folder):
