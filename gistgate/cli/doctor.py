@@ -31,7 +31,7 @@ def doctor(
     system: System = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure on the first 20 prompts what drafting and verifying cost; say which K and whether a gate can pay."""
+    """Measure on 20 prompts what drafts cost and how many are accepted; say which K and whether a gate can pay."""
     from gistgate.cli import show
     from gistgate.cli.decode import load
     from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run

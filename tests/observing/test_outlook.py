@@ -7,7 +7,7 @@ import pytest
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.observing.outlook import Costs, advice, measure, outlook, tau_at
+from gistgate.observing.outlook import TIMED, Costs, advice, measure, outlook, tau_at
 from gistgate.rules.exact import Exact
 from tests.tiny import tiny_pair
 
@@ -53,3 +53,11 @@ def test_costs_of_a_real_pair_are_measured_without_reading_the_prompt():
     assert costs.step > 0 and costs.draft > 0 and set(costs.verify) == {2, 4} and min(costs.verify.values()) > 0
     with pytest.raises(UserError, match="first round"):
         measure(decoder, [[1, 2, 3]], (2,), max_new_tokens=1)
+
+
+def test_costs_need_few_prompts():
+    target, draft = tiny_pair()
+    decoder, unreadable = Decoder(target, ModelDrafter(draft), Exact(), 4), [10**9]
+    assert measure(decoder, [[1, 2, 3]] * TIMED + [unreadable], (2,), max_new_tokens=8).step > 0
+    with pytest.raises(IndexError):
+        measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)
