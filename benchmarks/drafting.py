@@ -1,16 +1,16 @@
 """What each way to a cheaper draft gives to each rule, side by side in one run.
 
     python -m benchmarks.drafting [--prompts 60] [--methods strict,NAME,...] [--steps STEP,...] [--batch 1]
-        [--strict-block K] [--size 32768] [--results FOLDER]
+        [--strict-block K] [--sizes SIZE,...] [--results FOLDER]
 
 In the folder of a finished run whose pair has a draft model; eager engine. Every rule climbs the same steps, each added
 to those before it: the draft as it is with K tokens, quantised weights, a part of the vocabulary (counted on the
 reference answers of training prompts), ends of drafts, texts beside the model. The certificates of the settings speak
-of the draft of the run alone. Costs, the policies for ends of drafts and the best form of transformers' assisted
-generation come from development prompts. Methods without a certificate, and texts beside the model for rules that read
-its probabilities, are left out with the reason. An interrupted measurement of the same code goes on with the next
-prompt. K of strict decoding is the run's unless another is named; choose it, and the size of the vocabulary, on
-development prompts (`gistgate doctor`).
+of the draft of the run alone. Costs, the size of the vocabulary, the policies for ends of drafts and the best form of
+transformers' assisted generation come from development prompts. Methods without a certificate, and texts beside the
+model for rules that read its probabilities, are left out with the reason. An interrupted measurement of the same code
+goes on with the next prompt. K of strict decoding is the run's unless another is named; choose it on development
+prompts (`gistgate doctor`).
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
@@ -27,18 +27,17 @@ import torch
 from benchmarks.bench import RESULTS, save
 from benchmarks.drafting_choices import assisted_as_chosen, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import PLAIN, figures
-from benchmarks.drafting_methods import Comparison, points_of, steps_of
-from benchmarks.ladder import STEPS, VOCABULARY, WHOLE, Counted, Ladder
+from benchmarks.drafting_methods import Comparison, points_of, steps_of, strict_at
+from benchmarks.drafting_vocabulary import best_size, counted, numbers, tried
+from benchmarks.ladder import STEPS, VOCABULARY, WHOLE, Counted, Ladder, bits_of
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
-from gistgate.files import fingerprint, read_json, read_json_lines, write_json
-from gistgate.forward.output import Subset
+from gistgate.files import fingerprint, read_json, write_json
 from pipeline.common.code import made_by
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.paths import SCRATCH
 from pipeline.common.progress import bar
-from pipeline.labels.schema import REFERENCE
 from pipeline.speed.clock import Contender, Prompts
 from pipeline.speed.race import lap, without_loops
 
@@ -51,7 +50,7 @@ def main(
     methods: str = "",
     steps: str = ",".join(STEPS),
     kind: str = "int4",
-    size: int = 32768,
+    sizes: str = "16384,32768,65536",
     strict_block: int = 0,
     development: int = 8,
     max_new_tokens: int = 64,
@@ -67,22 +66,29 @@ def main(
     batches = batches_of(workload.ids, batch)
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
-    subset = counted(workload, size) if VOCABULARY in taken else None
+    ids = [one["ids"] for one in read_prompts("development")[:development]]
+    form = [sorted(request.items(), key=str), kind, development, threads, workload.pair.name]
+    sizes_tried: list[dict[str, Any]] = []
+    if VOCABULARY in taken:
+        strict = strict_at(workload, strict_block)
+        sizes_tried = tried(workload, numbers(sizes), strict, bits_of(taken, kind), ids, request, folder_of(form))
+    subset = counted(workload, best_size(sizes_tried)) if sizes_tried else None
     ladder = Ladder.load(workload, taken, kind, subset)
     climbed, skipped = steps_of(ladder, points, taken)
     for name, why in (absent | skipped).items():
         print(f"'{name}' is left out: {why}")
     said = {name: point.as_dict() for name, point in points.items()}
-    form = [sorted(request.items(), key=str), kind, size, development, threads, workload.pair.name]
-    folder = folder_of(said, climbed, form, batches)
-    prepare(ladder, points, [one["ids"] for one in read_prompts("development")[:development]], request, folder)
+    folder = folder_of(said, climbed, form, batches, sizes_tried)
+    prepare(ladder, points, ids, request, folder)
     compared = Comparison(ladder, points, climbed, request, folder, batch)
     times = timed(contenders(compared), contenders(replace(compared, request=shorter(request))), batches, folder)
     payload = {
         "pair": workload.pair.name,
         "kind": kind,
         "batch": batch,
-        "subset": None if subset is None else {"size": len(subset.ids), "coverage": subset.coverage},
+        "subset": None
+        if subset is None
+        else {"size": len(subset.ids), "coverage": subset.coverage, "tried": sizes_tried},
         "max_new_tokens": request["max_new_tokens"],
         "points": said,
         "left_out": absent | skipped,
@@ -120,13 +126,6 @@ def wanted(steps: str) -> list[str]:
     if unknown := [step for step in named if step not in STEPS]:
         raise UserError(f"There is no step '{unknown[0]}'. Known: {', '.join(STEPS)}.")
     return [step for step in STEPS if step == WHOLE or step in named]
-
-
-def counted(workload: Workload, size: int) -> Subset:
-    """The most frequent tokens of the reference answers to training prompts."""
-    answers = [answer["ids"] for answer in read_json_lines(REFERENCE)]
-    pair = workload.pair
-    return Subset.count(answers, size, pair.tokenizer, pair.draft_model, workload.request["eos_ids"])
 
 
 def batches_of(ids: Sequence[list[int]], size: int) -> list[list[list[int]]]:

@@ -42,7 +42,7 @@ def points_of(
     Raises:
         UserError: there is no method of a name, or every named one is left out.
     """
-    known = {STRICT: Operating(STRICT, "exact", MODEL, strict_block or workload.params.decoding.strict_block)}
+    known = {STRICT: strict_at(workload, strict_block)}
     known |= {name: point for name, point in workload.own.items() if point.drafter == MODEL}
     methods = [STRICT, *workload.params.methods]
     if unknown := [name for name in names if name not in methods]:
@@ -53,6 +53,11 @@ def points_of(
     if not points:
         raise UserError(" ".join(f"'{name}' is left out: {why}." for name, why in absent.items()))
     return points, absent
+
+
+def strict_at(workload: Workload, block: int) -> Operating:
+    """Strict decoding with K = `block`; 0 is the K of the run."""
+    return Operating(STRICT, "exact", MODEL, block or workload.params.decoding.strict_block)
 
 
 def why_absent(workload: Workload, name: str) -> str:

@@ -36,6 +36,7 @@ STEPS = (
     "limit",
     "rest, %",
 )
+SIZES = ("tokens", "of the training answers, %", "tau", "c", "limit")
 EDITING = ("drafter", "K", "n", "tokens/s", "vs plain", "vs model", "tau")
 ROUNDS = ("engine, batch, method", "K", "n", "tau", "draft, %", "verify, %", "accept, %", "rest, %", "outside, %")
 OVERLAP = ("drafting and verifying", "overlapped", "drafting alone", "rounds kept, %", "most", "strict")
@@ -60,7 +61,24 @@ def drafting(found: Mapping[str, Any]) -> str:
         f"Pair `{found['pair']}`, batch {found['batch']}, up to {found['max_new_tokens']} new tokens, "
         f"{threads(found)}; quantised to `{found['kind']}`."
     )
-    return "\n\n".join([about, table(STEPS, rows, numbers=True), *reasons(found["left_out"])])
+    shown = [about, table(STEPS, rows, numbers=True), *vocabulary(found["sizes_tried"]), *reasons(found["left_out"])]
+    return "\n\n".join(shown)
+
+
+def vocabulary(tried: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What every size of the draft's vocabulary promised on development prompts, if several were tried."""
+    if len(tried) < 2:
+        return []
+    rows = [
+        [
+            f"{one['size']:,}",
+            decimal(100 * one["coverage"], 1),
+            *(decimal(one[key]) for key in ("tau", "draft", "strict")),
+        ]
+        for one in tried
+    ]
+    about = "Parts of the vocabulary on development prompts, with strict decoding; the fastest one is taken:"
+    return [about, table(SIZES, rows, numbers=True)]
 
 
 def place(name: str) -> tuple[int, str, int]:

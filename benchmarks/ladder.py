@@ -47,16 +47,12 @@ class Ladder:
             kind: what QUANTISED rounds weights to, one of `gistgate.forward.quantised.KINDS`.
             subset: what VOCABULARY leaves of the vocabulary.
         """
-        source = read_pair(workload.params.pair).draft
-        assert source is not None, "the command has asked whether there is a draft model"
-        plain = replace(source, quantise="none")
-        drafts = {WHOLE: load_model(plain)}
-        bits = kind if QUANTISED in steps else "none"
+        drafts = {WHOLE: draft_with(workload, "none")}
+        bits = bits_of(steps, kind)
         if QUANTISED in steps:
-            drafts[QUANTISED] = quantise(load_model(plain), bits)
+            drafts[QUANTISED] = draft_with(workload, bits)
         if VOCABULARY in steps and subset is not None:
-            cut = subset.apply(load_model(plain), workload.pair.tokenizer, workload.request["eos_ids"])
-            drafts[VOCABULARY] = quantise(cut, bits)
+            drafts[VOCABULARY] = draft_with(workload, bits, subset)
         return cls(workload, steps, drafts)
 
     def draft_at(self, step: str) -> str:
@@ -73,6 +69,21 @@ class Ladder:
         gate = load_gate(point.head, pair) if point.head else None
         choice = Choice(point.rule, point.settings, point.block, drafter)
         return assemble(pair.target, pair.tokenizer, choice, make_drafter(drafter, sources), gate)
+
+
+def bits_of(steps: Sequence[str], kind: str) -> str:
+    """The quantisation of every step behind QUANTISED."""
+    return kind if QUANTISED in steps else "none"
+
+
+def draft_with(workload: Workload, kind: str, subset: Subset | None = None) -> PreTrainedModel:
+    """The pair's draft model, loaded afresh and changed."""
+    source = read_pair(workload.params.pair).draft
+    assert source is not None, "the command has asked whether there is a draft model"
+    model = load_model(replace(source, quantise="none"))
+    if subset is not None:
+        model = subset.apply(model, workload.pair.tokenizer, workload.request["eos_ids"])
+    return quantise(model, kind)
 
 
 @dataclass

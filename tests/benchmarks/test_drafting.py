@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import drafting, ladder
+from benchmarks import drafting_vocabulary as vocabulary
 from benchmarks.drafting_choices import best_assisted, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of
@@ -16,6 +17,7 @@ from benchmarks.ladder import QUANTISED, STEPS, STRICT, TEXTS, VOCABULARY, WHOLE
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
+from gistgate.observing.outlook import Costs
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams
@@ -178,3 +180,22 @@ def test_steps_have_names():
     with pytest.raises(UserError, match="no step 'quantized'"):
         drafting.wanted("whole,quantized")
     assert drafting.wanted(f"{TEXTS},{VOCABULARY}") == [WHOLE, VOCABULARY, TEXTS]
+
+
+def test_the_fastest_part_of_the_vocabulary_on_development_prompts_is_taken(
+    rungs: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(vocabulary, "counted", lambda _workload, size: SimpleNamespace(coverage=size / 100))
+    monkeypatch.setattr(vocabulary, "draft_with", lambda *_: rungs.drafts[QUANTISED])
+    measured: list[Any] = []
+    monkeypatch.setattr(vocabulary, "measure", lambda *args, **_: measured.append(args) or Costs(1.0, 0.25, {3: 1.5}))
+    ids = prompts(9, 10, 11)
+    found = vocabulary.tried(rungs.workload, [50, 90], POINT, "int4", ids, REQUEST, tmp_path)
+    assert [one["coverage"] for one in found] == [0.5, 0.9] and len(measured) == 2
+    assert found[0]["strict"] == pytest.approx(found[0]["tau"] / (1.5 + 3 * 0.25)) and found[0]["tau"] > 1
+    assert vocabulary.tried(rungs.workload, [90, 50], POINT, "int4", ids, REQUEST, tmp_path) == found[::-1]
+    assert len(measured) == 2
+    assert vocabulary.best_size([{"size": 50, "strict": 1.5}, {"size": 90, "strict": 1.75}]) == 90
+    assert vocabulary.numbers("50, 90") == [50, 90]
+    with pytest.raises(UserError, match="'4k' is no size of a vocabulary"):
+        vocabulary.numbers("50,4k")

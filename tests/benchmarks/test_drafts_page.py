@@ -23,7 +23,8 @@ def drafting() -> dict[str, Any]:
     more = {"tau": 3.21, "limit": 1.66, "parts": parts}
     contenders = {"plain": plain, "strict: whole": strict | more, "strict: texts": strict | more | {"vs_before": RATIO}}
     about = {"pair": "real", "batch": 1, "max_new_tokens": 64, "kind": "int4", "left_out": {"csd": "it is not here."}}
-    return {**about, "contenders": contenders, **MACHINE}
+    tried = [{"size": size, "coverage": 0.975, "tau": 4.5, "draft": 0.125, "strict": 2.25} for size in (16384, 32768)]
+    return {**about, "contenders": contenders, "sizes_tried": tried, **MACHINE}
 
 
 def test_the_page_shows_the_published_results():
@@ -41,6 +42,7 @@ def test_every_step_has_a_line(tmp_path: Path):
     assert f"| strict: texts | 4 | 52 | 15.2 | {ratio} | {ratio} | {ratio} | 3.21 | 1.66 | 4.0 |" in lines
     named = [line.split(" | ")[0] for line in lines if line.startswith(("| plain", "| strict"))]
     assert named == ["| plain", "| strict: whole", "| strict: texts"]  # files hold them by the alphabet
+    assert "| 32,768 | 97.5 | 4.50 | 0.12 | 2.25 |" in lines
     assert lines[-1] == "Left out: csd (it is not here)."
 
 

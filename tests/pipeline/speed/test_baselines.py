@@ -9,24 +9,32 @@ import pytest
 from transformers import GenerationConfig
 
 from pipeline.speed import baselines
-from pipeline.speed.clock import DEFAULTS, Contender
+from pipeline.speed.clock import DEFAULTS, Contender, Timed
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
 REQUEST: dict[str, Any] = {"max_new_tokens": 8, "eos_ids": []}
 NAMES = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
 
 
-def test_the_fastest_on_development_prompts_is_taken(monkeypatch: pytest.MonkeyPatch):
-    seen: list[list[int]] = []
+def test_the_fastest_on_development_prompts_is_taken_and_what_is_lost_is_tried_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    taken = {
+        2: [3.0],
+        3: [1.2, 1.0, 1.0],
+        4: [1.0, 1.1, 1.0],
+        6: [1.1, 0.9, 1.0],
+    }  # seconds of each K
+    seen: list[tuple[int, list[int]]] = []
 
-    def raced(field: Any, batches: Any) -> Any:
-        seen.extend(ids for batch in batches for ids in batch)
-        return {one.name: {"seconds": [[abs(one.block - 4)], [1.0]]} for one in field}
+    def lapped(field: Any, batch: Any, turns: Any) -> Any:
+        seen.extend((one.block, ids) for one in field for ids in batch)
+        return {one.name: [Timed(taken[one.block][turns[0]], 1, 1, False)] for one in field}
 
-    monkeypatch.setattr(baselines, "race", raced)
-    variants = [Contender("assisted", lambda batch: ([], None), k) for k in (2, 3, 4, 6)]
-    assert baselines.fastest(variants, [[1, 2], [3]]) is variants[2]
-    assert seen == [[1, 2], [3]]
+    monkeypatch.setattr(baselines, "lap", lapped)
+    variants = [Contender("assisted", lambda batch: ([], None), k) for k in taken]
+    assert baselines.fastest(variants, [[1, 2], [3], [4]]) is variants[3]
+    assert [block for block, ids in seen if ids == [3]] == [3, 4, 6] and len(seen) == 10
 
 
 def test_every_variant_writes_the_greedy_text_with_its_own_settings():

@@ -1,0 +1,67 @@
+"""How much of the vocabulary benchmarks.drafting leaves its draft: what is fastest on development prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.drafting_choices import FOR_COSTS
+from benchmarks.ladder import WHOLE, Ladder, draft_with
+from benchmarks.workload import Workload
+from gistgate.errors import UserError
+from gistgate.files import read_json, read_json_lines, write_json
+from gistgate.forward.output import Subset
+from gistgate.observing.outlook import measure, outlook, strict_run
+from pipeline.common.operating_point import Operating
+from pipeline.labels.schema import REFERENCE
+
+
+def numbers(sizes: str) -> list[int]:
+    """The sizes that are tried, in tokens.
+
+    Raises:
+        UserError: one of them is no positive whole number.
+    """
+    named = [one.strip() for one in sizes.split(",")]
+    if bad := [one for one in named if not one.isdecimal() or not int(one)]:
+        raise UserError(f"'{bad[0]}' is no size of a vocabulary. Pass --sizes such as 16384,32768.")
+    return [int(one) for one in named]
+
+
+def counted(workload: Workload, size: int) -> Subset:
+    """The most frequent tokens of the reference answers to training prompts."""
+    answers = [answer["ids"] for answer in read_json_lines(REFERENCE)]
+    pair = workload.pair
+    return Subset.count(answers, size, pair.tokenizer, pair.draft_model, workload.request["eos_ids"])
+
+
+def tried(
+    workload: Workload,
+    sizes: Sequence[int],
+    strict: Operating,
+    kind: str,
+    ids: Sequence[list[int]],
+    request: dict[str, Any],
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """What strict decoding promises on these prompts with a draft of each size, measured once and kept in `folder`."""
+    found = []
+    for size in sizes:
+        path = folder / f"vocabulary-{size}-{strict.block}.json"
+        if not path.exists():
+            subset = counted(workload, size)
+            decoder = Ladder(workload, [WHOLE], {WHOLE: draft_with(workload, kind, subset)}).decoder(strict, WHOLE)
+            costs = measure(decoder, ids[:FOR_COSTS], [strict.block], **request)
+            accepted = strict_run(decoder, ids, strict.block, **request).histogram
+            seen = outlook(costs, accepted, strict.block)
+            write_json(path, {"size": size, "coverage": subset.coverage, "draft": costs.draft, **asdict(seen)})
+        found.append(read_json(path))
+    return found
+
+
+def best_size(tried: Sequence[dict[str, Any]]) -> int:
+    """The size with which strict decoding is fastest."""
+    found: int = max(tried, key=lambda one: one["strict"])["size"]
+    return found
