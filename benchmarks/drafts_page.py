@@ -120,7 +120,10 @@ def rounds(found: Mapping[str, Any]) -> str:
                 shares = [f"{100 * one['mean']:.1f}" for one in (entry["shares"][part] for part in SHARES)]
                 about = [f"{engine}, {size}, {name}", str(entry["block"]), str(entry["n"]), decimal(entry["tau"])]
                 rows.append([*about, *shares])
-    about = f"Shares of the rounds' seconds: pair `{found['pair']}`, {threads(found)}; `outside`: of requests."
+    about = (
+        f"Shares of the rounds' seconds: pair `{found['pair']}`, up to {found['max_new_tokens']} new tokens, "
+        f"{threads(found)}; `outside`: of requests."
+    )
     return f"{about}\n\n{table(ROUNDS, rows, numbers=True)}"
 
 

@@ -63,6 +63,6 @@ def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
     shares = {name: {"mean": share} for name, share in zip(SHARES, (0.5, 0.3, 0.1, 0.1, 0.02), strict=True)}
     profiled = {"strict": {"block": 4, "n": 2, "tau": 3.25, "shares": shares}}
     engines = {"eager": {"8": profiled, "1": profiled}}
-    write_json(tmp_path / "rounds-cpu.json", {"pair": "real", "engines": engines} | MACHINE)
+    write_json(tmp_path / "rounds-cpu.json", {"pair": "real", "max_new_tokens": 64, "engines": engines} | MACHINE)
     lines = content_of(tmp_path).splitlines()
     assert lines[-2:] == [f"| eager, {n}, strict | 4 | 2 | 3.25 | 50.0 | 30.0 | 10.0 | 10.0 | 2.0 |" for n in (1, 8)]
