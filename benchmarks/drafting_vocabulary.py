@@ -31,10 +31,9 @@ def numbers(sizes: str) -> list[int]:
 
 
 def counted(workload: Workload, size: int) -> Subset:
-    """The most frequent tokens of the reference answers to training prompts."""
-    answers = [answer["ids"] for answer in read_json_lines(REFERENCE)]
-    pair = workload.pair
-    return Subset.count(answers, size, pair.tokenizer, pair.draft_model, workload.request["eos_ids"])
+    """The most frequent tokens of the reference answers to training prompts, bound to the draft as it is."""
+    answers, whole = [answer["ids"] for answer in read_json_lines(REFERENCE)], draft_with(workload, "none")
+    return Subset.count(answers, size, workload.pair.tokenizer, whole, workload.request["eos_ids"])
 
 
 def tried(

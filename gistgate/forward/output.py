@@ -48,8 +48,10 @@ class Subset:
         Ids of `always`, which end answers, and the tokenizer's added tokens are among them.
 
         Raises:
-            UserError: the size is below the number of ids that are always in, or there is no text.
+            UserError: the size is below the number of ids that are always in, there is no text, or the draft was
+                changed.
         """
+        check_unchanged(draft)
         counts = Counter(token for text in texts for token in text)
         rows = draft.get_output_embeddings().weight.shape[0]
         needed = indispensable(tokenizer, always, rows)
@@ -101,8 +103,7 @@ class Subset:
         known = getattr(draft, "subset", None)
         if known == self.digest:
             return draft
-        if known is not None or getattr(draft, "quantised", None):
-            raise UserError("The draft's output layer was changed already. Load the draft anew to cut it down.")
+        check_unchanged(draft)
         if tokenizer is not None and identify_tokenizer(tokenizer).vocabulary != self.tokenizer:
             raise UserError("The draft vocabulary was counted with another tokenizer. Count it again for this one.")
         if self.draft is not None and weights_fingerprint(draft) not in (None, self.draft):
@@ -125,6 +126,16 @@ class Subset:
         draft.set_output_embeddings(SubsetHead(head, self.ids))
         draft.subset = self.digest
         return draft
+
+
+def check_unchanged(draft: PreTrainedModel) -> None:
+    """Refuse a draft model whose output layer is no longer that of its checkpoint.
+
+    Raises:
+        UserError: its vocabulary was cut down or its weights were quantised.
+    """
+    if getattr(draft, "subset", None) is not None or getattr(draft, "quantised", None):
+        raise UserError("The draft's output layer was changed already. Load the draft anew to cut it down.")
 
 
 def indispensable(tokenizer: Any, always: Iterable[int], rows: int) -> set[int]:

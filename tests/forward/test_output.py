@@ -99,6 +99,8 @@ def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
     assert identify_model(cut).fingerprint != fingerprint
     with pytest.raises(UserError, match="changed already"):
         subset([1]).apply(cut)
+    with pytest.raises(UserError, match="changed already"):
+        Subset.count(TEXTS, 40, tokenizer, quantise(whole(), "int8"), [200])
     for content in ('{"ids": [1]}', "[]", '{"ids": "words"}'):
         (tmp_path / "bad.json").write_text(content)
         with pytest.raises(UserError, match="is no draft vocabulary"):
