@@ -7,10 +7,10 @@ In the folder of a finished run whose pair has a draft model; eager engine. Ever
 to those before it: the draft as it is with K tokens, quantised weights, a part of the vocabulary (counted on the
 reference answers of training prompts), ends of drafts, texts beside the model. The certificates of the settings speak
 of the draft of the run alone. Costs, the size of the vocabulary, the policies for ends of drafts and the best form of
-transformers' assisted generation come from development prompts. Methods without a certificate, and texts beside the
-model for rules that read its probabilities, are left out with the reason. An interrupted measurement of the same code
-goes on with the next prompt. K of strict decoding is the run's unless another is named; choose it on development
-prompts (`gistgate doctor`).
+transformers' assisted generation come from development prompts. Methods without a certificate or with one at a setting
+that keeps nothing loosely, and texts beside the model for rules that read its probabilities, are left out with the
+reason. An interrupted measurement of the same code goes on with the next prompt. K of strict decoding is the run's
+unless another is named; choose it on development prompts (`gistgate doctor`).
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
@@ -79,7 +79,7 @@ def main(
         print(f"'{name}' is left out: {why}")
     said = {name: point.as_dict() for name, point in points.items()}
     folder = folder_of(said, climbed, form, batches, sizes_tried)
-    prepare(ladder, points, ids, request, folder)
+    prepare(ladder, points, ids, request, folder, batch)
     compared = Comparison(ladder, points, climbed, request, folder, batch)
     times = timed(contenders(compared), contenders(replace(compared, request=shorter(request))), batches, folder)
     payload = {
@@ -93,7 +93,7 @@ def main(
         "points": said,
         "left_out": absent | skipped,
         "costs": {name: asdict(costs_of(folder, name)) for name in ladder.drafts},
-        "assisted": read_json(folder / "assisted.json"),
+        "assisted": read_json(folder / "assisted.json") if batch == 1 else None,
         "contenders": figures(times, compared),
     }
     warn_of_few(len(times[PLAIN]["seconds"]) * batch)

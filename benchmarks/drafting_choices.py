@@ -25,9 +25,14 @@ FOR_COSTS, FOR_ASSISTED = 2, 4
 
 
 def prepare(
-    ladder: Ladder, points: Mapping[str, Operating], ids: Sequence[list[int]], request: dict[str, Any], folder: Path
+    ladder: Ladder,
+    points: Mapping[str, Operating],
+    ids: Sequence[list[int]],
+    request: dict[str, Any],
+    folder: Path,
+    batch: int = 1,
 ) -> None:
-    """Measure and choose what is not in `folder` yet."""
+    """Measure and choose what is not in `folder` yet; transformers assists one row at a time."""
     block = max(point.block for point in points.values())
     for name in ladder.drafts:
         if not costs_file(folder, name).exists():
@@ -38,7 +43,7 @@ def prepare(
         for method, point in points.items():
             if not policy_file(folder, method).exists():
                 fitted(ladder, point, ids, request, folder).save(policy_file(folder, method))
-    if not (folder / "assisted.json").exists():
+    if batch == 1 and not (folder / "assisted.json").exists():
         write_json(folder / "assisted.json", best_assisted(ladder, ids[:FOR_ASSISTED], request))
 
 

@@ -11,6 +11,7 @@ from benchmarks.ladder import STRICT, TEXTS, Ladder
 from benchmarks.workload import Workload
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
+from gistgate.files import read_json
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, Operating, calibration_file
 from pipeline.pairs.source import MODEL
 
@@ -36,19 +37,19 @@ def points_of(
 ) -> tuple[dict[str, Operating], dict[str, str]]:
     """The methods that are compared, and the reason of each that is left out.
 
-    Strict decoding at K = `strict_block` (0: the run's own) and every certified method that drafts with the model;
-    `names` chooses among them.
+    Strict decoding at K = `strict_block` (0: the run's own) and every certified method that drafts with the model and
+    keeps tokens loosely; `names` chooses among them.
 
     Raises:
         UserError: there is no method of a name, or every named one is left out.
     """
     known = {STRICT: strict_at(workload, strict_block)}
-    known |= {name: point for name, point in workload.own.items() if point.drafter == MODEL}
+    known |= {name: point for name, point in workload.own.items() if why_absent(workload, name) is None}
     methods = [STRICT, *workload.params.methods]
     if unknown := [name for name in names if name not in methods]:
         raise UserError(f"There is no method '{unknown[0]}'. Known: {', '.join(methods)}.")
     asked = names or methods
-    absent = {name: why_absent(workload, name) for name in asked if name not in known}
+    absent = {name: why for name in asked if name not in known and (why := why_absent(workload, name))}
     points = {name: known[name] for name in asked if name in known}
     if not points:
         raise UserError(" ".join(f"'{name}' is left out: {why}." for name, why in absent.items()))
@@ -60,17 +61,28 @@ def strict_at(workload: Workload, block: int) -> Operating:
     return Operating(STRICT, "exact", MODEL, block or workload.params.decoding.strict_block)
 
 
-def why_absent(workload: Workload, name: str) -> str:
-    """Why a method of the run is not compared, as the end of a sentence about it."""
+def why_absent(workload: Workload, name: str) -> str | None:
+    """Why a method of the run is not compared, as the end of a sentence about it; None where it is."""
     params, point = workload.params, workload.own.get(name)
-    if point is not None:
+    reports = [path for kind in (OWN_REPORTS, REPORTS) if (path := calibration_file(params, name, kind)).exists()]
+    if point is not None and point.drafter != MODEL:
         return f"it drafts with '{point.drafter}' and not with the draft model"
+    if point is not None and not any(keeps_loosely(point, read_json(path)) for path in reports):
+        return f"at its certified setting it kept no token loosely, so that it decodes as '{STRICT}' does"
+    if point is not None:
+        return None
     method = params.method(name)
     if method.knob is None:
         return f"it decodes as '{STRICT}' does"
-    if any(calibration_file(params, name, reports).exists() for reports in (REPORTS, OWN_REPORTS)):
+    if reports:
         return f"nothing is certified for it at the budget {params.headline_budget:g}"
     return "it was not calibrated here; run `make repro`, or `make table` for the methods of the large table"
+
+
+def keeps_loosely(point: Operating, report: Mapping[str, Any]) -> bool:
+    """Whether a method kept any calibration token loosely at this point."""
+    tested = [one for one in report["settings"] if one["knob"] == point.knob]
+    return any(one["loose_per_100"] > 0 and one["fixed"].items() <= point.settings.items() for one in tested)
 
 
 def steps_of(

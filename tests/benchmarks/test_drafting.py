@@ -101,6 +101,10 @@ def test_what_development_prompts_say_is_measured_once(rungs: Ladder, tmp_path: 
     assert costs_of(tmp_path, WHOLE).step > 0 and (policy := policy_of(tmp_path, STRICT)) is not None
     assert policy.measured["rule"] == "exact" and policy_of(tmp_path, "fly") is None
     monkeypatch.setattr("benchmarks.drafting_choices.measure", lambda *_args, **_more: pytest.fail("measured again"))
+    (tmp_path / "assisted.json").rename(tmp_path / "kept.json")
+    prepare(rungs, {STRICT: POINT}, ids, REQUEST, tmp_path, batch=2)
+    assert not (tmp_path / "assisted.json").exists()  # transformers assists one row at a time
+    (tmp_path / "kept.json").rename(tmp_path / "assisted.json")
     prepare(rungs, {STRICT: POINT}, ids, REQUEST, tmp_path)
     assert read_json(tmp_path / "assisted.json")["draft"] in (WHOLE, QUANTISED)
     monkeypatch.setattr("benchmarks.drafting_choices.fastest", lambda variants, _ids: variants[-1])
@@ -119,16 +123,28 @@ def test_batches_have_no_assisted_generation_and_no_limit(rungs: Ladder, folder:
 
 
 def methods(folder: Path) -> Any:
-    """A run with a certified gate, a certified lookup, a rule without a certificate and one that nobody calibrated."""
+    """A run with certified methods (one keeps nothing), a rule without a certificate and one that nobody calibrated."""
     named = {
         "gate": MethodParams("autojudge", knob="threshold", grid=(0.5,)),
         "lookup": MethodParams("prob", knob="r", grid=(0.5,), drafter="lookup"),
         "fly": MethodParams("fly", knob="window", grid=(4,)),
+        "closed": MethodParams("prob", knob="r", grid=(0.9,)),
         "csd": MethodParams("csd", knob="r", grid=(0.5,)),
         "exact": MethodParams("exact"),
     }
     write_json(folder / "reports/calibration/free/fly.json", {})
-    own = {"gate": Operating("gate", "autojudge", "model", 6), "lookup": Operating("lookup", "prob", "lookup", 6)}
+    tested = [
+        {"knob": 0.5, "fixed": {"scope": "all"}, "loose_per_100": 2.0},
+        {"knob": 0.9, "fixed": {"scope": "all"}, "loose_per_100": 0.0},
+        {"knob": 0.9, "fixed": {"scope": "words"}, "loose_per_100": 1.0},
+    ]
+    for name in ("gate", "closed"):
+        write_json(folder / f"reports/calibration/free/{name}.json", {"settings": tested})
+    own = {
+        "gate": Operating("gate", "autojudge", "model", 6, {"scope": "all", "threshold": 0.5}, 0.5),
+        "lookup": Operating("lookup", "prob", "lookup", 6),
+        "closed": Operating("closed", "prob", "model", 6, {"scope": "all", "r": 0.9}, 0.9),
+    }
     params = SimpleNamespace(
         decoding=SimpleNamespace(strict_block=4), methods=named, method=named.__getitem__, headline_budget=0.03
     )
@@ -140,7 +156,7 @@ def test_methods_that_are_left_out_are_named_with_the_reason(tmp_path: Path, mon
     workload = methods(tmp_path)
     points, absent = points_of(workload, [])
     assert list(points) == [STRICT, "gate"] and points[STRICT].block == 4
-    assert list(absent) == ["lookup", "fly", "csd", "exact"]
+    assert list(absent) == ["lookup", "fly", "closed", "csd", "exact"] and "no token loosely" in absent["closed"]
     assert "drafts with 'lookup'" in absent["lookup"] and "nothing is certified for it" in absent["fly"]
     assert "was not calibrated here" in absent["csd"] and "as 'strict' does" in absent["exact"]
     points, absent = points_of(workload, [STRICT, "csd"])
@@ -148,7 +164,7 @@ def test_methods_that_are_left_out_are_named_with_the_reason(tmp_path: Path, mon
     assert points_of(workload, [STRICT], strict_block=7)[0][STRICT].block == 7
     with pytest.raises(UserError, match="'csd' is left out: it was not calibrated here"):
         points_of(workload, ["csd"])
-    with pytest.raises(UserError, match="no method 'cds'. Known: strict, gate, lookup, fly, csd, exact"):
+    with pytest.raises(UserError, match="no method 'cds'. Known: strict, gate, lookup, fly, closed, csd, exact"):
         points_of(workload, ["cds"])
 
 
