@@ -106,7 +106,8 @@ def editing(found: Mapping[str, Any]) -> str:
         rows.append([*cells, *(interval(entry.get(key)) for key in ("vs_plain", "vs_model")), decimal(entry["tau"])])
     about = (
         f"Repeating a Python file of {found['functions']} functions with one change: pair `{found['pair']}`, strict, "
-        f"up to {found['max_new_tokens']} new tokens, {threads(found)}."
+        f"up to {found['max_new_tokens']} new tokens, each drafter at the fastest K of "
+        f"{', '.join(map(str, found['tried']))} on other such requests, {threads(found)}."
     )
     return f"{about}\n\n{table(EDITING, rows, numbers=True)}"
 

@@ -1,16 +1,17 @@
 """Drafting where most of an answer repeats its prompt: the draft model, the text, and both, on requests to edit code.
 
-    python -m benchmarks.editing [--prompts 20] [--functions 6] [--max-new-tokens 256] [--results FOLDER]
+    python -m benchmarks.editing [--prompts 20] [--functions 6] [--blocks 5,8,12] [--max-new-tokens 256]
+        [--results FOLDER]
 
-In the folder of a run whose pair has a draft model and can read code; batch 1, eager engine, strict decoding with K
-tokens. `model` drafts with the draft model, `suffix` copies from the text, `hybrid` takes the more promising of both at
-the costs that were measured on other such requests. Requests are made by `benchmarks.edits`.
+In the folder of a run whose pair has a draft model and can read code; batch 1, eager engine, strict decoding. `model`
+drafts with the draft model, `suffix` copies from the text, `hybrid` takes the more promising of both and lets the model
+end its drafts. Requests are made by `benchmarks.edits`. Others of the same kind say what drafting costs, where drafts
+of the hybrid end, and which K of `--blocks` is fastest for each drafter.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +27,78 @@ from gistgate.decoding.checks import check_prompts
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
-from gistgate.observing.outlook import Costs, measure
+from gistgate.observing.drafting import DraftRecorder, fit
+from gistgate.observing.outlook import measure
 from gistgate.request.stopping import eos_ids
 from pipeline.common.entry import run
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.pairs.source import MODEL
 from pipeline.params import read_params
+from pipeline.speed.baselines import fastest
 from pipeline.speed.clock import Contender, ours
 
 DRAFTERS = (MODEL, HYBRID, "suffix")
-DEVELOPMENT = 2
-"""Requests on which costs are measured; they are never timed."""
+DEVELOPMENT = 3
+"""Requests on which costs, ends of drafts and K are chosen; they are never timed."""
 PLAIN = "plain"
 
 
 def main(
     prompts: int = 20,
     functions: int = 6,
+    blocks: str = "5,8,12",
     max_new_tokens: int = 256,
     threads: int = 2,
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
-    params = read_params()
-    pair, block = load_pair(params), params.decoding.strict_block
+    pair, tried = load_pair(read_params()), numbers(blocks)
     if pair.draft is None:
         raise UserError("This pair has no draft model to compare with copying. Choose another pair.")
     request = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids(pair.target, pair.tokenizer)}
-    development, timed = (encoded(pair, edits(num, functions, seed)) for num, seed in ((DEVELOPMENT, 0), (prompts, 1)))
+    development, timed = (encoded(pair, edits(num, functions, seed)) for num, seed in ((DEVELOPMENT, 0), (prompts, 2)))
     check_prompts([pair.target, pair.draft], [*map(len, development), *map(len, timed)], max_new_tokens)
-    costs = measure(decoder_of(pair, MODEL, block), development, sorted({1, block}), **request)
-    found = compare(pair, block, costs, timed, request)
-    about = {"pair": pair.name, "block": block, "functions": functions, "max_new_tokens": max_new_tokens}
-    save("editing", {**about, "costs": asdict(costs), "contenders": found}, results)
+    policy = policy_on(pair, tried, development, request)
+    chosen = {drafter: best_block(pair, drafter, tried, policy, development, request) for drafter in DRAFTERS}
+    about = {"pair": pair.name, "functions": functions, "max_new_tokens": max_new_tokens, "tried": tried}
+    found = compare(pair, chosen, policy, timed, request)
+    save("editing", {**about, "policy": policy.measured, "contenders": found}, results)
+
+
+def numbers(blocks: str) -> list[int]:
+    """The K that are tried.
+
+    Raises:
+        UserError: one of them is no positive whole number.
+    """
+    named = [one.strip() for one in blocks.split(",")]
+    if bad := [one for one in named if not one.isdecimal() or not int(one)]:
+        raise UserError(f"'{bad[0]}' is no K. Pass --blocks such as 5,8,12.")
+    return [int(one) for one in named]
+
+
+def policy_on(
+    pair: Pair, blocks: Sequence[int], development: Sequence[list[int]], request: Mapping[str, Any]
+) -> Stopping:
+    """What drafts cost and where they end, from strict drafts of the longest K on these requests."""
+    decoder, recorder = decoder_of(pair, MODEL, max(blocks)), DraftRecorder()
+    recording = decoder.having(observer=recorder)
+    for ids in development:
+        recording.generate([ids], **request)
+    costs = measure(decoder, development, sorted({min(blocks), max(blocks)}), **request)
+    return fit(recorder.rounds, costs, "exact", max(blocks))
+
+
+def best_block(
+    pair: Pair,
+    drafter: str,
+    blocks: Sequence[int],
+    policy: Stopping,
+    development: Sequence[list[int]],
+    request: Mapping[str, Any],
+) -> int:
+    """The K with which a drafter is fastest on these requests."""
+    return fastest([contender(pair, drafter, block, policy, request) for block in blocks], development).block
 
 
 def encoded(pair: Pair, texts: Sequence[str]) -> list[list[int]]:
@@ -68,19 +108,22 @@ def encoded(pair: Pair, texts: Sequence[str]) -> list[list[int]]:
 
 
 def compare(
-    pair: Pair, block: int, costs: Costs, ids: Sequence[list[int]], request: Mapping[str, Any]
+    pair: Pair, chosen: Mapping[str, int], policy: Stopping, ids: Sequence[list[int]], request: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Rates, ratios and tau of plain decoding and of every drafter, request by request beside each other."""
-    policy = Stopping(0.0, measured={"cost": costs.draft, "verify": costs.verification(block), "block": block})
+    """Rates, ratios and tau of plain decoding and of every drafter at its K, request by request beside each other."""
     field = [Contender(PLAIN, ours(decoder_of(pair, NONE, 0), dict(request)), 0)]
-    for drafter in DRAFTERS:
-        decoder = decoder_of(pair, drafter, block, policy if drafter == HYBRID else None)
-        field.append(Contender(drafter, ours(decoder, dict(request)), block))
+    field += [contender(pair, drafter, block, policy, request) for drafter, block in chosen.items()]
     times = side_by_side(field, [[one] for one in ids])
     found = ratios(times, (PLAIN, MODEL))
     for name, entry in times.items():
         found[name]["tau"] = sum(entry["tokens"]) / sum(entry["target_forwards"])
     return found
+
+
+def contender(pair: Pair, drafter: str, block: int, policy: Stopping, request: Mapping[str, Any]) -> Contender:
+    """Strict decoding with one drafter as something that is timed; the hybrid alone has the policy."""
+    decoder = decoder_of(pair, drafter, block, policy if drafter == HYBRID else None)
+    return Contender(drafter, ours(decoder, dict(request)), block)
 
 
 def decoder_of(pair: Pair, drafter: str, block: int, stopping: Stopping | None = None) -> Decoder:

@@ -56,7 +56,7 @@ def test_overlap_has_a_table_of_its_own(tmp_path: Path):
 
 def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
     entry = {"block": 4, "n": 20, "tokens_per_second": 12.5, "tau": 3.5, "vs_plain": RATIO}
-    about = {"pair": "real", "functions": 6, "max_new_tokens": 256}
+    about = {"pair": "real", "functions": 6, "max_new_tokens": 256, "tried": [4, 8]}
     contenders = {name: {**entry, "vs_model": RATIO} for name in ("hybrid", "model", "plain", "suffix")}
     write_json(tmp_path / "editing-cpu.json", {**about, "contenders": contenders, **MACHINE})
     assert content_of(tmp_path).endswith("| suffix | 4 | 20 | 12.5 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] | 3.50 |")

@@ -11,10 +11,8 @@ import pytest
 
 from benchmarks import editing
 from benchmarks.edits import edits
-from gistgate.observing.outlook import Costs
+from gistgate.errors import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
-
-COSTS = Costs(1.0, 0.4, {1: 1.1, 4: 1.3})
 
 
 def test_requests_show_a_python_file_and_name_one_function_of_it():
@@ -43,8 +41,21 @@ def test_all_drafters_write_the_same_text(pair: Any):
 
 
 def test_copying_alone_and_with_the_model_are_compared_with_the_model(pair: Any):
-    ids = [one[:60] for one in editing.encoded(pair, edits(3, 1, seed=1))]
-    found = editing.compare(pair, 4, COSTS, ids, {"max_new_tokens": 12, "eos_ids": []})
-    assert list(found) == ["plain", "model", "hybrid", "suffix"]
+    ids, request = (
+        [one[:60] for one in editing.encoded(pair, edits(12, 1, seed=1))],
+        {"max_new_tokens": 24, "eos_ids": []},
+    )
+    policy = editing.policy_on(pair, [2, 4], ids, request)
+    assert policy.measured["block"] == 4 and policy.measured["cost"] > 0
+    chosen = {name: editing.best_block(pair, name, [2, 4], policy, ids, request) for name in editing.DRAFTERS}
+    assert set(chosen.values()) <= {2, 4}
+    found = editing.compare(pair, {**chosen, "suffix": 4}, policy, ids, request)
+    assert list(found) == ["plain", "model", "hybrid", "suffix"] and found["suffix"]["block"] == 4
     assert found["plain"]["tau"] == 1 and all("vs_model" in found[name] for name in ("plain", "hybrid", "suffix"))
     assert all(1 <= one["tau"] <= 5 and "vs_plain" in one for name, one in found.items() if name != "plain")
+
+
+def test_every_k_is_a_positive_whole_number():
+    assert editing.numbers("5, 12") == [5, 12]
+    with pytest.raises(UserError, match="'0' is no K"):
+        editing.numbers("5,0")
