@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ from pipeline.labels.schema import Policy
 from pipeline.labels.tables import concatenated
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.params import read_params
-from pipeline.studies.table import judge, pair_counts, spans
+from pipeline.studies.table import calibrate, judge, pair_counts, spans
 from pipeline.studies.table.agreement import compare
 from pipeline.studies.table.params import FILE, TableParams, read_table_params, table_params
 from pipeline.studies.table.spans import span_rows
@@ -52,6 +53,16 @@ def test_a_method_of_the_table_takes_what_its_rule_declares():
     assert (sense.knob, sense.grid, sense.variants) == ("gamma", RULES["sense"].grid, RULES["sense"].variants)
     assert table.method("judge").head == "judge" and table.method("judge").learned
     assert make_rule("trt-relaxed", **table.method("trt-relaxed").settings({}, 0.3)).scope == "all"
+
+
+def test_a_group_without_methods_leaves_the_folder_that_the_graph_expects(tmp_path, monkeypatch):
+    table = table_params(read_params(ROOT / "params.yaml"))
+    free = replace(table, methods={name: one for name, one in table.methods.items() if not one.learned})
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(calibrate, "table_params", lambda: free)
+    monkeypatch.setattr(calibrate, "table_study", lambda: None)
+    calibrate.main("learned")
+    assert list(Path("reports/table/calibration/learned").iterdir()) == []
 
 
 def test_its_results_lie_apart():
