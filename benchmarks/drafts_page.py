@@ -61,8 +61,8 @@ def drafting(found: Mapping[str, Any]) -> str:
         f"Pair `{found['pair']}`, batch {found['batch']}, up to {found['max_new_tokens']} new tokens, "
         f"{threads(found)}; quantised to `{found['kind']}`."
     )
-    shown = [about, table(STEPS, rows, numbers=True), *vocabulary(found["sizes_tried"]), *reasons(found["left_out"])]
-    return "\n\n".join(shown)
+    tried = [] if found["subset"] is None else found["subset"]["tried"]
+    return "\n\n".join([about, table(STEPS, rows, numbers=True), *vocabulary(tried), *reasons(found["left_out"])])
 
 
 def vocabulary(tried: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -24,7 +24,8 @@ def drafting() -> dict[str, Any]:
     contenders = {"plain": plain, "strict: whole": strict | more, "strict: texts": strict | more | {"vs_before": RATIO}}
     about = {"pair": "real", "batch": 1, "max_new_tokens": 64, "kind": "int4", "left_out": {"csd": "it is not here."}}
     tried = [{"size": size, "coverage": 0.975, "tau": 4.5, "draft": 0.125, "strict": 2.25} for size in (16384, 32768)]
-    return {**about, "contenders": contenders, "sizes_tried": tried, **MACHINE}
+    subset = {"size": 32768, "coverage": 0.975, "tried": tried}
+    return {**about, "contenders": contenders, "subset": subset, **MACHINE}
 
 
 def test_the_page_shows_the_published_results():
@@ -44,6 +45,8 @@ def test_every_step_has_a_line(tmp_path: Path):
     assert named == ["| plain", "| strict: whole", "| strict: texts"]  # files hold them by the alphabet
     assert "| 32,768 | 97.5 | 4.50 | 0.12 | 2.25 |" in lines
     assert lines[-1] == "Left out: csd (it is not here)."
+    write_json(tmp_path / "drafting-cpu.json", {**drafting(), "subset": None})
+    assert "32,768" not in content_of(tmp_path)
 
 
 def test_overlap_has_a_table_of_its_own(tmp_path: Path):
