@@ -25,10 +25,11 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.counts import counts
 from benchmarks.drafting_choices import assisted_as_chosen, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import PLAIN, figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of, strict_at
-from benchmarks.drafting_vocabulary import best_size, counted, numbers, tried
+from benchmarks.drafting_vocabulary import best_size, counted, tried
 from benchmarks.ladder import STEPS, VOCABULARY, WHOLE, Counted, Ladder, bits_of
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
@@ -71,7 +72,9 @@ def main(
     sizes_tried: list[dict[str, Any]] = []
     if VOCABULARY in taken:
         strict = strict_at(workload, strict_block)
-        sizes_tried = tried(workload, numbers(sizes), strict, bits_of(taken, kind), ids, request, folder_of(form))
+        sizes_tried = tried(
+            workload, counts(sizes, "--sizes"), strict, bits_of(taken, kind), ids, request, folder_of(form)
+        )
     subset = counted(workload, best_size(sizes_tried)) if sizes_tried else None
     ladder = Ladder.load(workload, taken, kind, subset)
     climbed, skipped = steps_of(ladder, points, taken)

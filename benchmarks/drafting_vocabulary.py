@@ -10,24 +10,11 @@ from typing import Any
 from benchmarks.drafting_choices import FOR_COSTS
 from benchmarks.ladder import WHOLE, Ladder, draft_with
 from benchmarks.workload import Workload
-from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines, write_json
 from gistgate.forward.output import Subset
 from gistgate.observing.outlook import measure, outlook, strict_run
 from pipeline.common.operating_point import Operating
 from pipeline.labels.schema import REFERENCE
-
-
-def numbers(sizes: str) -> list[int]:
-    """The sizes that are tried, in tokens.
-
-    Raises:
-        UserError: one of them is no positive whole number.
-    """
-    named = [one.strip() for one in sizes.split(",")]
-    if bad := [one for one in named if not one.isdecimal() or not int(one)]:
-        raise UserError(f"'{bad[0]}' is no size of a vocabulary. Pass --sizes such as 16384,32768.")
-    return [int(one) for one in named]
 
 
 def counted(workload: Workload, size: int) -> Subset:

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.counts import counts
 from benchmarks.edits import edits
 from gistgate.build.choose import NONE, Choice
 from gistgate.build.decoder import assemble
@@ -52,7 +53,7 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
-    pair, tried = load_pair(read_params()), numbers(blocks)
+    pair, tried = load_pair(read_params()), counts(blocks, "--blocks")
     if pair.draft is None:
         raise UserError("This pair has no draft model to compare with copying. Choose another pair.")
     request = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids(pair.target, pair.tokenizer)}
@@ -63,18 +64,6 @@ def main(
     about = {"pair": pair.name, "functions": functions, "max_new_tokens": max_new_tokens, "tried": tried}
     found = compare(pair, chosen, policy, timed, request)
     save("editing", {**about, "policy": policy.measured, "contenders": found}, results)
-
-
-def numbers(blocks: str) -> list[int]:
-    """The K that are tried.
-
-    Raises:
-        UserError: one of them is no positive whole number.
-    """
-    named = [one.strip() for one in blocks.split(",")]
-    if bad := [one for one in named if not one.isdecimal() or not int(one)]:
-        raise UserError(f"'{bad[0]}' is no K. Pass --blocks such as 5,8,12.")
-    return [int(one) for one in named]
 
 
 def policy_on(

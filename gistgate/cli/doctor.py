@@ -31,7 +31,7 @@ def doctor(
     system: System = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure on 20 prompts what drafts cost and how many are accepted; say which K and whether a gate can pay."""
+    """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay."""
     from gistgate.cli import show
     from gistgate.cli.decode import load
     from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run

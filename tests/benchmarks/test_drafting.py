@@ -212,6 +212,3 @@ def test_the_fastest_part_of_the_vocabulary_on_development_prompts_is_taken(
     assert vocabulary.tried(rungs.workload, [90, 50], POINT, "int4", ids, REQUEST, tmp_path) == found[::-1]
     assert len(measured) == 2
     assert vocabulary.best_size([{"size": 50, "strict": 1.5}, {"size": 90, "strict": 1.75}]) == 90
-    assert vocabulary.numbers("50, 90") == [50, 90]
-    with pytest.raises(UserError, match="'4k' is no size of a vocabulary"):
-        vocabulary.numbers("50,4k")

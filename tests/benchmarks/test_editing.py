@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import editing
 from benchmarks.edits import edits
-from gistgate.errors import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -53,9 +52,3 @@ def test_copying_alone_and_with_the_model_are_compared_with_the_model(pair: Any)
     assert list(found) == ["plain", "model", "hybrid", "suffix"] and found["suffix"]["block"] == 4
     assert found["plain"]["tau"] == 1 and all("vs_model" in found[name] for name in ("plain", "hybrid", "suffix"))
     assert all(1 <= one["tau"] <= 5 and "vs_plain" in one for name, one in found.items() if name != "plain")
-
-
-def test_every_k_is_a_positive_whole_number():
-    assert editing.numbers("5, 12") == [5, 12]
-    with pytest.raises(UserError, match="'0' is no K"):
-        editing.numbers("5,0")
