@@ -18,7 +18,9 @@ MODULE = "pipeline.common.paths"
 WORKING = {
     "benchmarks/drafting.py": "the pieces of an unfinished measurement",
     "benchmarks/drafting_choices.py": "what was chosen before the measurement",
+    "benchmarks/drafting_vocabulary.py": "what was chosen before the measurement",
     "benchmarks/gpu_checks.py": "an answer to the process that asked",
+    "benchmarks/rounds.py": "the cases of an unfinished measurement",
     "benchmarks/served.py": "answers of an unfinished measurement",
     "pipeline/studies/real/propose.py": "a choice in a copy of the project",
     "tests/faults/kills/__main__.py": "a list for its own processes",
