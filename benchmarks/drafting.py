@@ -1,7 +1,7 @@
 """What each way to a cheaper draft gives to each rule, side by side in one run.
 
     python -m benchmarks.drafting [--prompts 60] [--methods strict,NAME,...] [--steps STEP,...] [--batch 1]
-        [--strict-block K] [--sizes SIZE,...] [--results FOLDER]
+        [--strict-block K] [--sizes SIZE,...] [--skip 0] [--results FOLDER]
 
 In the folder of a finished run whose pair has a draft model; eager engine. Every rule climbs the same steps, each added
 to those before it: the draft as it is with K tokens, quantised weights, a part of the vocabulary (counted on the
@@ -10,7 +10,8 @@ of the draft of the run alone. Costs, the size of the vocabulary, the policies f
 transformers' assisted generation come from development prompts. Methods without a certificate or with one at a setting
 that keeps nothing loosely, and texts beside the model for rules that read its probabilities, are left out with the
 reason. An interrupted measurement of the same code goes on with the next prompt. K of strict decoding is the run's
-unless another is named; choose it on development prompts (`gistgate doctor`).
+unless another is named; choose it on development prompts (`gistgate doctor`). `--skip` leaves the first test prompts out, for
+those whose times were seen before a choice was made.
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
@@ -56,12 +57,13 @@ def main(
     development: int = 8,
     max_new_tokens: int = 64,
     batch: int = 1,
+    skip: int = 0,
     threads: int = 2,
     results: Path = RESULTS,
 ) -> None:
     taken = wanted(steps)
     torch.set_num_threads(threads)
-    workload = Workload.load(prompts)
+    workload = Workload.load(prompts, skip=skip)
     if workload.pair.draft is None:
         raise UserError("This pair has no draft model, so no draft can get cheaper. Choose another pair.")
     batches = batches_of(workload.ids, batch)
@@ -89,6 +91,7 @@ def main(
         "pair": workload.pair.name,
         "kind": kind,
         "batch": batch,
+        "skipped": skip,
         "subset": None
         if subset is None
         else {"size": len(subset.ids), "coverage": subset.coverage, "tried": sizes_tried},

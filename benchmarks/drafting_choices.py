@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.ladder import QUANTISED, STOPPING, STRICT, TEXTS, WHOLE, Ladder
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.stopping import Stopping, load_stopping
 from gistgate.files import read_json, write_json
 from gistgate.observing.drafting import DraftRecorder, fit
-from gistgate.observing.outlook import Costs, measure
+from gistgate.observing.outlook import measure
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.pair import Pair
 from pipeline.speed.baselines import assisted, fastest
@@ -84,7 +85,11 @@ def policy_of(folder: Path, method: str) -> Stopping | None:
 
 def costs_of(folder: Path, name: str) -> Costs:
     """The costs that were measured with the draft of a step."""
-    value = read_json(costs_file(folder, name))
+    return as_costs(read_json(costs_file(folder, name)))
+
+
+def as_costs(value: Mapping[str, Any]) -> Costs:
+    """Costs as they were written."""
     return Costs(value["step"], value["draft"], {int(block): cost for block, cost in value["verify"].items()})
 
 

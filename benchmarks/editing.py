@@ -74,7 +74,7 @@ def policy_on(
     recording = decoder.having(observer=recorder)
     for ids in development:
         recording.generate([ids], **request)
-    costs = measure(decoder, development, sorted({min(blocks), max(blocks)}), **request)
+    costs = measure(decoder, development, sorted({1, *blocks}), **request)
     return fit(recorder.rounds, costs, "exact", max(blocks))
 
 

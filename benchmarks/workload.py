@@ -34,13 +34,14 @@ class Workload:
     prompts: list[dict[str, Any]]
 
     @classmethod
-    def load(cls, num_prompts: int, split: str = "test", pair: str | None = None) -> Workload:
-        """The first prompts of a split of the run in this folder: choices belong to `development`, claims to `test`.
+    def load(cls, num_prompts: int, split: str = "test", pair: str | None = None, skip: int = 0) -> Workload:
+        """Prompts of a split of the run in this folder: choices belong to `development`, claims to `test`.
 
         Args:
             num_prompts: at most so many.
             split: development or test.
             pair: name of another pair with the same target; default: the run's own.
+            skip: so many of the first prompts are left out.
 
         Raises:
             UserError: it has no prompts, or its pair cannot be loaded.
@@ -49,7 +50,7 @@ class Workload:
         if not Path("data/prompts/test.jsonl").exists():
             raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
         loaded = load_pair(params if pair is None else replace(params, pair=pair))
-        return cls(table_params(params), loaded, read_prompts(split)[:num_prompts])
+        return cls(table_params(params), loaded, read_prompts(split)[skip : skip + num_prompts])
 
     @property
     def ids(self) -> list[list[int]]:

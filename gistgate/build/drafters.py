@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.build.choose import NONE
 from gistgate.drafters import DRAFTERS
 from gistgate.drafters.base import Drafter
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping, stopping_from
@@ -122,15 +123,27 @@ def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> HybridDrafter:
     Raises:
         UserError: there is no policy with measured costs.
     """
-    costs = {} if stopping is None else stopping.measured
     try:
-        cost, verify, block = float(costs["cost"]), float(costs["verify"]), int(costs["block"])
-    except (KeyError, TypeError, ValueError) as error:
+        costs, block = costs_of({} if stopping is None else stopping.measured)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(
             "The drafter 'hybrid' weighs texts against the draft model by measured costs. Measure them with `gistgate "
             "fit-draft`, and name the file as stop_drafting."
         ) from error
-    return HybridDrafter(ModelDrafter(draft, stopping), cost, verify, block)
+    return HybridDrafter(ModelDrafter(draft, stopping), costs, block)
+
+
+def costs_of(measured: dict[str, Any]) -> tuple[Costs, int]:
+    """The costs that a policy was made with, and its K; older files say v at K alone.
+
+    Raises:
+        KeyError, TypeError, ValueError, AttributeError: they are missing or damaged.
+    """
+    block, verify = int(measured["block"]), measured["verify"]
+    if isinstance(verify, int | float):
+        verify = {block: verify}
+    by_block = {int(num): float(price) for num, price in verify.items()}
+    return Costs(1.0, float(measured["cost"]), by_block), block
 
 
 def stored(drafter: str, sources: Sources) -> Drafter:

@@ -13,8 +13,9 @@ from rich.text import Text
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.served import ServedCertificate
 from gistgate.cli.terminal import inert
+from gistgate.drafters.costs import Costs
 from gistgate.gates.config import GateConfig
-from gistgate.observing.outlook import Costs, Effort, Outlook
+from gistgate.observing.outlook import Effort, Outlook
 from gistgate.observing.race import Clock
 from gistgate.observing.trace import TracedToken
 from gistgate.observing.tuning import Finding

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from gistgate.block import Draft
 from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, speed
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.forward.cache import RowCache
@@ -24,23 +25,28 @@ WEIGHT = 8.0
 class HybridDrafter(ChoiceDrafter):
     """A choice between the request's own text and a draft model, by the tokens that each has found."""
 
-    def __init__(self, drafter: ModelDrafter, cost: float, verify: float, block: int) -> None:
+    def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
         """Choose between repetitions in the text and `drafter`.
 
         Args:
             drafter: drafts with a model, to the end that its policy finds.
-            cost: c, a drafted token in plain forwards of the target, measured.
-            verify: v, reading a draft in plain forwards of the target, measured.
+            costs: c and v of this pair, measured; a short copy is read at the price of its own length.
             block: K, at which the draft model's promise is made until it has drafted.
         """
-        options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, cost)]
-        super().__init__(options, verify, block=block, weight=WEIGHT)
+        options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
+        super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
         self.stopping, self.stops_early = drafter.stopping, drafter.stops_early
-        self._costs = {"cost": cost, "verify": verify, "block": block}
+        self.costs = costs
 
     @property
     def binding(self) -> dict[str, object]:
-        return {**self.options[1].drafter.binding, **self._costs}
+        verify = {str(num): price for num, price in sorted(self.costs.verify.items())}
+        return {
+            **self.options[1].drafter.binding,
+            "cost": self.costs.draft,
+            "verify": verify,
+            "block": self.block,
+        }
 
     def _begin(self, batch: int) -> None:
         super()._begin(batch)
@@ -51,8 +57,9 @@ class HybridDrafter(ChoiceDrafter):
         self._prove(row, text)
         suffix = ask(0)
         found, (by_text, by_model) = int(suffix.valid[row].sum()), self.rows[row]
-        promised = speed(by_text.rate, found, 0.0, self.verify)
-        drafting = speed(by_model.rate, by_model.drafted(self.block), self.options[1].cost, self.verify)
+        drafted, v = by_model.drafted(self.block), self.costs.verification
+        promised = speed(by_text.rate, found, 0.0, v(found))
+        drafting = speed(by_model.rate, drafted, self.costs.draft, v(drafted))
         self._guesses[row] = (len(text), suffix.ids[row, :found].tolist())
         if found and promised >= max(drafting, 1.0):
             self._guesses[row] = (0, [])

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 from gistgate.block import Acceptance, Block
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
-from gistgate.observing.outlook import Costs, measure
+from gistgate.observing.outlook import measure
 from gistgate.request.rows import Row
 
 LEAST = 200
@@ -85,7 +86,8 @@ def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stoppin
     floors = sorted({0.0, *(round(one, 4) for r in rounds for one in estimates(free, r.confidences))})
     tried = [Stopping(floor, points) for floor in floors[:: max(1, len(floors) // 100)]]
     best = max(tried, key=lambda one: (promise(one, rounds, costs).speed, -one.floor))
-    prices = {"cost": round(costs.draft, 4), "verify": round(costs.verification(block), 4)}
+    verify = {str(num): round(price, 4) for num, price in sorted(costs.verify.items())}
+    prices = {"cost": round(costs.draft, 4), "verify": verify}
     measured = {"rule": rule, "block": block, **prices, "rounds": len(rounds)}
     shown = {
         name: {key: round(value, 3) for key, value in vars(promise(one, rounds, costs)).items()}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.costs import Costs
 from gistgate.errors import UserError
 from gistgate.observing.race import Clock
 from gistgate.request.statistics import Statistics, total
@@ -24,28 +25,6 @@ ROOM = 1.1
 
 TIMED = 4
 """Prompts on which costs are measured: they vary less from prompt to prompt than the number of accepted tokens does."""
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What forwards of a pair cost on this machine, one row at a time."""
-
-    step: float
-    """One plain target step, in seconds."""
-    draft: float
-    """c: one draft step, in target steps."""
-    verify: Mapping[int, float]
-    """v(K): verifying K drafted tokens and the one before them, in target steps, by K."""
-
-    def verification(self, block: float) -> float:
-        """v at any K: linear between the measured ones, and the nearest of them outside."""
-        known = sorted(self.verify)
-        below = max((k for k in known if k <= block), default=known[0])
-        above = min((k for k in known if k >= block), default=known[-1])
-        if below == above or not below <= block <= above:
-            return self.verify[below if block >= below else above]
-        share = (block - below) / (above - below)
-        return (1 - share) * self.verify[below] + share * self.verify[above]
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from benchmarks.drafting_choices import best_assisted, costs_of, policy_of, prep
 from benchmarks.drafting_figures import figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of
 from benchmarks.ladder import QUANTISED, STEPS, STRICT, TEXTS, VOCABULARY, WHOLE, Ladder
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
-from gistgate.observing.outlook import Costs
 from pipeline.common.operating_point import Operating
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams
@@ -211,4 +211,12 @@ def test_the_fastest_part_of_the_vocabulary_on_development_prompts_is_taken(
     assert found[0]["strict"] == pytest.approx(found[0]["tau"] / (1.5 + 3 * 0.25)) and found[0]["tau"] > 1
     assert vocabulary.tried(rungs.workload, [90, 50], POINT, "int4", ids, REQUEST, tmp_path) == found[::-1]
     assert len(measured) == 2
+
+
+def test_the_size_is_not_chosen_by_the_noise_of_the_target():
+    """The second draft costs the same seconds, measured in an hour in which the target's steps were slow."""
+    fast, slow = Costs(1.0, 0.2, {3: 1.0}), Costs(2.0, 0.1, {3: 1.2})
+    first, second = vocabulary.promises([fast, slow], [{"3": 9, "0": 1}] * 2, 3)
+    assert first == second and first["draft"] == pytest.approx(0.2 / 1.5)
+    assert first["strict"] == pytest.approx(3.7 / ((1.0 + 2.4) / 3 + 0.6 / 1.5))
     assert vocabulary.best_size([{"size": 50, "strict": 1.5}, {"size": 90, "strict": 1.75}]) == 90

@@ -6,6 +6,8 @@ import pytest
 
 from gistgate.block import Sampling
 from gistgate.build.drafters import Sources, make_drafter
+from gistgate.drafters.choice import Recent
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.hybrid import UNPROVEN, HybridDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
@@ -19,7 +21,7 @@ REPEATED = [7, 8, 9, 10, 11] * 4
 
 
 def hybrid(stopping=None, cost=0.1, kind="llama") -> HybridDrafter:
-    return HybridDrafter(ModelDrafter(pair(kind)[1], stopping), cost, 1.0, 5)
+    return HybridDrafter(ModelDrafter(pair(kind)[1], stopping), Costs(1.0, cost, {1: 1.0}), 5)
 
 
 @pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
@@ -64,12 +66,24 @@ def test_a_text_that_foretells_nothing_is_never_taken():
     assert drafter.rows[0][0].rate < UNPROVEN
 
 
+@pytest.mark.parametrize("whole, taken", [(1.5, "choice_0"), (1.0, "choice_1")])
+def test_a_short_copy_is_read_at_the_price_of_its_length(whole, taken):
+    """Three copied tokens are worth more than five drafted ones where reading five costs half a step more."""
+    drafter, text = HybridDrafter(hybrid().options[1].drafter, Costs(1.0, 0.02, {3: 1.0, 5: whole}), 5), [1, 2, 3, 9]
+    drafter.start(1)
+    drafter.rows[0] = [Recent(8.0, 10.0), Recent(8.0, 10.0)]
+    draft = proposed(drafter, [*text, 7, 8, 5, *text[:3]])
+    assert draft.notes == [taken]
+
+
 def test_costs_come_from_the_policy(tmp_path):
     draft = pair("llama")[1]
-    measured = {"cost": 0.2, "verify": 1.1, "block": 6}
+    measured = {"cost": 0.2, "verify": {"1": 0.9, "6": 1.1}, "block": 6}
     made = make_drafter("hybrid", Sources(pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured=measured)))
     assert isinstance(made, HybridDrafter) and made.verify == 1.1 and made.options[1].cost == 0.2
     assert made.binding == {"stopping": Stopping(0.3).binding, **measured} and made.stops_early
+    older = Sources(pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured={**measured, "verify": 1.1}))
+    assert made.costs.verification(1) == 0.9 and make_drafter("hybrid", older).costs.verification(1) == 1.1
     for stopping in (None, "0.4"):
         with pytest.raises(UserError, match="measured costs"):
             make_drafter("hybrid", Sources(pair("llama")[0], draft=draft, stopping=stopping))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.observing.outlook import TIMED, Costs, advice, measure, outlook, tau_at
+from gistgate.observing.outlook import TIMED, advice, measure, outlook, tau_at
 from gistgate.rules.exact import Exact
 from tests.tiny import tiny_pair
 

@@ -16,8 +16,9 @@ from typing import Annotated
 import torch
 import typer
 
+from gistgate.drafters.costs import Costs
 from gistgate.files import write_json
-from gistgate.observing.outlook import Costs, Outlook, measure, outlook, strict_run
+from gistgate.observing.outlook import Outlook, measure, outlook, strict_run
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
