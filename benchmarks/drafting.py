@@ -10,8 +10,8 @@ of the draft of the run alone. Costs, the size of the vocabulary, the policies f
 transformers' assisted generation come from development prompts. Methods without a certificate or with one at a setting
 that keeps nothing loosely, and texts beside the model for rules that read its probabilities, are left out with the
 reason. An interrupted measurement of the same code goes on with the next prompt. K of strict decoding is the run's
-unless another is named; choose it on development prompts (`gistgate doctor`). `--skip` leaves the first test prompts out, for
-those whose times were seen before a choice was made.
+unless another is named; choose it on development prompts (`gistgate doctor`). `--skip` leaves the first test prompts
+out, for those whose times were seen before a choice was made.
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
