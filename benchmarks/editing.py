@@ -1,12 +1,13 @@
 """Drafting where most of an answer repeats its prompt: the draft model, the text, and both, on requests to edit code.
 
-    python -m benchmarks.editing [--prompts 20] [--functions 6] [--blocks 5,8,12] [--max-new-tokens 256]
-        [--results FOLDER]
+    python -m benchmarks.editing [--prompts 20] [--functions 6] [--blocks 8,12,16,24] [--max-new-tokens 256]
+        [--seed 3] [--results FOLDER]
 
 In the folder of a run whose pair has a draft model and can read code; batch 1, eager engine, strict decoding. `model`
 drafts with the draft model, `suffix` copies from the text, `hybrid` takes the more promising of both and lets the model
 end its drafts. Requests are made by `benchmarks.edits`. Others of the same kind say what drafting costs, where drafts
-of the hybrid end, and which K of `--blocks` is fastest for each drafter.
+of the hybrid end, and which K of `--blocks` is fastest for each drafter. `--seed` makes other requests, for a drafter
+that was changed after the times on earlier ones were seen.
 """
 
 from __future__ import annotations
@@ -39,29 +40,33 @@ from pipeline.speed.baselines import fastest
 from pipeline.speed.clock import Contender, ours
 
 DRAFTERS = (MODEL, HYBRID, "suffix")
-DEVELOPMENT = 3
-"""Requests on which costs, ends of drafts and K are chosen; they are never timed."""
+DEVELOPMENT, CHOSEN_ON = 3, 0
+"""Requests on which costs, ends of drafts and K are chosen, and their seed; they are never timed."""
 PLAIN = "plain"
 
 
 def main(
     prompts: int = 20,
     functions: int = 6,
-    blocks: str = "5,8,12",
+    blocks: str = "8,12,16,24",
     max_new_tokens: int = 256,
+    seed: int = 3,
     threads: int = 2,
     results: Path = RESULTS,
 ) -> None:
+    if seed == CHOSEN_ON:
+        raise UserError(f"Requests of seed {CHOSEN_ON} choose K, and nothing is timed on them. Take another --seed.")
     torch.set_num_threads(threads)
     pair, tried = load_pair(read_params()), counts(blocks, "--blocks")
     if pair.draft is None:
         raise UserError("This pair has no draft model to compare with copying. Choose another pair.")
     request = {"max_new_tokens": max_new_tokens, "eos_ids": eos_ids(pair.target, pair.tokenizer)}
-    development, timed = (encoded(pair, edits(num, functions, seed)) for num, seed in ((DEVELOPMENT, 0), (prompts, 2)))
+    development = encoded(pair, edits(DEVELOPMENT, functions, CHOSEN_ON))
+    timed = encoded(pair, edits(prompts, functions, seed))
     check_prompts([pair.target, pair.draft], [*map(len, development), *map(len, timed)], max_new_tokens)
     policy = policy_on(pair, tried, development, request)
     chosen = {drafter: best_block(pair, drafter, tried, policy, development, request) for drafter in DRAFTERS}
-    about = {"pair": pair.name, "functions": functions, "max_new_tokens": max_new_tokens, "tried": tried}
+    about = {"pair": pair.name, "functions": functions, "max_new_tokens": max_new_tokens, "seed": seed, "tried": tried}
     found = compare(pair, chosen, policy, timed, request)
     save("editing", {**about, "policy": policy.measured, "contenders": found}, results)
 
@@ -74,8 +79,9 @@ def policy_on(
     recording = decoder.having(observer=recorder)
     for ids in development:
         recording.generate([ids], **request)
-    costs = measure(decoder, development, sorted({1, *blocks}), **request)
-    return fit(recorder.rounds, costs, "exact", max(blocks))
+    longest = max(blocks)
+    costs = measure(decoder, development, sorted({1, (longest + 1) // 2, longest}), **request)
+    return fit(recorder.rounds, costs, "exact", longest)
 
 
 def best_block(

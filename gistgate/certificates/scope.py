@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from transformers import PreTrainedModel
 from gistgate.certificates.calibration import Method
 from gistgate.files import fingerprint
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.task_files import files_of
 
 
 def decoding_scope(
@@ -71,11 +71,3 @@ def task_hash(task: Any) -> str:
     """Hash of how a task is asked and judged; its own files are included where data/tasks has them."""
     limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
     return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))
-
-
-def files_of(task: Path) -> list[Path]:
-    """The file of a task and those that it takes in by `include`; empty where there is none."""
-    if not task.is_file():
-        return []
-    taken = re.search(r"^include:\s*['\"]?([^\s'\"]+)", task.read_text(encoding="utf-8"), re.MULTILINE)
-    return [task, *(files_of(task.parent / taken[1]) if taken else [])]

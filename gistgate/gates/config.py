@@ -36,6 +36,8 @@ class GateConfig:
     """Few-shot examples, chat template and system text the gate was trained under."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Parameters, library versions and hashes of the data."""
+    problems: str = ""
+    """Hashes of the problems that it was trained on, with spaces between: no certificate may be judged on these."""
     format_version: int = FORMAT_VERSION
     """Layout of the folder."""
 

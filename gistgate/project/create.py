@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from dataclasses import dataclass
 from importlib.resources import files
@@ -12,7 +13,8 @@ from string import Template
 import gistgate
 from gistgate.build.weights import GGUF, check_gguf, placed
 from gistgate.errors import UserError
-from gistgate.files import write_atomic, write_text
+from gistgate.files import read_text, write_atomic, write_text
+from gistgate.task_files import files_of
 
 PACKAGE = "gistgate.project"
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"
@@ -165,14 +167,29 @@ def task_files(wanted: Wanted) -> dict[str, str]:
     if wanted.task.endswith((".yaml", ".yml")):
         if not Path(wanted.task).is_file():
             raise UserError(f"The task file {wanted.task} is missing. Correct the path.")
-        return {f"{place}/{name}.yaml": Path(wanted.task).read_text(encoding="utf-8")}
+        return {**own_files(Path(wanted.task), place), f"{place}/{name}.yaml": read_text(wanted.task)}
     if name in shipped_tasks():
-        return {f"{place}/{name}.yaml": shared(f"tasks/{name}.yaml")}
+        return own_files(Path(str(files(PACKAGE) / f"shared/tasks/{name}.yaml")), place)
     if name == OWN_TASK:
         lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
         documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
         return {f"{place}/{name}.yaml": filled("task.yaml", task=name), **documents}
     return {f"{place}/README.md": f"The task {name} is lm-eval's own. A file {name}.yaml in this folder replaces it.\n"}
+
+
+def own_files(task: Path, place: str) -> dict[str, str]:
+    """A task's file with what it includes and the Python beside it.
+
+    Raises:
+        UserError: one of them lies outside the folder of the task's file, where a copy could not name it.
+    """
+    found = {}
+    for path in files_of(task):
+        inside = Path(os.path.relpath(path, task.parent))
+        if ".." in inside.parts:
+            raise UserError(f"The task file {task} takes in {path}, which lies outside its folder. Copy it into that.")
+        found[f"{place}/{inside.as_posix()}"] = read_text(path)
+    return found
 
 
 def task_name(task: str) -> str:

@@ -25,6 +25,8 @@ from gistgate.files import write_atomic
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gistgate", "pipeline")
 """Whose files are dependencies; installed libraries are pinned elsewhere."""
+LOADS_TASK, TASKS = Path("pipeline/tasks/loading.py"), Path("data/tasks")
+"""Whoever reaches the first reads the second: an answer is judged as the task's files say."""
 BY_NAME = re.compile(r"((?:\w+\.)+\w+):\w+")
 """How a registry names a class."""
 
@@ -148,17 +150,19 @@ def room(folder: Path, root: Path) -> bool:
 def dependencies(stage: dict[str, Any], root: Path = ROOT) -> list[str]:
     """The `deps` that a stage should have: data as they stand, code after its imports.
 
-    A params.py that is reached brings the params.yaml beside it along.
+    A params.py that is reached brings the params.yaml beside it along, and what loads the task the tasks' files.
     A stage that copies the whole library names the folder `gistgate` by hand, which stays and covers its modules.
     """
     files = closure(stage["cmd"].split()[2], root=root)
     settings = [path.with_suffix(".yaml") for path in files if path.name == "params.py"]
+    if LOADS_TASK in files:
+        settings.append(TASKS)
     written = [str(dep) for dep in stage["deps"]]
     whole = [dep for dep in written if dep in PACKAGES]
     data = [dep for dep in written if not is_code(dep, root)]
     code = [dep for dep in as_dependencies(files, root) if dep.split("/")[0] not in whole]
     covered = tuple(f"{dep}/" for dep in code)
-    read = {path.as_posix() for path in settings if (root / path).is_file()}
+    read = {path.as_posix() for path in settings if (root / path).exists()}
     return sorted({*whole, *read, *(dep for dep in data if not dep.startswith(covered)), *code})
 
 

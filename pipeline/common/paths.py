@@ -12,6 +12,8 @@ DATA = Path("data")
 TASKS = DATA / "tasks"
 WORLD = DATA / "world"
 PROMPTS = DATA / "prompts"
+LEARNED = PROMPTS / "problems.json"
+"""Hashes of the training problems, which gates carry with them."""
 REFERENCE = DATA / "reference"
 """Strict answers, one .jsonl file for each split, as in PROMPTS."""
 AGREEMENT = DATA / "agreement"

@@ -108,8 +108,10 @@ def settings_of(head: str, params: TrainParams) -> dict[str, Any]:
     return {name: values[name] for name in (*COMMON, *OWN[kind_of(head)])}
 
 
-def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str]) -> Job:
-    """The job for one head; `data` holds the hash of every folder of features."""
+def head_job(
+    head: str, params: Params, widths: Mapping[str, int], partners: Partners, data: Mapping[str, str], problems: str
+) -> Job:
+    """The job for one head; `data` holds the hash of every folder of features, `problems` those of all problems."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
     config = GateConfig(
@@ -128,6 +130,7 @@ def head_job(head: str, params: Params, widths: Mapping[str, int], partners: Par
             "trainer": head,
             "versions": versions(),
         },
+        problems=problems,
     )
     return Job(head, config, params.train, params.seed)
 

@@ -54,6 +54,8 @@ def rounds(
     memories = Memories(decoder, batch_size)
     for part in batches(table, batch_size):
         block, acceptance = one_round(memories, observer, part, texts, prompts, **request)
+        if not block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
+            continue
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
         yield picked(part, again), rows_where(block, again), acceptance_where(acceptance, again)
 

@@ -33,7 +33,7 @@ from pipeline.labels.texts import AnswerText, pack, read_references
 from pipeline.labels.tools import engine_of, tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.tasks.loading import load_task
+from pipeline.tasks.loading import load_task, task_parts
 
 PROMPTS = Path("data/prompts/train.jsonl")
 
@@ -57,7 +57,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.collect")]
+    files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair), *sources("pipeline.stages.collect")]
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit, params.label.way]
@@ -116,8 +116,8 @@ def shard_of(records: Table, texts: Sequence[AnswerText], index: int) -> Table:
     """
     if not records:
         raise UserError(
-            f"Shard {index} has no mismatch: target and draft agree everywhere or no answer could be read. "
-            "Choose a weaker draft or check the task's filter."
+            f"Shard {index} has no mismatch: target and draft agree on all of its answers, or none could be read. "
+            "Raise collect.shard_prompts if it has few problems; else choose a weaker draft or check the task's filter."
         )
     return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 

@@ -32,7 +32,7 @@ from pipeline.labels.texts import pack, read_records, read_references
 from pipeline.labels.tools import engine_of, tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.tasks.loading import load_task
+from pipeline.tasks.loading import load_task, task_parts
 
 
 def main(name: str) -> None:
@@ -52,6 +52,7 @@ def main(name: str) -> None:
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
     files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
+    files += task_parts(params)
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, parts, *files)
 

@@ -22,15 +22,15 @@ from lm_eval.defaults import DEFAULT_MAX_LENGTH
 from gistgate.build.tokenizers import warn_untemplated
 from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
-from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts
+from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from pipeline.common.entry import run
+from pipeline.common.paths import LEARNED, PROMPTS
 from pipeline.pairs.loading import load_config, load_tokenizer
 from pipeline.pairs.source import PairSource, read_pair
 from pipeline.pairs.world.supply import further_documents
 from pipeline.params import Params, read_params
 from pipeline.tasks.loading import load_task
 
-PROMPTS = Path("data/prompts")
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
 SPLITS = ("calibration", "development", "train", "guard")
@@ -79,6 +79,8 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     counts = {name: len(prompts) for name, prompts in splits.items()}
     summary = {"prompts": counts, "too_long": maker.too_long, "metric": maker.task.metric, "note": NOTE}
     write_json(folder / "summary.json", summary)
+    learned = hashes_of(maker.problem(prompt["doc"]) for prompt in splits["train"])
+    write_json(folder / LEARNED.name, {"train": learned})
     print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
     refused = import_module("pipeline.certification.early").warning(maker, params, splits["calibration"], taken)
     if refused is not None:

@@ -31,7 +31,7 @@ from pipeline.common.pool import side_by_side
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.tasks.loading import load_task
+from pipeline.tasks.loading import load_task, task_parts
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
@@ -52,8 +52,8 @@ def main() -> None:
 def pieces_folder(params: Params) -> Path:
     """Where finished pieces wait."""
     files = [*map(prompts_of, SPLITS), *pair_files(params.pair), *sources("pipeline.stages.reference")]
-    settings = [params.pair, params.seed, params.task, params.task_metric, params.decoding, params.methods]
-    return SCRATCH / f"reference-{fingerprint(*map(repr, settings), *files)}"
+    settings = [params.pair, params.seed, params.decoding, params.methods]
+    return SCRATCH / f"reference-{fingerprint(*map(repr, settings), *task_parts(params), *files)}"
 
 
 def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:

@@ -13,6 +13,7 @@ from typing import Any
 from gistgate.files import write_json
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.observing.trace import TracedToken, trace
+from gistgate.request.rows import Generation
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -58,25 +59,18 @@ def first_loose(params: Params, pair: Pair, task: Task, point: Operating) -> dic
                 "context": prompt["context"],
                 "method": point.method,
                 "knob": point.knob,
-                "loose": told(task, prompt["doc"], tokens, answer.statistics.mean_accepted_length),
-                "strict": told(task, prompt["doc"], *strictly(strict, prompt["ids"], pair, request)),
+                "loose": told(task, prompt["doc"], pair, answer, tokens),
+                "strict": told(task, prompt["doc"], pair, *trace(strict, prompt["ids"], pair.tokenizer, **request)),
             }
     return None
 
 
-def strictly(decoder: Any, ids: list[int], pair: Pair, request: dict[str, Any]) -> tuple[list[TracedToken], float]:
-    """The strict answer to the same prompt, and its tau."""
-    answer, tokens = trace(decoder, ids, pair.tokenizer, **request)
-    return tokens, answer.statistics.mean_accepted_length
-
-
-def told(task: Task, doc: dict[str, Any], tokens: list[TracedToken], tau: float) -> dict[str, Any]:
-    """Tokens, score and tau of one answer."""
-    text = "".join(token.text for token in tokens)
+def told(task: Task, doc: dict[str, Any], pair: Pair, answer: Generation, tokens: list[TracedToken]) -> dict[str, Any]:
+    """Tokens, score and tau of one answer; as lm-eval does, the score leaves the stop and what is behind away."""
     return {
         "tokens": [token.as_dict() for token in tokens],
-        "score": task.score(doc, text),
-        "mean_accepted_length": tau,
+        "score": task.score(doc, task.text(pair.tokenizer, answer.ids)),
+        "mean_accepted_length": answer.statistics.mean_accepted_length,
     }
 
 

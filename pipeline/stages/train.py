@@ -23,6 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from pipeline.common import tracking
 from pipeline.common.entry import run
+from pipeline.common.paths import LEARNED
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.job import Job, head_job
 from pipeline.heads.partners import partners_of
@@ -70,10 +71,10 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
     """Train every head on the rows of these folders, publish its folder and record it."""
     read = cache(lambda features: read_rows(folders, features))
     partners = partners_of(load_pair(params))
-    data = {str(folder): fingerprint(folder) for folder in folders}
+    data, problems = {str(folder): fingerprint(folder) for folder in folders}, read_json(LEARNED)["train"]
     for head in heads:
         rows, widths = read(params.train.features_of(head))
-        job = head_job(head, params, widths, partners, data)
+        job = head_job(head, params, widths, partners, data, problems)
         done = finish(stage, job, rows)
         write_atomic(outputs[head], partial(shutil.copytree, done))
         record(outputs[head], stage, job, params, folders)

@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import editing
 from benchmarks.edits import edits
+from gistgate.errors import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -21,6 +22,11 @@ def test_requests_show_a_python_file_and_name_one_function_of_it():
         names = [node.name for node in ast.parse(re.search("```python\n(.*?)```", one, re.S)[1]).body]  # type: ignore[index]
         old, new = re.findall("`(\\w+)`", one.split("```")[-1])
         assert len(set(names)) == 5 and old in names and new not in names
+
+
+def test_nothing_is_timed_on_the_requests_that_choose():
+    with pytest.raises(UserError, match="nothing is timed on them"):
+        editing.main(seed=editing.CHOSEN_ON)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,6 +30,7 @@ from gistgate.integrations.lm_eval import task_files
 from gistgate.integrations.lm_eval.calibrate import certify, task_of
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
+from gistgate.integrations.lm_eval.prompts import hashes_of
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 
@@ -92,13 +94,13 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
 SPLITS = ("train", "development", "calibration", "guard", "test")
 
 
-def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None) -> set[str]:
     """The questions that the command would decode: 90 documents are there."""
     monkeypatch.chdir(folder)
     tasks = write_task(folder, num_train=90)
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
     options = Options(task="sums", budget=0.2, target="t", out=folder, prompts=10, development=20)
-    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()))
+    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=gate)
     found = prompts_of(options, models, task_of(options, None), True)
     return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
 
@@ -110,6 +112,16 @@ def test_no_prompt_of_a_finished_run_is_judged(tmp_path, monkeypatch, split):
     (tmp_path / "data/prompts").mkdir(parents=True)
     write_json_lines(tmp_path / f"data/prompts/{split}.jsonl", used)
     assert not chosen(tmp_path, monkeypatch) & {prompt["doc"]["question"] for prompt in used}
+
+
+def test_no_problem_that_the_gate_was_trained_on_is_judged(tmp_path, monkeypatch):
+    """Wherever its run lies, and however prompts were built there; a gate that does not say its problems is told."""
+    gate = SimpleNamespace(config=SimpleNamespace(problems=hashes_of(f"q {number} 1 a" for number in range(60))))
+    found = chosen(tmp_path, monkeypatch, gate)
+    assert found and not found & {f"{number} + 1?" for number in range(60)}
+    gate.config.problems = ""
+    with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
+        chosen(tmp_path, monkeypatch, gate)
 
 
 @pytest.mark.parametrize("ledger", [LOCAL, PUBLISHED])

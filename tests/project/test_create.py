@@ -85,6 +85,24 @@ def test_a_task_file_is_copied(tmp_path):
     assert read_params(folder / "params.yaml").task == "mine"
 
 
+def test_a_task_brings_what_it_is_made_of(tmp_path):
+    folder = made(tmp_path, task="gsm8k-chat")
+    assert {path.name for path in (folder / "data/tasks").iterdir()} == {"gsm8k-chat.yaml", "gsm8k.yaml"}
+    mine = tmp_path / "mine"
+    (mine / "judges").mkdir(parents=True)
+    (mine / "own.yml").write_text("include: base.yaml\ntask: own\n")
+    (mine / "base.yaml").write_text("process_results: !function judges.sums.score\n")
+    (mine / "judges/sums.py").write_text("def score(): ...\n")
+    other = tmp_path / "other"
+    create(Wanted(other, "a/b", "a/c", task=str(mine / "own.yml")))
+    for name, source in (("own.yaml", "own.yml"), ("base.yaml", "base.yaml"), ("judges/sums.py", "judges/sums.py")):
+        assert (other / "data/tasks" / name).read_text() == (mine / source).read_text()
+    (mine / "outside.yaml").write_text("include: ../far.yaml\n")
+    (tmp_path / "far.yaml").write_text("task: far\n")
+    with pytest.raises(UserError, match="takes in .*far.yaml, which lies outside its folder"):
+        create(Wanted(tmp_path / "third", "a/b", "a/c", task=str(mine / "outside.yaml")))
+
+
 def test_a_task_of_lm_eval_is_named(tmp_path):
     folder = made(tmp_path, task="triviaqa")
     assert read_params(folder / "params.yaml").task == "triviaqa"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
+
 from gistgate.certificates.ledger import Ledger, hash_of
 from gistgate.certificates.looks import LOCAL, PUBLISHED
 from gistgate.certificates.planning import default_n
 from gistgate.errors import UserError
+from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.calibrate_models import Models
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
@@ -16,7 +19,7 @@ LONGEST = 2048
 
 
 def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
-    """Development and calibration prompts, without problems of a finished run in data/prompts.
+    """Development and calibration prompts, without problems of a run in data/prompts or of the gate's training.
 
     Prompts that the ledgers know from a pipeline are left out as well: its earlier draws are training documents, too.
 
@@ -26,7 +29,9 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     config = models.target.config.get_text_config()
     maker = PromptMaker(task, models.tokenizer, getattr(config, "max_position_embeddings", None) or LONGEST)
     docs = task.documents("train")
-    unused, judged = unused_prompts(maker, docs, len(docs), options.seed, used_prompts()), judged_prompts()
+    learned = learned_by(models.gate)
+    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
+    judged = judged_prompts()
     found = [prompt for prompt in unused if hash_of(prompt["ids"]) not in judged]
     available = len(found) - options.development
     if available < 1:
@@ -43,6 +48,18 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
             f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
+
+
+def learned_by(gate: Gate | None) -> str:
+    """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
+    if gate is not None and not gate.config.problems:
+        warnings.warn(
+            "The gate does not say which problems it was trained on. If they are among the documents of this task, and "
+            "data/prompts does not hold them, the certificate promises too much. Train the gate again with this "
+            "version.",
+            stacklevel=2,
+        )
+    return "" if gate is None else gate.config.problems
 
 
 def judged_prompts() -> set[str]:

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines
+from gistgate.files import fingerprint, read_json_lines
 from gistgate.integrations.lm_eval.prompting import Document
 from gistgate.integrations.lm_eval.task import Task
 
@@ -20,6 +20,8 @@ Prompt = dict[str, Any]
 """One prompt: id, doc, context, ids, stops, max_new_tokens."""
 USED = Path("data/prompts")
 """Where a finished run keeps its prompts."""
+DIGITS = 10
+"""Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8."""
 
 
 class PromptMaker:
@@ -104,6 +106,11 @@ def distinct_documents(task: Task, docs: Sequence[Document], order: random.Rando
             yield index
 
 
+def hashes_of(problems: Iterable[str]) -> str:
+    """The hashes of problems, sorted and with spaces between, as a gate keeps those that it was trained on."""
+    return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
+
+
 def used_prompts(folder: Path = USED) -> list[Prompt]:
     """All prompts of a finished run; none where there is no such run.
 
@@ -114,8 +121,9 @@ def used_prompts(folder: Path = USED) -> list[Prompt]:
 
 
 def unused_prompts(
-    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt]
+    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt], learned: str = ""
 ) -> list[Prompt]:
-    """At most `count` prompts of `docs` in random order, without the problems of `used`."""
-    seen = {maker.problem(prompt["doc"]) for prompt in used}
+    """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
+    seen, hashes = {maker.problem(prompt["doc"]) for prompt in used}, set(learned.split())
+    seen |= {problem for problem in map(maker.problem, docs) if hashes_of([problem]) in hashes}
     return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 
+from gistgate.certificates.ledger import Ledger
 from gistgate.certificates.looks import LOCAL
 from gistgate.errors import UserError
 from gistgate.files import write_atomic
@@ -38,6 +39,7 @@ def main(
     source, goal = (kept, folder) if back else (folder, kept)
     if not (source / LOCK).exists():
         raise UserError(f"{source} holds no finished stage. Name the folder of a study that was started or carried.")
+    check_looks(source, goal)
     if back:
         folder.mkdir(parents=True, exist_ok=True)
         copy_project(folder)
@@ -46,6 +48,20 @@ def main(
         write_atomic(goal / path, partial(shutil.copyfile, source / path))
     dvc(folder, "remote", "add", "--local", "--force", "--default", "kept", str(kept.resolve()))
     dvc(folder, *(("pull", "--allow-missing") if back else ("push",)))
+
+
+def check_looks(source: Path, goal: Path) -> None:
+    """Refuse to replace a list of looks by one that lacks some of them: those prompts could be judged again.
+
+    Raises:
+        UserError: it would happen, or a ledger was edited.
+    """
+    taken, there = ([look.hash for look in Ledger.read(place / LOCAL).looks] for place in (source, goal))
+    if taken[: len(there)] != there:
+        raise UserError(
+            f"{goal} knows looks at calibration prompts that {source} lacks, and they would be lost. Carry in the "
+            "other direction, or into a new folder."
+        )
 
 
 if __name__ == "__main__":

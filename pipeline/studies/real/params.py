@@ -48,5 +48,13 @@ def read_study(path: Path) -> RealParams:
     content = read_yaml(path)
     if isinstance(content, dict) and "like" in content:
         base = read_yaml(path.parent / str(content["like"]))
-        content = merged(base, {name: value for name, value in content.items() if name != "like"})
+        changes = laid_over(base.get("changes") or {}, content.get("changes") or {})
+        own = {name: value for name, value in content.items() if name not in ("like", "changes")}
+        content = {**merged(base, own), "changes": changes}
     return build(RealParams, content, file=str(path))
+
+
+def laid_over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """`base` with `changes` put in, block by block; null stays, because it takes a key of params.yaml away."""
+    blocks = {key: laid_over(base.get(key) or {}, value) for key, value in changes.items() if isinstance(value, dict)}
+    return {**base, **changes, **blocks}

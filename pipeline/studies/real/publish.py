@@ -9,9 +9,11 @@ card and certificate. Weights of models are never copied. Nothing is written unl
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +23,7 @@ from gistgate.certificates.looks import PUBLISHED
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_text, write_atomic
 from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
+from gistgate.identity import portable_name
 from pipeline.common.code import REPORTING, write_published
 from pipeline.common.entry import run
 from pipeline.common.paths import EXPORT, PAIR_REPORT, PAIRS, REPORTS, RESULTS, STUDIES
@@ -74,9 +77,8 @@ def publish_all(
     for page, name in ((pages / PAGE, PART), (pages / README, LIST), (pages / README, SHORT)):
         markers.split(read_text(page), name)
     own = f"{summary['pair']}-{summary['task']}"
-    for calibrations in sorted({folder / REPORTS / "calibration", reports / "calibration"}):
-        publish_looks(calibrations, results / own / "summary.json", ledger)
-    copy_results(reports, results / own, code)
+    with entered(sorted({folder / REPORTS / "calibration", reports / "calibration"}), results / own, ledger):
+        copy_results(reports, results / own, code)
     if (folder / PROPOSAL).exists():
         write_atomic(results / own / PROPOSAL, partial(shutil.copyfile, folder / PROPOSAL))
     if (folder / PAIR_REPORT).exists():
@@ -91,6 +93,20 @@ def publish_all(
     print(f"{results / own}, {PAGE}, {README} and {GATES / own} are written.")
 
 
+@contextmanager
+def entered(calibrations: Sequence[Path], own: Path, ledger: Path) -> Iterator[None]:
+    """Enter all looks into the ledger once the body has written the results, or none of them."""
+    with TemporaryDirectory() as scratch:
+        trial = Path(scratch) / ledger.name
+        if ledger.exists():
+            shutil.copyfile(ledger, trial)
+        for folder in calibrations:
+            publish_looks(folder, own / "summary.json", trial)
+        yield
+        if trial.exists():
+            write_atomic(ledger, partial(shutil.copyfile, trial))
+
+
 def sections(results: Path) -> Iterator[str]:
     """For each published pair and task its table, its code, and what its labels cost."""
     for path in sorted(results.glob("*/summary.json")):
@@ -102,7 +118,7 @@ def sections(results: Path) -> Iterator[str]:
 def without_folders(report: dict[str, Any], names: Mapping[str, str | None]) -> dict[str, Any]:
     """What the stage `pair` found, with the models' names in place of folders of this machine."""
     return {
-        key: {**one, "model": names.get(key) or Path(one["model"]).name} if isinstance(one, dict) else one
+        key: {**one, "model": names.get(key) or portable_name(one["model"])} if isinstance(one, dict) else one
         for key, one in report.items()
     }
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,18 +21,20 @@ import typer
 import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_text
+from gistgate.files import fingerprint, read_json, write_json, write_text
 from gistgate.rules import RULES
 from pipeline.common.entry import run
-from pipeline.common.paths import PAIRS, PARAMS, SCRATCH, STUDIES
+from pipeline.common.paths import PAIRS, PARAMS, SCRATCH, STUDIES, TASKS
 from pipeline.common.reading import nearest, read_yaml
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.smoke import ROOT, TABLE, copy_project, dvc, environment, merged
-from pipeline.studies.real.params import FILE, RealParams, read_study
+from pipeline.studies.real.params import FILE, ProposeParams, RealParams, read_study
 
 FOLDER = SCRATCH / "real"
 PROPOSAL = Path("block.json")
 """In the copy: the measured K."""
+GIVEN, DOCUMENTS = Path("models/given"), Path("data/given")
+"""In the copy: links to the folders of models, by role, and of documents that the command line names."""
 WITH_TABLE = ("export", "trace", (STUDIES / "table/dvc.yaml").as_posix())
 """What runs where the large table is made as well. The table's benchmark and report cover the core methods,
 so that those of the core do not run: timing every method again would take longer than any other stage."""
@@ -45,13 +48,16 @@ def main(
     until: Annotated[str | None, typer.Option(help="Last stage to run; default: all.")] = None,
 ) -> None:
     study, place = read_study(params), folder.resolve()
-    changes = study.changes if data is None else {**study.changes, "task_data": str(existing(data))}
-    prepare(place, changes, {} if models is None else local_folders(study, existing(models)))
+    changes = study.changes if data is None else {**study.changes, "task_data": DOCUMENTS.as_posix()}
+    asked = asked_of(study)
+    prepare(place, with_k(changes, place, asked), {} if models is None else local_folders(study, existing(models)))
+    if data is not None:
+        lay_documents(place, existing(data))
     prepare_table(place, study.rules)
     if study.propose is not None:
         dvc(place, "repro", "prompts")
-        propose(place, params)
-        prepare_params(place, changes)
+        propose(place, params, asked)
+        prepare_params(place, with_k(changes, place, asked))
     if until is not None:
         dvc(place, "repro", until)
     else:
@@ -83,27 +89,40 @@ def local_folders(study: RealParams, models: Path) -> dict[str, str]:
     return {role: str(models / name) for role, name in study.folders.items()}
 
 
+def lay_documents(place: Path, data: Path) -> None:
+    """Link the documents into the copy, and note their content where every stage that reads the task depends on it."""
+    link(place / DOCUMENTS, data)
+    write_json(place / TASKS / "documents.json", {"fingerprint": fingerprint(data)})
+
+
+def link(place: Path, folder: Path | str) -> None:
+    """Let `place` lead to a folder: paths in the copy then are the same on every machine."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.unlink(missing_ok=True)
+    place.symlink_to(folder, target_is_directory=True)
+
+
 def prepare(place: Path, changes: dict[str, Any], folders: dict[str, str]) -> None:
     """Copy the project, over an unfinished copy if there is one, with the study's parameters and model folders."""
     place.mkdir(parents=True, exist_ok=True)
     copy_project(place)
     prepare_params(place, changes)
     pair, source = place / PAIRS / f"{changes['pair']}.yaml", read_pair(changes["pair"], place / PAIRS)
-    moved = {role: in_folder(getattr(source, role), folder) for role, folder in folders.items()}
+    moved = {role: in_folder(getattr(source, role), role, Path(folder).name) for role, folder in folders.items()}
+    for role, folder in folders.items():
+        link(place / GIVEN / role, folder)
     write_text(pair, yaml.safe_dump(merged(read_yaml(pair), moved), sort_keys=False))
 
 
-def in_folder(source: ModelSource, folder: str) -> dict[str, str]:
-    """The keys of a model that lies in a folder; a hub id becomes its name, by which others can find it."""
-    name = source.name or (None if source.is_folder else source.model)
-    return {"model": folder} if name is None else {"model": folder, "name": name}
+def in_folder(source: ModelSource, role: str, folder: str) -> dict[str, str]:
+    """The keys of a model in a folder of this name; a hub id becomes its name, by which others can find it."""
+    name = source.name or (folder if source.is_folder else source.model)
+    return {"model": (GIVEN / role).as_posix(), "name": name}
 
 
 def prepare_params(place: Path, changes: dict[str, Any]) -> None:
-    """Write the copy's params.yaml, with the measured K as soon as there is one."""
+    """Write the copy's params.yaml."""
     content = merged(read_yaml(ROOT / PARAMS), changes)
-    if (place / PROPOSAL).exists():
-        content = merged(content, {"decoding": read_json(place / PROPOSAL)["decoding"]})
     write_text(place / PARAMS, yaml.safe_dump(content, sort_keys=False, allow_unicode=True))
 
 
@@ -119,17 +138,31 @@ def prepare_table(place: Path, rules: tuple[str, ...]) -> None:
     write_text(place / TABLE, yaml.safe_dump({**read_yaml(ROOT / TABLE), **chosen}, sort_keys=False))
 
 
-def propose(place: Path, params: Path) -> None:
+def asked_of(study: RealParams) -> str:
+    """Fingerprint of what a measured K belongs to."""
+    return fingerprint(study.changes.get("pair"), study.changes.get("task"), asdict(study.propose or ProposeParams()))
+
+
+def with_k(changes: dict[str, Any], place: Path, asked: str) -> dict[str, Any]:
+    """The changes with the K that was measured for this pair and task, as soon as there is one."""
+    found = read_json(place / PROPOSAL) if (place / PROPOSAL).exists() else {}
+    return merged(changes, {"decoding": found["decoding"] if found.get("asked") == asked else {}})
+
+
+def propose(place: Path, params: Path, asked: str) -> None:
     """Measure K in the copy unless an earlier start did: a repeated measurement would make all results out of date.
+
+    What was measured for another pair or task, or among other K, is measured again.
 
     Raises:
         UserError: the measurement failed; its own sentence stands above.
     """
-    if (place / PROPOSAL).exists():
+    if (place / PROPOSAL).exists() and read_json(place / PROPOSAL).get("asked") == asked:
         return
     command = [sys.executable, "-m", "pipeline.studies.real.propose", "--params", str(params.resolve())]
     if subprocess.run(command, cwd=place, env=environment(place)).returncode:
         raise UserError("K could not be measured. The sentence above says why.")
+    write_json(place / PROPOSAL, {**read_json(place / PROPOSAL), "asked": asked})
 
 
 if __name__ == "__main__":

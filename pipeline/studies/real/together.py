@@ -89,9 +89,12 @@ def config_of(configs: Sequence[GateConfig], runs: Sequence[Path]) -> GateConfig
     """The configuration of the new gate: that of the first run, with the tasks and the data of all."""
     tasks = dict.fromkeys(str(config.labels["task"]) for config in configs)
     data = {f"{place.name}: {folder.name}": fingerprint(folder) for place in runs for folder in folders_of(place)}
-    first = configs[0]
+    first, problems = configs[0], {problem for config in configs for problem in config.problems.split()}
     return replace(
-        first, labels={**first.labels, "task": ", ".join(tasks)}, provenance={**first.provenance, "data": data}
+        first,
+        labels={**first.labels, "task": ", ".join(tasks)},
+        provenance={**first.provenance, "data": data},
+        problems=" ".join(sorted(problems)),
     )
 
 

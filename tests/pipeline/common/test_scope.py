@@ -9,6 +9,7 @@ from gistgate.certificates.scope import task_hash
 from gistgate.files import fingerprint
 from gistgate.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.lm_eval.prompting import Prompting
+from gistgate.task_files import files_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.scope import scope_of
 from pipeline.pairs.pair import Pair
@@ -60,6 +61,22 @@ def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
     path.write_text("two")
     after = scope_of(params, "fly", pair, TASK, None)
     assert {key for key in before if before[key] != after[key]} == {"prompts"}
+
+
+def test_the_python_beside_the_task_belongs_to_it(tmp_path, monkeypatch):
+    """Also behind an included file; modules of installed packages do not count."""
+    monkeypatch.chdir(tmp_path)
+    tasks = tmp_path / "data/tasks"
+    tasks.mkdir(parents=True)
+    (tasks / "sums.yaml").write_text("include: base.yaml\ntask: sums\ndoc_to_text: !function os.path.join\n")
+    (tasks / "base.yaml").write_text("process_results: !function judges.strict.score\n")
+    (tasks / "judges").mkdir()
+    (tasks / "judges/strict.py").write_text("def score(): return 1\n")
+    names = [path.relative_to(tasks).as_posix() for path in files_of(tasks / "sums.yaml")]
+    assert names == ["sums.yaml", "base.yaml", "judges/strict.py"] and files_of(tasks / "none.yaml") == []
+    before = task_hash(TASK)
+    (tasks / "judges/strict.py").write_text("def score(): return 0\n")
+    assert task_hash(TASK) != before
 
 
 def test_a_file_that_the_task_includes_belongs_to_the_task(tmp_path, monkeypatch):

@@ -23,6 +23,7 @@ WORKING = {
     "benchmarks/rounds.py": "the cases of an unfinished measurement",
     "benchmarks/served.py": "answers of an unfinished measurement",
     "pipeline/studies/real/propose.py": "a choice in a copy of the project",
+    "pipeline/studies/real/study.py": "what belongs to a copy of the project",
     "tests/faults/kills/__main__.py": "a list for its own processes",
     "tests/faults/kills/records.py": "the state of an unfinished pass",
     "tests/faults/sweep.py": "the pieces that have passed",

@@ -12,7 +12,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, read_json_lines
-from gistgate.integrations.lm_eval.prompts import PromptMaker
+from gistgate.integrations.lm_eval.prompts import PromptMaker, hashes_of
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.params import Params, parse_params
@@ -40,6 +40,14 @@ def test_splits_have_their_sizes_and_share_no_problem(tmp_path: Path) -> None:
     assert {name: len(prompts) for name, prompts in splits.items()} == SIZES
     questions = [prompt["doc"]["question"] for prompts in splits.values() for prompt in prompts]
     assert len(set(questions)) == len(questions) == sum(SIZES.values())
+
+
+def test_training_problems_are_written_for_the_gates_that_learn_from_them(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    splits = make(tmp_path, params())
+    found = read_json(tmp_path / "prompts/problems.json")["train"]
+    words = [f"q {prompt['doc']['question'].split()[0]} 1 a" for prompt in splits["train"]]
+    assert found == hashes_of(words) and len(found.split()) == SIZES["train"]
 
 
 def test_a_line_says_everything_that_decoding_needs(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from gistgate.errors import UserError
-from gistgate.files import read_json
+from gistgate.files import read_json, write_json
 from gistgate.gates.gate import Gate
 from pipeline.common import tracking
 from pipeline.pairs.pair import Pair
@@ -37,6 +37,7 @@ def pair():
 def stage(pair, tmp_path, monkeypatch):
     """Runs a training stage in an empty folder and records what would be tracked."""
     monkeypatch.chdir(tmp_path)
+    write_json("data/prompts/problems.json", {"train": "0a1b 2c3d"})
     runs = []
 
     @contextmanager
@@ -76,7 +77,8 @@ def test_heads_learn_a_direction_that_decides(stage, tmp_path):
         assert metrics["references"].keys() == {"entropy", "logprob-ratio", "kl"}
         assert len(curves["reliability"]) == 15
         assert curves["precision_recall"]
-        assert Gate.load(folder).config.features == {"h_tok:post": WIDTH, "scalars": 8}
+        config = Gate.load(folder).config
+        assert config.features == {"h_tok:post": WIDTH, "scalars": 8} and config.problems == "0a1b 2c3d"
     assert [(name, kind) for name, kind, _ in runs] == [(h, "head") for h in ("logistic", "linear", "mlp")]
     assert runs[0][2]["metrics"]["auc"] > 0.9
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_json, write_text
+from gistgate.files import fingerprint, read_json, write_json, write_text
 from pipeline.common.paths import PAIR_REPORT, PAIRS
 from pipeline.common.reading import read, read_yaml
 from pipeline.labels.cost import Cost
@@ -106,12 +107,54 @@ def test_folders_replace_hub_ids_and_k_is_measured_once(tmp_path: Path, models: 
         ("repro", *study.WITH_TABLE, 3),
     ]
     source = read_pair(REAL.changes["pair"], place / PAIRS)
-    assert source.target.model == str(models / "qwen2.5-coder-1.5b") and source.draft.dtype == "bfloat16"
+    assert source.target.model == "models/given/target" and source.draft.dtype == "bfloat16"
+    assert (place / source.target.model).resolve() == models / "qwen2.5-coder-1.5b"
     assert source.names == {
         "target": "Qwen/Qwen2.5-Coder-1.5B-Instruct", "tokenizer": "Qwen/Qwen2.5-Coder-1.5B-Instruct",
         "draft": "Qwen/Qwen2.5-Coder-0.5B-Instruct",
     }  # fmt: skip
-    assert parse_params(read_yaml(place / "params.yaml")).task_data == str(tmp_path)
+    assert parse_params(read_yaml(place / "params.yaml")).task_data == "data/given"
+    assert (place / "data/given").resolve() == tmp_path
+
+
+def test_changed_documents_are_seen_by_whoever_reads_the_task(tmp_path: Path, commands: list[Any]) -> None:
+    place, data = tmp_path / "copy", tmp_path / "documents"
+    write_text(data / "train.jsonl", "{}\n")
+
+    def tasks() -> str:
+        study.main(data=data, params=ROOT / FILE, folder=place)
+        return fingerprint(place / "data/tasks")
+
+    before = tasks()
+    assert tasks() == before
+    write_text(data / "train.jsonl", "{}\n{}\n")
+    assert tasks() != before
+
+
+def test_k_is_measured_again_for_another_pair(tmp_path: Path, commands: list[Any]) -> None:
+    """A study in the folder of another one does not decode with that one's K."""
+    place, other = tmp_path / "copy", tmp_path / "other.yaml"
+    changes = {**REAL.changes, "decoding": {**REAL.changes["decoding"], "batch_size": 7}}
+    write_text(other, yaml.safe_dump({"changes": {**changes, "task": "gsm8k"}, "propose": {}}))
+    for params in (ROOT / FILE, other, other):
+        study.main(params=params, folder=place)
+    default = parse_params(read_yaml(ROOT / "params.yaml")).decoding.block
+    assert commands[3:] == [
+        ("repro", "prompts", default), "propose", ("repro", 3),
+        ("repro", "prompts", 3), ("repro", 3),
+    ]  # fmt: skip
+    assert parse_params(read_yaml(place / "params.yaml")).decoding.batch_size == 7
+
+
+def test_null_takes_a_key_away_that_the_first_file_does_not_name(tmp_path: Path) -> None:
+    write_text(tmp_path / "first.yaml", "changes: {pair: a, methods: {free: {prob: null}}}\nfolders: {draft: x}\n")
+    changes = "changes: {methods: {free: {fly: null}}, pair: b}"
+    write_text(tmp_path / "second.yaml", f"like: first.yaml\n{changes}\nfolders: {{draft: null}}\n")
+    found = read_study(tmp_path / "second.yaml")
+    assert found.changes == {"pair": "b", "methods": {"free": {"prob": None, "fly": None}}} and not found.folders
+    assert merged({"methods": {"free": {"prob": 1, "fly": 2, "mars": 3}}}, found.changes)["methods"] == {
+        "free": {"mars": 3}
+    }
 
 
 def test_the_large_table_compares_the_rules_that_the_study_names(tmp_path: Path, monkeypatch: Any) -> None:
@@ -132,8 +175,10 @@ def test_without_folders_the_hub_ids_stay(tmp_path: Path, commands: list[Any]) -
 
 def test_a_folder_of_the_pairs_file_is_no_name(tmp_path: Path) -> None:
     """Only what others can find replaces a folder's own name, and a name that is said stays."""
-    assert study.in_folder(ModelSource(str(tmp_path)), "/models/x") == {"model": "/models/x"}
-    assert study.in_folder(ModelSource(str(tmp_path), name="a/b"), "/x") == {"model": "/x", "name": "a/b"}
+    place = {"model": "models/given/draft"}
+    assert study.in_folder(ModelSource(str(tmp_path)), "draft", "x") == {**place, "name": "x"}
+    assert study.in_folder(ModelSource(str(tmp_path), name="a/b"), "draft", "x") == {**place, "name": "a/b"}
+    assert study.in_folder(ModelSource("c/d"), "draft", "x") == {**place, "name": "c/d"}
 
 
 def test_a_missing_model_is_named(tmp_path: Path, models: Path) -> None:
@@ -220,6 +265,20 @@ def test_a_look_without_a_record_is_refused(done: Path) -> None:
     with pytest.raises(UserError, match="does not say which calibration prompts"):
         published(done)
     assert not (done.parent / "results").exists()
+
+
+def test_no_look_is_entered_where_results_cannot_be_written(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def entering(folder: Path, where: Path, ledger: Path) -> None:
+        write_text(ledger, f"{folder.name} {where.name}")
+
+    monkeypatch.setattr(publish, "publish_looks", entering)
+    (done / "reports/frontier.csv").unlink()
+    with pytest.raises((UserError, OSError)):
+        published(done)
+    assert not (done.parent / "looks.json").exists()
+    write_text(done / "reports/frontier.csv", "method\n")
+    published(done)
+    assert (done.parent / "looks.json").read_text() == "calibration summary.json"
 
 
 def test_the_pages_of_the_project_have_their_comments() -> None:

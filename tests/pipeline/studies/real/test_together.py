@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import read_json
+from gistgate.files import read_json, write_json
 from gistgate.gates.gate import Gate
 from pipeline.common import tracking
 from pipeline.pairs.pair import Pair
@@ -39,6 +39,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         place = tmp_path / name
         write_features(place / "data/features/strict", policy=0)
         write_features(place / "data/features/gated", policy=2)
+        write_json(place / "data/prompts/problems.json", {"train": f"00 {name}"})
         (place / "params.yaml").write_text(yaml.safe_dump({"task": name, "train": TRAIN}))
         monkeypatch.chdir(place)
         train.train_all("heads", read_params())
@@ -50,7 +51,7 @@ def test_one_gate_learns_from_both(runs: list[Path], tmp_path: Path, capsys):
     together.main(runs, tmp_path / "gate")
     config, metrics = Gate.load(tmp_path / "gate").config, read_json(tmp_path / "gate/metrics.json")
     alone = read_json(runs[0] / "models/heads/logistic/metrics.json")
-    assert config.labels["task"] == "sums, code"
+    assert (config.labels["task"], config.problems) == ("sums, code", "00 code sums")
     assert config.target == Gate.load(runs[0] / train.HEADS / "logistic").config.target
     assert set(config.provenance["data"]) == {"sums: strict", "sums: gated", "code: strict", "code: gated"}
     assert metrics["auc"] > 0.9 and metrics["n"] > alone["n"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,13 +12,14 @@ import torch
 import yaml
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.files import save_tensors, write_text
+from gistgate.files import read_json, save_tensors, write_text
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.pair_counts import PairCounts
-from pipeline.common.operating_point import calibration_file, evaluation_folder
+from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder
 from pipeline.common.paths import SPANS, TABLE_MODELS
 from pipeline.common.reading import build
 from pipeline.labels.mismatches import MismatchRecorder, stamped
@@ -26,7 +28,7 @@ from pipeline.labels.schema import Policy
 from pipeline.labels.tables import concatenated
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.params import read_params
-from pipeline.studies.table import calibrate, judge, pair_counts, spans
+from pipeline.studies.table import agreement, calibrate, judge, pair_counts, spans
 from pipeline.studies.table.agreement import compare
 from pipeline.studies.table.params import FILE, TableParams, read_table_params, table_params
 from pipeline.studies.table.spans import span_rows
@@ -104,6 +106,37 @@ def test_who_is_right():
     ]
 
 
+def test_without_a_loose_method_nothing_is_judged():
+    found = compare({}, np.array([True, False, True]))
+    assert (found["mismatches"], found["harmless"], found["methods"], found["disagreements"]) == (3, 2, {}, [])
+
+
+def test_a_method_with_a_drafter_of_its_own_is_no_judge(tmp_path, monkeypatch):
+    """It proposes few of the recorded tokens, so that only those would be left for all methods."""
+    points = {
+        name: Operating(name, rule, drafter, 4)
+        for name, rule, drafter in (("strict", "exact", "model"), ("a", "fly", "model"), ("b", "fly", "lookup"))
+    }
+    judged: list[str] = []
+
+    def opinion(_params, _pair, point, table, _texts):
+        judged.append(point.method)
+        return np.ones(len(table["kept"]))
+
+    monkeypatch.setattr(agreement, "table_params", lambda: SimpleNamespace(
+        methods=points, train=None, seed=1, reports=tmp_path
+    ))  # fmt: skip
+    monkeypatch.setattr(agreement, "load_pair", lambda _params: None)
+    table = {"problem": torch.arange(3), "kept": torch.tensor([1.0, 0.0, 1.0])}
+    monkeypatch.setattr(agreement, "read_labels", lambda: (table, {}))
+    everything = SimpleNamespace(test=torch.ones(3, dtype=torch.bool))
+    monkeypatch.setattr(agreement, "split_by_problem", lambda *_: everything)
+    monkeypatch.setattr(agreement, "operating_point", lambda _params, name: points[name])
+    monkeypatch.setattr(agreement, "opinion", opinion)
+    agreement.main()
+    assert judged == ["a"] and set(read_json(tmp_path / "judgements.json")["methods"]) == {"a"}
+
+
 def test_a_rule_that_accepts_nothing_has_no_precision():
     found = compare({"a": np.zeros(2)}, np.array([True, False]))
     assert found["methods"]["a"]["precision"] is None and found["methods"]["a"]["recall"] == 0
@@ -139,6 +172,22 @@ def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches
         torch.testing.assert_close(state, part["h_tok:post"], atol=1e-3, rtol=1e-3)
         seen += len(part["problem"])
     assert seen == len(table["problem"]) >= 10
+
+
+class Finds(PromptLookup):
+    """Finds nothing but where a text has an even number of tokens, and there token 7."""
+
+    def continuation(self, text, num_draft):
+        return [] if len(text) % 2 else [7]
+
+
+def test_batches_in_which_nothing_is_proposed_are_passed_over(pair, mismatches):
+    table, texts = mismatches
+    observer = FirstBlocks()
+    decoder = Decoder(pair[0], Finds(), make_rule("exact"), 4, observer=observer)
+    shown = {**table, "draft_id": torch.full_like(table["draft_id"], 7)}
+    found = [part for part, _, _ in rounds(decoder, observer, shown, texts, PROMPTS, 1, **REQUEST)]
+    assert 0 < len(found) < len(table["problem"])
 
 
 def test_a_loose_rule_accepts_at_the_replay(pair, mismatches):
