@@ -37,12 +37,25 @@ MORE: dict[str, dict[str, Any]] = {
 }
 """Architectures that only the large sweep decodes with."""
 
+BY_SLOT: dict[str, dict[str, Any]] = {
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": CONTEXT},
+    "gpt_neo": {
+        "hidden_size": 32,
+        "num_layers": 2,
+        "num_heads": 4,
+        "attention_types": [[["global", "local"], 1]],
+        "window_size": 7,
+        "max_position_embeddings": CONTEXT,
+    },
+}
+"""Architectures that measure distances in slots of the cache."""
+
 
 def tiny_model(kind: str, vocabulary: int = 259, seed: int = 0) -> PreTrainedModel:
     """A random model whose greedy texts are varied and seldom undecided."""
     torch.manual_seed(seed)
     config = AutoConfig.for_model(
-        kind, **{**SIZES, **MORE}[kind], vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
+        kind, **{**SIZES, **MORE, **BY_SLOT}[kind], vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
     )
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -91,8 +91,8 @@ class Workshop:
         self.asking.check(proof, self.target)
 
     def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
-        """The certified settings within the budget, each once; a certificate that is named may have any score."""
-        asked = replace(self.wishes, certificate=place)
+        """The certified settings within the budget, each once; one beside the gate itself has to bound the task's score."""
+        asked = self.wishes if str(place) == str(self.wishes.gate) else replace(self.wishes, certificate=place)
         most = certified_point(asked, proof)
         if most is None:
             self.refused.append(f"{place}: nothing in it is certified for the budget.")

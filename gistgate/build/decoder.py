@@ -17,6 +17,8 @@ from gistgate.build.wishes import Wishes, take_wishes
 from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
+from gistgate.errors import UserError
+from gistgate.forward.context import num_ids
 from gistgate.gates.gate import Gate
 from gistgate.rules import RULES, make_rule
 
@@ -52,6 +54,7 @@ def build_decoder(
     known = proof or (gate.proof if gate else None)
     choice = choose(wishes, known, has_gate=gate is not None, has_draft=draft is not None)
     sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
+    check_used(wishes, choice.drafter, sources)
     drafter = make_drafter(choice.drafter, sources)
     if (told := fitted_elsewhere(drafter, choice.rule)) is not None:
         warnings.warn(told, stacklevel=2)
@@ -66,6 +69,22 @@ def build_decoder(
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
     return assemble(target, tokenizer, choice, drafter, gate, **shared)
+
+
+def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:
+    """Refuse wishes about drafts that this drafter would ignore.
+
+    Raises:
+        UserError: texts that nothing reads, or a lighter draft model where there is none.
+    """
+    if unread := next((name for name in ("datastore", "corpus") if getattr(wishes, name) is not None), None):
+        if sources.behind(drafter) is None:
+            raise UserError(
+                f"The drafter '{drafter}' reads no {unread}. Name a drafter that does (--drafter), or leave the "
+                f"{unread} away."
+            )
+    if sources.draft is None and (wishes.quantise_draft or wishes.draft_vocabulary):
+        raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
 
 
 def held_back(choice: Choice, reservation: str) -> Choice:
@@ -84,7 +103,7 @@ def assemble(
         UserError: there is no such rule or setting, or parts do not fit together.
     """
     rule = make_rule(choice.rule, **choice.settings)
-    counted = None if tokenizer is None else len(tokenizer)
+    counted = None if tokenizer is None else num_ids(tokenizer)
     return Decoder(
         target, drafter, rule, choice.block, gate=gate, tokenizer=tokenizer, **{"vocabulary": counted, **parts}
     )

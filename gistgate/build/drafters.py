@@ -60,6 +60,7 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
     """
     if drafter not in KNOWN:
         raise UserError(f"There is no drafter '{drafter}'. {nearest(drafter, list(KNOWN))}")
+    stopping = stopping_of(drafter, sources)
     if drafter == NONE:
         return None
     if drafter in STORED:
@@ -68,7 +69,6 @@ def make_drafter(drafter: str, sources: Sources) -> Drafter | None:
         from gistgate.optional.retrieval.corpus import CorpusDrafter
 
         return CorpusDrafter(read_corpus(sources))
-    stopping = stopping_of(drafter, sources)
     if drafter == HYBRID:
         return hybrid(draft_of(drafter, sources), stopping)
     kind: Any = DRAFTERS[drafter]
@@ -175,7 +175,7 @@ def read_corpus(sources: Sources) -> SuffixArray:
         raise UserError(
             "The drafter 'corpus' looks up training texts. Name a file with one text per line as corpus=<file>."
         )
-    texts = [line for line in read_text(sources.corpus).splitlines() if line.strip()]
+    texts = [line.removesuffix("\r") for line in read_text(sources.corpus).split("\n") if line.strip()]
     if not texts:
         raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
     return SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids)

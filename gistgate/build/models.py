@@ -38,9 +38,11 @@ class Target:
         """Token ids of a prompt, in the chat template where `chat` says so.
 
         Raises:
-            UserError: the tokenizer has no chat template.
+            UserError: the tokenizer has no chat template, or a system text has no chat to stand in.
         """
         if not chat:
+            if system:
+                raise UserError("A system text stands in a chat. Add --chat, or leave --system away.")
             warn_untemplated(self.tokenizer, "--chat uses it")
             return list(self.tokenizer(prompt).input_ids)
         if self.tokenizer.chat_template is None:

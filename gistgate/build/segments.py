@@ -12,6 +12,7 @@ from gistgate.build.choose import Choice, Policy, differing
 from gistgate.build.wishes import Wishes
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.forward.context import num_ids
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash
 from gistgate.optional.segments.building import GATE, OPINIONS, SEGMENT_RULES, SETTINGS, segment_decoder
@@ -20,6 +21,8 @@ from gistgate.optional.segments.rule import SegmentRule
 
 DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
 """What runs where neither certificate nor user says otherwise."""
+OF_BLOCKS = ("block", "drafter", "stop_drafting")
+"""Wishes about blocks of K tokens."""
 REFUSE_ALL = {"threshold": 2.0}
 """The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
 
@@ -91,13 +94,43 @@ def build_segments(
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     if tokenizer is None:
         raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
+    check_wishes(wishes)
     own = wishes.segments
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
+    check_budget(wishes, own.probes.certificate)
     choice = choose_segments(own.probes, wishes.rule, wishes.settings)
     choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
     choice.voice(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """Refuse wishes that segments cannot keep: the draft model writes each to its end.
+
+    Raises:
+        UserError: one of them is named.
+    """
+    if named := next((name for name in OF_BLOCKS if getattr(wishes, name) is not None), None):
+        raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
+
+
+def check_budget(wishes: Wishes, certificate: dict[str, Any]) -> None:
+    """Refuse a budget or a confidence that the certificate of the segments does not reach.
+
+    Raises:
+        UserError: it does not, or nothing is certified.
+    """
+    if wishes.budget is None and wishes.confidence is None:
+        return
+    budget, confidence = certificate.get("budget"), certificate.get("confidence")
+    if budget is None or confidence is None:
+        raise UserError("No setting of these probes is certified, so that no budget is kept. Leave the budget away.")
+    if (wishes.budget is not None and wishes.budget < budget - 1e-9) or (wishes.confidence or 0.0) > confidence:
+        raise UserError(
+            f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, or "
+            "calibrate the probes for what you want."
+        )
 
 
 def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Choice:
@@ -148,5 +181,5 @@ def decoder_of(
         replacement=settings["replacement"],
         token_gate=None if risk is None else gate,
         risk=risk or 0.0,
-        **{"vocabulary": len(tokenizer), **parts},
+        **{"vocabulary": num_ids(tokenizer), **parts},
     )

@@ -7,7 +7,8 @@ prompts, number of solved examples and batching cannot be seen here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,20 @@ def check_request(proof: Proof, *, temperature: float = 0.0, chat: bool = False,
     """
     prompting = {**proof.scope.get("prompting", {}), "chat_template": chat, "system": system if chat else None}
     refuse(proof.mismatch(temperature=temperature, prompting=prompting))
+
+
+def proof_in_use(decoder: Any) -> Proof | None:
+    """The certificate beside a decoder's gate, where the decoder is loose by its rule; None elsewhere."""
+    proof = getattr(decoder.parts.gate, "proof", None)
+    return proof if proof is not None and decoder.rule.knob is not None and decoder.rule.id == proof.rule else None
+
+
+def warn_uncovered(check: Callable[[], None]) -> None:
+    """Run a check of requests, and warn of what it refuses: nobody named the certificate, so that decoding goes on."""
+    try:
+        check()
+    except UserError as error:
+        warnings.warn(f"No certificate covers these requests. {error}", stacklevel=2)
 
 
 def refuse(broken: str | None) -> None:

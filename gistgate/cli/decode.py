@@ -26,6 +26,7 @@ from gistgate.cli.options import (
     with_wishes,
 )
 from gistgate.cli.reading import read_prompt, read_prompts
+from gistgate.errors import UserError
 
 if TYPE_CHECKING:
     from gistgate.build.models import Target
@@ -58,6 +59,8 @@ def generate(
     from gistgate.observing.race import settle_batches
     from gistgate.observing.shadow import shadow, summary
 
+    if in_shadow and wishes.speculate_up_to is not None:
+        raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
     loaded = load(target, dtype, wishes, Asking((), chat, system, temperature), gguf)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
@@ -164,6 +167,7 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     from gistgate.build.decoder import build_decoder, named_proof
     from gistgate.build.models import load_target
     from gistgate.build.preference import preferred
+    from gistgate.certificates.holds import proof_in_use, warn_uncovered
     from gistgate.decoding.engines.choice import Engine
     from gistgate.forward.allocation import keep_freed_memory
 
@@ -176,4 +180,7 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     keep_freed_memory(loaded.model.device)
     if proof is not None:
         asking.check(proof, loaded)
-    return Loaded(loaded, build_decoder(loaded.model, loaded.tokenizer, wishes))
+    decoder = build_decoder(loaded.model, loaded.tokenizer, wishes)
+    if proof is None and (beside := proof_in_use(decoder)) is not None:
+        warn_uncovered(lambda: asking.check(beside, loaded))
+    return Loaded(loaded, decoder)

@@ -39,7 +39,7 @@ def read_prompts(place: str) -> list[Asked]:
         found = [asked_in(row, place) for row in read_json_lines(Path(place))]
     else:
         text = read_prompt(place) if place == STANDARD_INPUT else read_text(place)
-        found = [Asked(line) for line in text.splitlines() if line.strip()]
+        found = [Asked(line.removesuffix("\r")) for line in text.split("\n") if line.strip()]
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")
     return kept

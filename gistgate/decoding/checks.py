@@ -10,6 +10,7 @@ from gistgate.block import Sampling
 from gistgate.decoding.parts import GateLike
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
+from gistgate.forward.context import context_of, num_ids
 from gistgate.rules.base import Rule
 
 
@@ -53,7 +54,7 @@ def count_ids(
     sizes: list[int] = [model.config.get_text_config().vocab_size for model in models_of(target, drafter)]
     known = min(sizes)
     if known < sizes[0]:
-        check_padding(sizes[0], known, vocabulary or (None if tokenizer is None else len(tokenizer)))
+        check_padding(sizes[0], known, vocabulary or (None if tokenizer is None else num_ids(tokenizer)))
     return min(vocabulary, known) if vocabulary else known
 
 
@@ -95,7 +96,7 @@ def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max
             raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
     longest = max(lengths, default=0)
     for model in models:
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        context = context_of(model.config.get_text_config())
         if context and longest + max_new_tokens > context:
             raise UserError(
                 f"A prompt of {longest} tokens and an answer of up to {max_new_tokens} exceed the context of "

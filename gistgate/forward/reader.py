@@ -17,12 +17,15 @@ from transformers import PreTrainedModel
 
 from gistgate.forward.attention import attending, fused_on_cpu, pays
 from gistgate.forward.cache import RowCache, join_rows, last_in_use, new_cache, right_aligned, take_row
+from gistgate.forward.context import context_of
 from gistgate.forward.logits import last_logits
 
 Layout = Callable[[PreTrainedModel, Tensor, int], tuple[Tensor, Tensor | dict[str, Tensor]]]
 """For a model, the slots in use [B, S + N] and N, the new tokens in the last slots: the positions [B, N] of these, and
 what each of them sees, as one mask for the model's attention or one for each kind of its layers."""
 
+BY_SLOT = ("gpt_neo", "mpt")
+"""Models with masks or biases by slot: local layers of GPT-Neo, and the ALiBi of MPT, which knows no positions."""
 WASTE = 1.5
 """Slots per token of the longest row from which a cache is packed when rows leave."""
 
@@ -37,9 +40,9 @@ class Reader:
         """Tokens of its text that each row's cache holds."""
         self.mask: Tensor | None = None
         """Slots in use [B, S]; None while every slot of every row is."""
-        self._windowed = batch > 1 and has_window(model)
+        self._in_slots = batch > 1 and counts_slots(model)
         self._fused = fused_on_cpu(model)
-        self._context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        self._context = context_of(model.config.get_text_config())
 
     @property
     def slots(self) -> int:
@@ -48,7 +51,7 @@ class Reader:
 
     def unread(self, texts: Sequence[Sequence[int]]) -> list[Sequence[int]]:
         """The tokens of each text that are still to be read."""
-        if self._windowed:
+        if self._in_slots:
             # Unequal numbers of new tokens are padded, and padding between old and new ones narrows the window: the
             # rows with fewer read some of their tokens again.
             most = max(len(text) - known for text, known in zip(texts, self.known, strict=True))
@@ -110,7 +113,7 @@ class Reader:
                 self.mask = torch.ones(len(kept), self.slots, dtype=torch.bool, device=self.model.device)
             stays = torch.arange(slots, device=self.mask.device) < torch.tensor(kept, device=self.mask.device)[:, None]
             self.mask[:, -slots:] &= stays
-        if self._windowed and self.mask is not None:
+        if self._in_slots and self.mask is not None:
             self.restore(self.snapshot(range(len(self.known))), self.known)
 
     def keep_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
@@ -155,7 +158,7 @@ class Reader:
         """
         if not self.slots:
             self.known = [0] * (len(self.known) + len(texts))
-            self._windowed = has_window(self.model)
+            self._in_slots = counts_slots(self.model)
             return
         other = Reader(self.model, len(texts))
         other.restore(caches, lengths)
@@ -170,7 +173,7 @@ class Reader:
         for layer, more in zip_longest(self.cache.layers, other.cache.layers):
             layer.pack(mine, more, theirs)
         self.known, self.mask = known, right_aligned(known, self.model.device)
-        self._windowed = len(known) > 1 and has_window(self.model)
+        self._in_slots = len(known) > 1 and counts_slots(self.model)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
         """Copies of what the cache holds for these rows, holes removed."""
@@ -188,6 +191,11 @@ def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[R
     reader = Reader(model, len(texts))
     reader.read(*left_padded(texts, model.device), keep=1)
     return reader.snapshot(range(len(texts)))
+
+
+def counts_slots(model: PreTrainedModel) -> bool:
+    """True when attention measures distances in slots of the cache, so that holes in a row change what it sees."""
+    return model.config.get_text_config().model_type in BY_SLOT or has_window(model)
 
 
 def has_window(model: PreTrainedModel) -> bool:

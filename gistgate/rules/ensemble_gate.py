@@ -33,6 +33,7 @@ class EnsembleGate(LooseRule):
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"w": 0.1}, {"w": 0.5})
     needs: ClassVar[frozenset[str]] = AutoJudge.needs | Ensemble.needs
     temperatures: ClassVar[str] = "greedy"
+    alternative: ClassVar[str] = "'ensemble'"
 
     def __post_init__(self) -> None:
         if not self.risk <= 1:

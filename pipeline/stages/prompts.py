@@ -22,6 +22,7 @@ from lm_eval.defaults import DEFAULT_MAX_LENGTH
 from gistgate.build.tokenizers import warn_untemplated
 from gistgate.errors import UserError
 from gistgate.files import write_json, write_json_lines
+from gistgate.forward.context import context_of
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
 from pipeline.common.entry import run
 from pipeline.common.paths import LEARNED, PROMPTS
@@ -59,8 +60,7 @@ def main() -> None:
 def context_length(source: PairSource) -> int:
     """Tokens that all models of the pair can read."""
     configs = [load_config(model).get_text_config() for model in source.models]
-    known = [getattr(config, "max_position_embeddings", None) for config in configs]
-    return min(int(length or DEFAULT_MAX_LENGTH) for length in known)
+    return min(context_of(config) or DEFAULT_MAX_LENGTH for config in configs)
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:

@@ -29,6 +29,16 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
     assert ", 0 loose" not in err
 
 
+def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair):
+    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 8)
+    assert "No certificate covers" not in run("generate", pair / "target", "Tom has", *arguments)[2]
+    status, _, err = run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7)
+    assert status == 0 and "No certificate covers these requests" in err and "0.7" in err
+    assert "No certificate covers" not in run(
+        "generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7, "--rule", "exact"
+    )[2]
+
+
 def test_the_coloured_trace_lists_loose_tokens(run, pair):
     arguments = ("--draft", pair / "draft", "--rule", "random", "--set", "rate=1.0", "--max-new-tokens", 40)
     assert "loose tokens:" in run("trace", pair / "target", "Tom has", *arguments)[1]
@@ -58,6 +68,11 @@ def test_bench_times_three_ways(run, pair, tmp_path):
         (["generate", "{pair}/target", "Tom", "--set", "theta"], "is no setting"),
         (["generate", "{pair}/target", "Tom", "--rule", "prob", "--set", "r=7"], "lies in (0, 1]"),
         (["generate", "{pair}/target", "Tom", "--chat"], "no chat template"),
+        (["generate", "{pair}/target", "Tom", "--system", "Be brief."], "A system text stands in a chat"),
+        (["generate", "{pair}/target", "Tom", "--shadow", "--speculate-up-to", "0"], "Shadow mode watches drafts"),
+        (["generate", "{pair}/target", "Tom", "--quantise-draft", "int8"], "There is no draft model to make lighter"),
+        (["generate", "{pair}/target", "Tom", "--stop-drafting", "0.4"], "'none' does not ask when its drafts stop"),
+        (["generate", "{pair}/target", "Tom", "--draft", "{pair}/draft", "--corpus", "x.txt"], "reads no corpus"),
         (["generate", "{pair}/target", "Tom", "--dtype", "float8"], "There is no dtype"),
         (["generate", "{pair}/target", "Tom", "--max-new-tokens", "9999"], "exceed the context"),
         (["inspect", "{pair}/nowhere"], "missing"),

@@ -82,6 +82,17 @@ def test_a_certificate_of_another_pair_is_left_out(tune, gate, tmp_path):
     assert status == 0 and "Left out" in err and "because of another tokenizer" in err
 
 
+def test_a_score_that_decoding_would_not_follow_is_left_out_unless_it_is_named(tune, gate, tmp_path):
+    """Beside a gate only the task's own score counts, so that a choice by another one would run unasked."""
+    replace(read_proof(gate), score="logprob").save(gate)
+    status, out, err = tune("--json")
+    assert status == 0 and "nothing in it is certified for the budget" in err
+    assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
+    replace(read_proof(gate), score="logprob").save(tmp_path / "named")
+    names = json.loads(tune("--json", "--also", tmp_path / "named")[1])["screened"]
+    assert "autojudge risk 1.0, model K=4" in names
+
+
 def test_strict_decoding_is_timed_with_every_certified_drafter(tune, gate, tmp_path):
     assert not [name for name in json.loads(tune("--json")[1])["screened"] if "suffix" in name]
     kept = read_proof(gate)

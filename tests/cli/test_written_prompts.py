@@ -149,3 +149,9 @@ def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(
     assert status == 0, err
     status, _, err = run(command, place / "target", write(place, target, None), *asked, place / "gate")
     assert status == 1 and "another prompting" in err
+
+
+def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
+    """Other characters that Python takes for line ends may stand inside a prompt."""
+    (tmp_path / "prompts.txt").write_bytes("Tom\u2028has\r\n\r\nAnna\fgave\n".encode())
+    assert [one.text for one in read_prompts(str(tmp_path / "prompts.txt"))] == ["Tom\u2028has", "Anna\fgave"]

@@ -13,6 +13,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.forward.context import num_ids
 from gistgate.rules import make_rule
 from gistgate.rules.exact import Exact
 from tests.architectures import CONTEXT, pair, prompts
@@ -116,3 +117,9 @@ def test_a_smaller_draft_is_refused_where_nobody_says_what_is_padding():
     """The target may write the ids that the draft lacks, and its text must not change."""
     with pytest.raises(UserError, match="draft model knows 3 token ids and the target 259.*Pass tokenizer="):
         Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"))
+
+
+def test_a_tokenizer_may_have_gaps() -> None:
+    """Special tokens above reserved ids: the count of entries is not the largest id."""
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "<end>": 9})
+    assert num_ids(tokenizer) == 10

@@ -39,6 +39,15 @@ def blocks(rule_id: str, **more: Any) -> list[Block]:
     return [random_block(seed, temperature=t, with_q=q, **more) for seed, (t, q) in enumerate(kinds)]
 
 
+@pytest.mark.parametrize("rule_id", RULES)
+def test_who_is_refused_learns_of_another_rule(rule_id: str) -> None:
+    """The sentence about a temperature that a rule does not define names one that does."""
+    made = make_rule(rule_id, **DEFAULT.get(rule_id, {}))
+    named = [name for name in RULES if name in made.alternative]
+    assert (made.temperatures == "all") != bool(named)
+    assert all(RULES[name].temperatures in ("all", {"greedy": "sampled"}.get(made.temperatures)) for name in named)
+
+
 def comparable(rule_id: str) -> list[Block]:
     """Those on which token-wise strictness says something about the rule."""
     return [block for block in blocks(rule_id, batch=200) if block.greedy or rule_id not in BY_DISTRIBUTION]

@@ -17,7 +17,7 @@ from gistgate.decoding.parts import Parts
 from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
-from gistgate.forward.reader import has_window
+from gistgate.forward.reader import counts_slots, has_window
 from gistgate.request.rows import Generation, Row
 from gistgate.request.slots import Slots
 from gistgate.request.stopping import Stop
@@ -40,7 +40,7 @@ class Engine:
         self.name = name
         self.fell_back: set[str] = set()
         """Why requests ran on the eager engine although the compiled one was asked for."""
-        self._failed: dict[tuple[int, Sampling], str] = {}
+        self._failed: dict[tuple[int, Sampling, str], str] = {}
 
     def run(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> list[Generation]:
         """The answers of these rows, in their order.
@@ -69,7 +69,7 @@ class Engine:
         from gistgate.decoding.engines.compiled import CompiledSession
         from gistgate.decoding.engines.program import UnsupportedError
 
-        shape = (len(rows), sampling)
+        shape = (len(rows), sampling, repr(parts.rule))
         why = self._failed.get(shape) or reason_against(parts, rows)
         if why is None:
             try:
@@ -119,6 +119,8 @@ def reason_against_model(model: PreTrainedModel) -> str | None:
     name = type(model).__name__
     if has_window(model):
         return f"{name} attends to a sliding window"
+    if counts_slots(model):
+        return f"{name} measures distances in slots of its cache"
     if not getattr(model, "_supports_attention_backend", False):
         return f"{name} does not let its attention be exchanged"
     if len({parameter.device for parameter in model.parameters()}) > 1:

@@ -38,7 +38,7 @@ class CompiledSession:
         longest = max(len(row.text) for row in rows)
         # Room for the prompt in whole stretches, the answer, a block that runs over its end, and the last slot.
         self.slots = rounded(-(-longest // stretch) * stretch + stop.max_new_tokens + self.num + 3)
-        self.draft_model = None if parts.drafter is None else parts.drafter.model
+        self.draft_model = None if parts.drafter is None or not parts.block else parts.drafter.model
         self.results: dict[int, Generation] = {}
         if (move := getattr(parts.gate, "to", None)) is not None:  # tracing must not be what moves it
             move(self.device)
@@ -213,4 +213,5 @@ class CompiledSession:
     def _end(self, row: Row) -> None:
         row.finish = row.finish or "length"
         self.results[row.index] = finished(row)
+        self.told.usage.finish(row.statistics.tokens, row.statistics.forwards)
         self.told.progress(1)

@@ -25,7 +25,7 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
     """
     model = token.model
     batch, slots, device = memory[0].shape[0], memory[0].shape[-2], memory[0].device
-    store, about = store_of(model), (token.vocabulary, token.sampling, token.gives_q)
+    store, about = store_of(model), (token.vocabulary, token.sampling, token.gives_q, bool(width))
 
     def numbers(columns: int) -> Tensor:
         return torch.zeros(batch, columns, dtype=torch.long, device=device)

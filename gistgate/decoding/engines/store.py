@@ -26,7 +26,7 @@ class Store:
     """What one model has ready."""
 
     def __init__(self, model: PreTrainedModel) -> None:
-        self.device, self.dtype = model.device, model.dtype
+        self.form = form_of(model)
         self.programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
         self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
 
@@ -56,21 +56,28 @@ class Store:
         if key not in self.programs:
             while len(self.programs) >= MOST_PROGRAMS:
                 self.programs.popitem(last=False)
-            program = build(function, [*fixed, *example], compiles=missing_compiler(self.device) is None)
-            if self.device.type == "cuda":
+            device: torch.device = self.form[0]
+            program = build(function, [*fixed, *example], compiles=missing_compiler(device) is None)
+            if device.type == "cuda":
                 program = Captured(program, fixed, example)
             self.programs[key] = program
         self.programs.move_to_end(key)
         return self.programs[key]
 
 
+def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What programs of a model depend on besides its values."""
+    lighter = getattr(model, "quantised", None), getattr(model, "subset", None)
+    return (model.device, model.dtype, *lighter)
+
+
 _stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
 
 
 def store_of(model: PreTrainedModel) -> Store:
-    """The store of a model; a model that moved to another device or dtype begins anew."""
+    """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
     known = _stores.get(model)
-    if known is None or (known.device, known.dtype) != (model.device, model.dtype):
+    if known is None or known.form != form_of(model):
         known = _stores[model] = Store(model)
     return known
 

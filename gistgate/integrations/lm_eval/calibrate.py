@@ -29,6 +29,7 @@ from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
+from gistgate.forward.context import num_ids
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, model_scope
 from gistgate.integrations.lm_eval.calibrate_models import Models, load_models
@@ -139,8 +140,10 @@ def method_of(options: Options, models: Models) -> Method:
     rule = RULES[rule_id]
     if rule.knob is None or not rule.grid:
         raise UserError(f"The rule '{name}' has no knob to calibrate. Choose another, such as prob-ratio or fly.")
-    fixed = {**preset, **parse_settings(options.settings)}
-    fixed.pop(rule.knob, None)
+    said = parse_settings(options.settings)
+    if rule.knob in said:
+        raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away, or choose another rule.")
+    fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
     proof = models.gate.proof if models.gate is not None else None
     return Method(
         rule=rule_id,
@@ -178,7 +181,7 @@ def outcomes_of(
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:
             drafter, made = drafter_of(options, models, method), make_rule(rule, **settings)
-            parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": len(models.tokenizer)}
+            parts = {"gate": gate, "tokenizer": models.tokenizer, "vocabulary": num_ids(models.tokenizer)}
             decoder = Decoder(models.target, drafter, made, method.block, **parts)
             return decode_prompts(decoder, asked, range(start, start + len(asked)), options.batch_size, memory)
 

@@ -8,6 +8,7 @@ from gistgate.certificates.ledger import Ledger, hash_of
 from gistgate.certificates.looks import LOCAL, PUBLISHED
 from gistgate.certificates.planning import default_n
 from gistgate.errors import UserError
+from gistgate.forward.context import context_of
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.calibrate_models import Models
 from gistgate.integrations.lm_eval.calibrate_options import Options
@@ -26,8 +27,8 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     Raises:
         UserError: nothing is left for calibration.
     """
-    config = models.target.config.get_text_config()
-    maker = PromptMaker(task, models.tokenizer, getattr(config, "max_position_embeddings", None) or LONGEST)
+    context = context_of(models.target.config.get_text_config())
+    maker = PromptMaker(task, models.tokenizer, context or LONGEST)
     docs = task.documents("train")
     learned = learned_by(models.gate)
     unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)

@@ -22,7 +22,7 @@ from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
 from gistgate.build.preference import preferred
 from gistgate.build.wishes import AUTO
-from gistgate.certificates.holds import check_request
+from gistgate.certificates.holds import check_request, proof_in_use, warn_uncovered
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
@@ -124,8 +124,11 @@ class GatedLM(HFLM):
             "stops": [text for text in stop if text and text != eos],
             "sampling": sampling(kwargs),
         }
+        temperature = request["sampling"].temperature
         if self.proof is not None:
-            check_request(self.proof, temperature=request["sampling"].temperature, **self.prompting)
+            check_request(self.proof, temperature=temperature, **self.prompting)
+        elif (beside := proof_in_use(self.decoder)) is not None:
+            warn_uncovered(lambda: check_request(beside, temperature=temperature, **self.prompting))
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False

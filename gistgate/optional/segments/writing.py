@@ -37,7 +37,7 @@ class SegmentWriter:
         stops: Sequence[str] = (),
     ) -> None:
         """Write at most `limit` tokens with `model`; `eos_ids` and `stops` end a segment as they end an answer."""
-        self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=len(tokenizer))
+        self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer))
         self.boundaries, self.limit, self.eos_ids, self.stops = boundaries, limit, eos_ids, stops
 
     def write(

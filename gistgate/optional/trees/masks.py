@@ -13,6 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
+from gistgate.forward.reader import BY_SLOT
 from gistgate.forward.reader import Layout
 from gistgate.optional.trees.shape import lineage
 
@@ -86,6 +87,8 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
         raise UserError(
             f"{name} has layers of {', '.join(sorted(strange))}, which cannot read a tree. Use a drafter of chains."
         )
+    if config.model_type in BY_SLOT:
+        raise UserError(f"{name} measures distances in slots of its cache, not along a tree. Use a drafter of chains.")
     if (chosen := config._attn_implementation) not in MASKABLE:
         raise UserError(
             f"{name} runs with the attention '{chosen}', which takes no mask of a tree. "

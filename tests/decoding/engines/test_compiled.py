@@ -17,6 +17,7 @@ from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.errors import UserError
+from gistgate.forward.quantised import quantise
 from gistgate.request.slots import Usage
 from gistgate.rules import RULES, make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
@@ -200,6 +201,37 @@ def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: p
         decoder.generate(BATCH[:1], max_new_tokens=5)
     monkeypatch.setattr(compiled, "CompiledSession", None)  # it is not tried again
     decoder.generate(BATCH[:1], max_new_tokens=5)
+
+
+def test_one_rules_failure_is_not_anothers(traced: None, monkeypatch: pytest.MonkeyPatch):
+    class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
+        def accept(self, block: Any, state: Any) -> Any:
+            return block.valid if bool(block.valid.any()) else ~block.valid
+
+    strict = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 3, engine="compiled")
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        strict.having(rule=Peeking(0.1)).generate(BATCH[:1], max_new_tokens=5)
+    sessions: list[Any] = []
+    made = compiled.CompiledSession
+    monkeypatch.setattr(compiled, "CompiledSession", lambda *args: sessions.append(args) or made(*args))
+    strict.generate(BATCH[:1], max_new_tokens=5)
+    assert len(sessions) == 1
+
+
+def test_programs_belong_to_their_inputs_and_to_the_form_of_the_model(traced: None):
+    """A rule that draws feeds a draft program with numbers that another rule has not."""
+    target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
+    for rule in (make_rule("exact"), make_rule("random", rate=0.5)):
+        Decoder(target, ModelDrafter(draft), rule, 3, engine="compiled").generate(BATCH[:1], max_new_tokens=6)
+    known = store.store_of(draft)
+    assert len([key for key in known.programs if "draft" in key]) == 2
+    quantise(draft, "int8")
+    assert store.store_of(draft) is not known and store.store_of(target) is store.store_of(target)
+
+
+def test_without_a_block_nothing_is_drafted(traced: None):
+    eager, compiled = both("llama", make_rule("exact"), 0, BATCH[:1])
+    assert compiled == eager
 
 
 def test_the_model_is_left_as_it_was(traced: None):

@@ -218,6 +218,15 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
             choose_segments(probes, rule, settings)
     with pytest.raises(UserError, match="written by a draft model"):
         build_decoder(target, tokenizer, Wishes(segments=place / "probes"))
+    for wish, said in (
+        ({"budget": 0.01}, "certified for a budget of 0.03 with confidence 0.95 alone"),
+        ({"confidence": 0.99}, "certified for a budget of 0.03 with confidence 0.95 alone"),
+        ({"block": 4}, "Segments have no block"),
+        ({"stop_drafting": "0.4"}, "Segments have no stop_drafting"),
+    ):
+        with pytest.raises(UserError, match=said):
+            build_decoder(target, tokenizer, Wishes(draft=draft, segments=place / "probes", **wish))
+    build_decoder(target, tokenizer, Wishes(draft=draft, segments=place / "probes", budget=0.05, confidence=0.9))
     with pytest.raises(UserError, match="A tokenizer tells where segments end"):
         generate(target, draft_model=draft, segments=place / "probes")
     arguments = {"threshold": 0.4, "dtype": "auto", "segments": "somewhere"}
