@@ -54,8 +54,9 @@ BY_SLOT: dict[str, dict[str, Any]] = {
 def tiny_model(kind: str, vocabulary: int = 259, seed: int = 0) -> PreTrainedModel:
     """A random model whose greedy texts are varied and seldom undecided."""
     torch.manual_seed(seed)
+    sizes = {**SIZES, **MORE, **BY_SLOT}[kind]
     config = AutoConfig.for_model(
-        kind, **{**SIZES, **MORE, **BY_SLOT}[kind], vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
+        kind, **sizes, vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
     )
     config.bos_token_id = config.eos_token_id = config.pad_token_id = None
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -91,7 +91,7 @@ class Workshop:
         self.asking.check(proof, self.target)
 
     def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
-        """The certified settings within the budget, each once; one beside the gate itself has to bound the task's score."""
+        """The certified settings within the budget, each once; beside the gate only the task's own score counts."""
         asked = self.wishes if str(place) == str(self.wishes.gate) else replace(self.wishes, certificate=place)
         most = certified_point(asked, proof)
         if most is None:

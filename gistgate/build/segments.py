@@ -128,8 +128,8 @@ def check_budget(wishes: Wishes, certificate: dict[str, Any]) -> None:
         raise UserError("No setting of these probes is certified, so that no budget is kept. Leave the budget away.")
     if (wishes.budget is not None and wishes.budget < budget - 1e-9) or (wishes.confidence or 0.0) > confidence:
         raise UserError(
-            f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, or "
-            "calibrate the probes for what you want."
+            f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
+            "or calibrate the probes for what you want."
         )
 
 

@@ -1,4 +1,4 @@
-"""Models that measure distances in slots of the cache: no row's text depends on its neighbours, and trees are refused."""
+"""Models that measure distances in slots of the cache: rows keep apart, and trees are refused."""
 
 from __future__ import annotations
 

@@ -142,7 +142,7 @@ def method_of(options: Options, models: Models) -> Method:
         raise UserError(f"The rule '{name}' has no knob to calibrate. Choose another, such as prob-ratio or fly.")
     said = parse_settings(options.settings)
     if rule.knob in said:
-        raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away, or choose another rule.")
+        raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
     proof = models.gate.proof if models.gate is not None else None
     return Method(
