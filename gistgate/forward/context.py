@@ -15,4 +15,5 @@ def context_of(config: Any) -> int | None:
 
 def num_ids(tokenizer: Any) -> int:
     """One more than the largest id of a tokenizer: its length counts entries, and ids may have gaps."""
-    return 1 + max(tokenizer.get_vocab().values())
+    largest: int = max(tokenizer.get_vocab().values())
+    return 1 + largest

@@ -34,9 +34,10 @@ def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair):
     assert "No certificate covers" not in run("generate", pair / "target", "Tom has", *arguments)[2]
     status, _, err = run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7)
     assert status == 0 and "No certificate covers these requests" in err and "0.7" in err
-    assert "No certificate covers" not in run(
-        "generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7, "--rule", "exact"
-    )[2]
+    assert (
+        "No certificate covers"
+        not in run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7, "--rule", "exact")[2]
+    )
 
 
 def test_the_coloured_trace_lists_loose_tokens(run, pair):

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.forward.context import num_ids
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.rows import Row
 from gistgate.rules.exact import Exact

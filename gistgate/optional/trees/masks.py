@@ -13,8 +13,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
-from gistgate.forward.reader import BY_SLOT
-from gistgate.forward.reader import Layout
+from gistgate.forward.reader import BY_SLOT, Layout
 from gistgate.optional.trees.shape import lineage
 
 MASKABLE = ("sdpa", "eager")
