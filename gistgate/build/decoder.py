@@ -80,8 +80,8 @@ def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:
     named = [name for name in ("datastore", "corpus") if getattr(wishes, name) is not None]
     if named and sources.behind(drafter) is None:
         raise UserError(
-            f"The drafter '{drafter}' reads no {named[0]}. Name a drafter that does (--drafter), or leave the {named[0]} "
-            "away."
+            f"The drafter '{drafter}' reads no {named[0]}. Name a drafter that does (--drafter), or leave the "
+            f"{named[0]} away."
         )
     if sources.draft is None and (wishes.quantise_draft or wishes.draft_vocabulary):
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
