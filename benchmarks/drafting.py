@@ -43,6 +43,8 @@ from pipeline.common.progress import bar
 from pipeline.speed.clock import Contender, Prompts
 from pipeline.speed.race import lap, without_loops
 
+SHOWN = ("rule", "settings", "drafter", "block", "budget")
+"""What is published of a method's setting; its certificate stands in the results of the run."""
 FEWEST = 50
 """Prompts of a published comparison; some more are taken, since those that end in a loop are dropped."""
 
@@ -96,7 +98,7 @@ def main(
         if subset is None
         else {"size": len(subset.ids), "coverage": subset.coverage, "tried": sizes_tried},
         "max_new_tokens": request["max_new_tokens"],
-        "points": said,
+        "points": {name: {key: one[key] for key in SHOWN} for name, one in said.items()},
         "left_out": absent | skipped,
         "costs": {name: asdict(costs_of(folder, name)) for name in ladder.drafts},
         "assisted": read_json(folder / "assisted.json") if batch == 1 else None,

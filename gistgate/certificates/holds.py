@@ -75,6 +75,16 @@ def proof_in_use(decoder: Any) -> Proof | None:
     return proof if proof is not None and decoder.rule.knob is not None and decoder.rule.id == proof.rule else None
 
 
+def check_greedy(temperature: float) -> None:
+    """Refuse sampling where segments decide, whose certificates are about greedy decoding.
+
+    Raises:
+        UserError: tokens are sampled.
+    """
+    if temperature:
+        raise UserError(f"Segments were certified for greedy decoding, and the temperature is {temperature:g} here.")
+
+
 def warn_uncovered(check: Callable[[], None]) -> None:
     """Run a check of requests, and warn of what it refuses: nobody named the certificate, so that decoding goes on."""
     try:

@@ -167,7 +167,7 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     from gistgate.build.decoder import build_decoder, named_proof
     from gistgate.build.models import load_target
     from gistgate.build.preference import preferred
-    from gistgate.certificates.holds import proof_in_use, warn_uncovered
+    from gistgate.certificates.holds import check_greedy, proof_in_use, warn_uncovered
     from gistgate.decoding.engines.choice import Engine
     from gistgate.forward.allocation import keep_freed_memory
 
@@ -183,4 +183,6 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     decoder = build_decoder(loaded.model, loaded.tokenizer, wishes)
     if proof is None and (beside := proof_in_use(decoder)) is not None:
         warn_uncovered(lambda: asking.check(beside, loaded))
+    if wishes.segments is not None:
+        warn_uncovered(lambda: check_greedy(asking.temperature))
     return Loaded(loaded, decoder)

@@ -34,16 +34,17 @@ def doctor(
     """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay."""
     from gistgate.cli import show
     from gistgate.cli.decode import load
-    from gistgate.observing.outlook import advice, labelling, measure, outlook, strict_run
+    from gistgate.observing.outlook import Mismatches, advice, labelling, measure, outlook, strict_run
 
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, [])
     costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
-    counted = strict_run(loaded.decoder, ids, BLOCKS[-1], **request)
+    mismatches = Mismatches()
+    counted = strict_run(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
     outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = labelling(counted, BLOCKS[-1], len(ids))
+    effort = labelling(counted, mismatches.number, len(ids))
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
         typer.echo(json.dumps({**found, "advice": advice(outlooks), "prompts": len(ids)}))

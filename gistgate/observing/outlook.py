@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gistgate.block import Acceptance, Block
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.costs import Costs
 from gistgate.errors import UserError
 from gistgate.observing.race import Clock
+from gistgate.request.rows import Row
 from gistgate.request.statistics import Statistics, total
 from gistgate.rules.exact import Exact
 
@@ -96,18 +98,28 @@ class Effort:
     """Seconds of one label: half an answer, decoded alone. Batches divide it."""
 
 
-def labelling(counted: Statistics, block: int, prompts: int) -> Effort:
-    """The effort of labels, from the strict run at K = `block` over that many prompts.
+@dataclass
+class Mismatches:
+    """An observer of a decoder that counts the rounds which kept fewer tokens than were drafted."""
 
-    A round that kept fewer tokens than were drafted ended at a mismatch; a label is one continuation behind it.
-    """
-    mismatches = sum(count for length, count in counted.histogram.items() if length < block)
+    number: int = 0
+    layers: frozenset[str] = frozenset()
+    wants_q: bool = False
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        self.number += int((acceptance.length < block.valid.sum(-1)).sum())
+
+
+def labelling(counted: Statistics, mismatches: int, prompts: int) -> Effort:
+    """The effort of labels, from a strict run over that many prompts; a label is one continuation behind a mismatch."""
     return Effort(mismatches / prompts, counted.seconds["total"] / prompts / 2)
 
 
-def strict_run(decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, **request: Any) -> Statistics:
+def strict_run(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
+) -> Statistics:
     """What strict verification at K = `block` counts on these prompts, one after the other."""
-    strict = variant(decoder, block)
+    strict = variant(decoder, block).having(observer=observer)
     return total([strict.generate([ids], **request)[0].statistics for ids in prompts])
 
 

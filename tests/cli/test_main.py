@@ -2,9 +2,13 @@
 
 import io
 import json
+import shutil
+import warnings
+from dataclasses import replace
 
 import pytest
 
+from gistgate.certificates.certificate import read_proof
 from gistgate.observing import race as timing
 from tests.certificates.proofs import point, proof
 
@@ -29,15 +33,22 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
     assert ", 0 loose" not in err
 
 
-def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair):
-    arguments = ("--draft", pair / "draft", "--gate", pair / "gate", "--max-new-tokens", 8)
-    assert "No certificate covers" not in run("generate", pair / "target", "Tom has", *arguments)[2]
-    status, _, err = run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7)
-    assert status == 0 and "No certificate covers these requests" in err and "0.7" in err
-    assert (
-        "No certificate covers"
-        not in run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7, "--rule", "exact")[2]
-    )
+def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tmp_path):
+    shutil.copytree(pair / "gate", tmp_path / "gate")
+    kept, prompting = read_proof(pair / "gate"), {"num_fewshot": 0, "chat_template": False, "system": None}
+    scope = {**kept.scope, "guards": [], "temperature": 0.0, "prompting": prompting}
+    replace(kept, scope=scope).save(tmp_path / "gate")
+    arguments = ("--draft", pair / "draft", "--gate", tmp_path / "gate", "--max-new-tokens", 8)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="No certificate covers")
+        assert run("generate", pair / "target", "Tom has", *arguments)[0] == 0
+    with pytest.warns(
+        UserWarning, match=r"No certificate covers these requests.*temperature \(0.0 certified, 0.7 here"
+    ):
+        assert run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7)[0] == 0
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="No certificate covers")
+        assert run("generate", pair / "target", "Tom has", *arguments, "--temperature", 0.7, "--rule", "exact")[0] == 0
 
 
 def test_the_coloured_trace_lists_loose_tokens(run, pair):

@@ -17,6 +17,7 @@ from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.choice import ChoiceDrafter, Option
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
@@ -61,7 +62,7 @@ def drafter_of(kind: str, name: str) -> Drafter:
         "recycle": TokenRecycling,
         "cascade": lambda: CascadeDrafter(draft),
         "choice": lambda: ChoiceDrafter(options),
-        "hybrid": lambda: HybridDrafter(ModelDrafter(draft), cost=0.1, verify=1.0, block=4),
+        "hybrid": lambda: HybridDrafter(ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4),
         "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
     }
     drafter: Drafter = made[name]()

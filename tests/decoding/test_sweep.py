@@ -16,6 +16,7 @@ from gistgate.build.drafters import STORED
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import program, store
 from gistgate.drafters import DRAFTERS
+from gistgate.drafters.costs import Costs
 from gistgate.drafters.hybrid import HybridDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.optional.retrieval.corpus import CorpusDrafter
@@ -44,7 +45,7 @@ def drafter(name: str, kind: str) -> Any:
     if name in DRAFTERS:
         made: Any = DRAFTERS[name]
         if made is HybridDrafter:
-            return HybridDrafter(ModelDrafter(pair(kind)[1]), cost=0.1, verify=1.0, block=4)
+            return HybridDrafter(ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4)
         return made(pair(kind)[1]) if issubclass(made, ModelDrafter) else made()
     if name == "corpus":
         return CorpusDrafter(SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]]))

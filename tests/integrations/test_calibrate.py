@@ -95,8 +95,9 @@ def test_the_knob_is_not_set_by_hand(tmp_path, monkeypatch, folders):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90), False))
     options = Options(
-        task="sums", budget=0.2, rule="prob-ratio", target=str(folders[0]), draft=str(folders[1]), settings=("r=0.4",)
-    )
+        task="sums", budget=0.2, rule="prob-ratio", target=str(folders[0]), draft=str(folders[1]), settings=("r=0.4",),
+        out=tmp_path / "proof",
+    )  # fmt: skip
     with pytest.raises(UserError, match="Calibration chooses r itself"):
         certify(options)
 

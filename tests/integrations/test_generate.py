@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from gistgate.certificates.certificate import read_proof
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
 from gistgate.integrations.transformers.generate import generate
+from gistgate.integrations.transformers.parts import once
 from tests.architectures import tiny_model
 from tests.integrations.exported import EOS, PAD
+from tests.tiny import byte_tokenizer
 
 
 @pytest.mark.parametrize(
@@ -63,6 +68,25 @@ def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any
 def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
     with pytest.warns(UserWarning, match="the rule 'autojudge' was certified, not 'prob'"):
         generate(*pair, gate, rule="prob", r=0.5, max_new_tokens=8, **inputs)
+
+
+def test_without_a_tokenizer_unknown_markers_are_told(pair: Any, gate: Gate, inputs: Any) -> None:
+    with pytest.warns(UserWarning, match="nobody knows the chat, think and tool markers"):
+        generate(*pair, gate, max_new_tokens=8, **inputs)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Without tokenizer=")
+        generate(*pair, gate, tokenizer=byte_tokenizer(), max_new_tokens=8, **inputs)
+        generate(*pair, rule="exact", max_new_tokens=8, **inputs)
+
+
+def test_partners_of_a_loaded_gate_stay_alive() -> None:
+    """A key names them by their ids, which a later object could get."""
+    target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
+    known = ref(draft)
+    assert once(target, ("gate", id(draft)), lambda: "loaded", draft, None) == "loaded"
+    del draft
+    gc.collect()
+    assert known() is not None and once(target, ("gate", id(known())), lambda: "again", known()) == "loaded"
 
 
 def test_it_serves_generates_other_habits(pair: Any, inputs: Any, recwarn: pytest.WarningsRecorder) -> None:

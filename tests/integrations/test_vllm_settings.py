@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,16 +11,17 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope, weights_fingerprint
 from gistgate.integrations.vllm import checks, expand
 from gistgate.integrations.vllm.identity import check_proof
 from gistgate.integrations.vllm.policy import make_policy
-from gistgate.integrations.vllm.served import Served
+from gistgate.integrations.vllm.served import Served, folder_fingerprint, is_rounded
 from gistgate.integrations.vllm.settings import Settings, read_settings
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
@@ -264,6 +266,57 @@ def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served:
     check_proof(replace(kept, scope={**drafting, "drafting": None}), served, None)
 
 
+def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served: Served):
+    rounded = replace(served, rounded=True)
+    for settings in (Settings(gate=str(folder / "gate")), Settings(certificate=str(folder / "gate"))):
+        with pytest.raises(UserError, match="rounds weights or its cache"):
+            make_policy(settings, rounded)
+    assert make_policy(Settings(rule="fly", settings={"theta": 0.3}), rounded).rule.id == "fly"
+
+
+@pytest.mark.parametrize(
+    "model, draft, cache, expected",
+    [
+        (None, None, "auto", False), (None, None, "bfloat16", False), ("fp8", None, "auto", True),
+        (None, "awq", "auto", True), (None, None, "fp8_e4m3", True),
+    ],
+)  # fmt: skip
+def test_an_engine_that_rounds_is_known(model: str | None, draft: str | None, cache: str, expected: bool):
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(quantization=model), cache_config=SimpleNamespace(cache_dtype=cache),
+        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(quantization=draft)),
+    )  # fmt: skip
+    assert is_rounded(config) is expected
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
+        ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
+        ({"gate": "g", "budget": "0.03"}, "share of prompts"),
+        ({"gate": 5}, "a text is needed"),
+    ],
+)
+def test_a_budget_that_nothing_keeps_and_values_of_other_kinds_are_refused(value: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        read_settings(value)
+    assert read_settings({"gate": "g", "budget": 0.03}).budget == 0.03
+
+
+def test_buffers_and_consolidated_copies_are_no_weights(tmp_path: Path):
+    target = tiny_pair()[0]
+    target.save_pretrained(tmp_path / "plain")
+    shutil.copytree(tmp_path / "plain", tmp_path / "full")
+    weights = load_file(tmp_path / "full/model.safetensors")
+    save_file({"tok.weight": torch.ones(2)}, tmp_path / "full/consolidated.safetensors")
+    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    save_file({**weights, **buffer}, tmp_path / "full/model.safetensors", {"format": "pt"})
+    found = [folder_fingerprint(str(tmp_path / name)) for name in ("plain", "full")]
+    assert found[0] == found[1] == weights_fingerprint(target)
+
+
 def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):
     assert replace(served, method="ngram").drafter == "lookup"
     assert replace(served, method="ngram", lookup=(5, 5)).drafter == "ngram of 5 to 5 tokens"
+    assert replace(served, method="suffix").drafter == "vLLM's suffix"  # it reads other requests, ours does not

@@ -6,9 +6,19 @@ import pytest
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.costs import Costs
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
-from gistgate.observing.outlook import TIMED, advice, measure, outlook, tau_at
+from gistgate.observing.outlook import (
+    TIMED,
+    Mismatches,
+    advice,
+    labelling,
+    measure,
+    outlook,
+    strict_run,
+    tau_at,
+)
 from gistgate.rules.exact import Exact
 from tests.tiny import tiny_pair
 
@@ -54,6 +64,20 @@ def test_costs_of_a_real_pair_are_measured_without_reading_the_prompt():
     assert costs.step > 0 and costs.draft > 0 and set(costs.verify) == {2, 4} and min(costs.verify.values()) > 0
     with pytest.raises(UserError, match="first round"):
         measure(decoder, [[1, 2, 3]], (2,), max_new_tokens=1)
+
+
+def test_a_mismatch_is_a_draft_token_that_was_refused():
+    """Not a round in which less than K tokens, or none, were found to draft."""
+    target, draft = tiny_pair()
+    counted = []
+    for drafter in (PromptLookup(), ModelDrafter(draft)):
+        seen = Mismatches()
+        decoder = Decoder(target, drafter, Exact(), 8)
+        found = strict_run(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
+        counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
+        assert labelling(found, seen.number, 2).per_prompt == seen.number / 2
+    (by_lookup, short), _ = counted
+    assert by_lookup < short and counted[1][0] > 0
 
 
 def test_costs_need_few_prompts():

@@ -22,7 +22,7 @@ from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
 from gistgate.build.preference import preferred
 from gistgate.build.wishes import AUTO
-from gistgate.certificates.holds import check_request, proof_in_use, warn_uncovered
+from gistgate.certificates.holds import check_greedy, check_request, proof_in_use, warn_uncovered
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
@@ -72,7 +72,7 @@ class GatedLM(HFLM):
             UserError: unknown names, or parts that do not fit together.
         """
         wishes = preferred(replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name)))
-        self.proof = named_proof(wishes)
+        self.proof, self.is_in_segments = named_proof(wishes), wishes.segments is not None
         super().__init__(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
@@ -129,6 +129,8 @@ class GatedLM(HFLM):
             check_request(self.proof, temperature=temperature, **self.prompting)
         elif (beside := proof_in_use(self.decoder)) is not None:
             warn_uncovered(lambda: check_request(beside, temperature=temperature, **self.prompting))
+        elif self.is_in_segments:
+            warn_uncovered(lambda: check_greedy(temperature))
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False

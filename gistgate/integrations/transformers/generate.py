@@ -1,10 +1,13 @@
 """`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate.
 
-model.generate(**inputs, custom_generate=FOLDER, trust_remote_code=True, draft_model=DRAFT, gate=FOLDER)
+model.generate(
+    **inputs, custom_generate=FOLDER, trust_remote_code=True, draft_model=DRAFT, gate=FOLDER, tokenizer=TOKENIZER
+)
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +49,8 @@ def generate(
         draft_model: the draft, loaded or as a folder or hub id; then it gets the target's dtype and device.
         gate: a loaded gate, or the folder or hub id of one; it is checked against target, draft and tokenizer.
         stop_strings: texts that end an answer; needs `tokenizer`.
-        tokenizer: finds stop strings, and lets the gate check the vocabulary.
+        tokenizer: finds stop strings, lets the gate check the vocabulary, and knows the chat, think and tool markers
+            that are never accepted loosely; without it a warning says so.
         report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
         kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
             of `Wishes`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
@@ -61,7 +65,14 @@ def generate(
     wishes = settled(wishes, wishes.gate, model, wishes.draft)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     decoder = build_decoder(model, tokenizer, wishes)
-    decoding = GatedDecoding(decoder, strings, report, wishes.gate is not None, named_proof(wishes))
+    if tokenizer is None and decoder.rule.knob is not None:
+        warnings.warn(
+            "Without tokenizer= nobody knows the chat, think and tool markers, so that they may be accepted loosely. "
+            "Pass it as well.",
+            stacklevel=2,
+        )
+    is_gated = wishes.gate is not None or wishes.segments is not None
+    decoding = GatedDecoding(decoder, strings, report, is_gated, named_proof(wishes))
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -38,14 +39,15 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
     gate = wishes.gate
     if gate is not None:
         key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
-        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer))
+        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer), draft, tokenizer)
     segments = wishes.segments
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
         from gistgate.build.segments import load_segments
 
         place = segments
         key = ("segments", str(place), changed(place), *partners)
-        segments = once(target, key, lambda: load_segments(folder_of(place), target, draft, tokenizer))
+        loading = partial(load_segments, folder_of(place), target, draft, tokenizer)
+        segments = once(target, key, loading, draft, tokenizer)
     return replace(wishes, draft=draft, gate=gate, segments=segments)
 
 
@@ -63,12 +65,15 @@ def checked_gate(
     return gate
 
 
-def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T]) -> T:
-    """What `load` returned when it was first called for this target and key."""
+def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *partners: Any) -> T:
+    """What `load` returned when it was first called for this target and key.
+
+    `partners`, whose ids are in the key, are kept: another object could get the id of one that is gone.
+    """
     known = LOADED.setdefault(target, {})
     if key not in known:
-        known[key] = load()
-    value: T = known[key]
+        known[key] = load(), partners
+    value: T = known[key][0]
     return value
 
 

@@ -47,6 +47,11 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     """
     if settings.strict:
         return Policy()
+    if served.rounded and (settings.gate is not None or settings.certificate is not None):
+        raise UserError(
+            "gistgate: this engine rounds weights or its cache when it loads them (quantization, kv-cache-dtype), so "
+            "that a gate sees other states and no certificate holds. Serve them as they are, or name a rule alone."
+        )
     gate = load_gate(settings, served)
     name, values, source, sampled = choose(settings, served, gate)
     if isinstance(values.get("counts"), str):  # read once, and not again for each stricter setting

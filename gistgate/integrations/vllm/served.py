@@ -8,12 +8,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from gistgate.build.weights import weight_files
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.identity import ModelIdentity, sampled
 from gistgate.protocol import added_ids
 
 DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
 """Our drafter ids by vLLM's speculative methods."""
+WHOLE = ("bfloat16", "float16", "float32")
+"""Types of a cache that is not rounded."""
+BUFFERS = (".rotary_emb.inv_freq",)
+"""Ends of the names of tensors that some checkpoints hold and no model has as a parameter."""
 LOOKUP = (1, PromptLookup.n_max)
 """Shortest and longest run of tokens that our `lookup` looks for."""
 
@@ -47,6 +52,8 @@ class Served:
     """Folder or hub id of the draft model; None for another method."""
     lookup: tuple[int, int] = LOOKUP
     """Shortest and longest run of tokens that vLLM's `ngram` looks for; means nothing for another method."""
+    rounded: bool = False
+    """Whether the engine rounds weights or its cache when it loads them."""
     schedule: tuple[int, ...] = ()
     """Drafted tokens at other numbers of running requests, where vLLM's schedule names some."""
 
@@ -55,7 +62,7 @@ class Served:
         """Our id of the drafter; vLLM's name where we have none that proposes the same."""
         if self.method == "ngram" and self.lookup != LOOKUP:
             return f"ngram of {self.lookup[0]} to {self.lookup[1]} tokens"
-        return DRAFTERS.get(self.method, self.method)
+        return DRAFTERS.get(self.method, f"vLLM's {self.method}")
 
     @property
     def block(self) -> int:
@@ -106,8 +113,17 @@ def read_served(config: Any) -> Served:
         max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
         lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0),
+        rounded=is_rounded(config),
         schedule=tuple(num for _, _, num in speculation.num_speculative_tokens_per_batch_size or ()),
     )
+
+
+def is_rounded(config: Any) -> bool:
+    """Whether the engine rounds the target, the draft model or its cache of keys and values to fewer bits."""
+    models = (config.model_config, getattr(config.speculative_config, "draft_model_config", None))
+    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto"))
+    whole = cache == "auto" or cache.removeprefix("torch.") in WHOLE
+    return not whole or any(getattr(model, "quantization", None) is not None for model in models)
 
 
 def load_tokenizer(model: Any) -> Any:
@@ -134,17 +150,12 @@ def folder_fingerprint(model: str) -> str | None:
     from safetensors import safe_open
 
     digest, places = hashlib.sha256(), {}
-    for path in weight_files(model):
+    for path in weight_files(Path(model)) if Path(model).is_dir() else []:
         with safe_open(path, framework="pt") as file:
-            places.update(dict.fromkeys(file.keys(), path))
+            places.update({name: path for name in file.keys() if not name.endswith(BUFFERS)})  # noqa: SIM118
     for name, path in sorted(places.items()):
         with safe_open(path, framework="pt") as file:
             tensor = file.get_tensor(name)
         digest.update(str(tuple(tensor.shape)).encode())
         digest.update(sampled(tensor).view(torch.int16).numpy().tobytes())
     return digest.hexdigest() if places else None
-
-
-def weight_files(model: str) -> list[Path]:
-    """The safetensors files of a model folder; none for a hub id."""
-    return sorted(Path(model).glob("*.safetensors")) if Path(model).is_dir() else []

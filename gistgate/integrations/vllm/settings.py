@@ -41,6 +41,16 @@ class Settings:
             raise UserError('gistgate: name a "rule", a "gate" or a "certificate", or set "strict" to true.')
         if self.certificate is not None and (self.rule or self.settings):
             raise UserError("gistgate: a certificate names rule and settings itself. Leave these keys away.")
+        if self.budget is not None and self.certificate is None and not self._asks_gate:
+            raise UserError(
+                "gistgate: a budget is kept by a certificate, which a rule or a risk that is named does not have. "
+                "Leave the budget away, or name a gate or a certificate alone."
+            )
+
+    @property
+    def _asks_gate(self) -> bool:
+        """Whether the gate's own certificate says how loose decoding is."""
+        return self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
 
 
 def read_settings(value: Any) -> Settings:
@@ -60,6 +70,11 @@ def read_settings(value: Any) -> Settings:
             raise UserError(f"gistgate: '{name}' is {value[name]!r}, but it is true or false.")
     if not isinstance(value.get("settings", {}), dict):
         raise UserError("gistgate: 'settings' is no JSON object. Write for instance {\"theta\": 0.3}.")
+    for name in ("rule", "gate", "certificate"):
+        if not isinstance(value.get(name, ""), str):
+            raise UserError(f"gistgate: '{name}' is {value[name]!r}, but a text is needed.")
+    if type(value.get("budget", 0.0)) not in (int, float):
+        raise UserError(f"gistgate: 'budget' is {value['budget']!r}, but it is a share of prompts, such as 0.03.")
     protected = value.get("protected", ())
     if not isinstance(protected, list | tuple) or not all(type(token) is int for token in protected):
         raise UserError("gistgate: 'protected' is no list of token ids.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,12 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
     for role, model in zip(ROLES, (target, draft), strict=True):
         identity, hidden_size, pooling = described(config, role, place)
         check_model(role, identity, model)
+        if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
+            warnings.warn(
+                f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "
+                "certificate covers that.",
+                stacklevel=2,
+            )
         width = model.config.get_text_config().hidden_size
         with torch.device("meta"):  # shapes alone: huge sizes in a configuration cost nothing
             probe = Probe(width, hidden_size, pooling)

@@ -9,6 +9,7 @@ Axis letters: B rows, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
 
 import torch
 from torch import Tensor
@@ -108,7 +109,8 @@ class Reward(Step):
             raise UserError(
                 f"A reward model has one label or two, and this has {model.config.num_labels}. Use another."
             )
-        self.model, self.tokenizer, self.source = model.eval(), tokenizer, source
+        self.model, self.tokenizer, self.source = model.eval(), deepcopy(tokenizer), source
+        self.tokenizer.truncation_side = "left"  # the step that is judged stands at the end of a long text
 
     def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
         read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]

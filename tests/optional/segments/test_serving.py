@@ -196,6 +196,19 @@ def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
     assert None in drafted and all(one is None or one >= 0 for one in drafted)
 
 
+def test_sampling_and_another_dtype_are_told(place, parts):
+    command = ["generate", str(place / "target"), PROMPTS[1], "--draft", str(place / "draft"), "--dtype", "float32"]
+    command += ["--segments", str(place / "probes"), "--max-new-tokens", "8"]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="No certificate covers")
+        assert CliRunner().invoke(app, command).exit_code == 0
+    with pytest.warns(UserWarning, match="certified for greedy decoding"):
+        assert CliRunner().invoke(app, [*command, "--temperature", "0.8"]).exit_code == 0
+    target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in parts[:2])
+    with pytest.warns(UserWarning, match="The draft computes in bfloat16"):
+        load_probes(place / "probes", target, draft)
+
+
 def test_without_a_certificate_it_is_strict_until_somebody_says_otherwise(place, parts):
     probes = Probes(Probe(32, 8), Probe(32, 8), "step", 8)
     closed = choose_segments(probes, None, {})

@@ -112,6 +112,14 @@ def test_a_reward_model_decides(labels):
     assert [a.ids for a in decode(reward(labels, -20.0), SegmentRule(threshold=0.7))] == greedy()
 
 
+def test_a_long_text_keeps_its_end():
+    """The step that is judged stands there."""
+    judge = reward(1, 0.0)
+    judge.tokenizer.model_max_length = 6
+    short, long = (judge._inputs(text)["input_ids"][0].tolist() for text in ("Tom has", "Anna and Tom has"))
+    assert len(long) == 6 and long[-3:] == short[-3:] and TOKENIZER.truncation_side == "right"
+
+
 def test_equal_own_steps_pass_and_cost_a_forward_per_token():
     answers = decode(own(), SegmentRule(threshold=0.5))
     assert [answer.ids for answer in answers] == greedy()
