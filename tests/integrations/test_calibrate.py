@@ -96,7 +96,7 @@ def test_the_knob_is_not_set_by_hand(tmp_path, monkeypatch, folders):
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=90), False))
     options = Options(
         task="sums", budget=0.2, rule="prob-ratio", target=str(folders[0]), draft=str(folders[1]), settings=("r=0.4",),
-        out=tmp_path / "proof",
+        out=tmp_path / "proof", development=20,
     )  # fmt: skip
     with pytest.raises(UserError, match="Calibration chooses r itself"):
         certify(options)

@@ -271,7 +271,7 @@ def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served
     for settings in (Settings(gate=str(folder / "gate")), Settings(certificate=str(folder / "gate"))):
         with pytest.raises(UserError, match="rounds weights or its cache"):
             make_policy(settings, rounded)
-    assert make_policy(Settings(rule="fly", settings={"theta": 0.3}), rounded).rule.id == "fly"
+    assert make_policy(Settings(rule="fly", settings={"window": 2}), rounded).rule.id == "fly"
 
 
 @pytest.mark.parametrize(
