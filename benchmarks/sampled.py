@@ -23,6 +23,7 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.drafters.model import ModelDrafter
+from gistgate.forward.context import num_ids
 from gistgate.observing.intervals import ratio_of_sums
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.rules import make_rule
@@ -71,7 +72,7 @@ def make_decoders(workload: Workload) -> dict[str, Decoder]:
             make_rule(rule),
             block if drafter else 0,
             tokenizer=workload.pair.tokenizer,
-            vocabulary=len(workload.pair.tokenizer),
+            vocabulary=num_ids(workload.pair.tokenizer),
         )
         for name, (drafter, rule) in arms.items()
     }

@@ -143,6 +143,8 @@ def costs_of(measured: dict[str, Any]) -> tuple[Costs, int]:
     if isinstance(verify, int | float):
         verify = {block: verify}
     by_block = {int(num): float(price) for num, price in verify.items()}
+    if not by_block or min(by_block.values()) <= 0:
+        raise ValueError("the costs of verification are no positive numbers")
     return Costs(1.0, float(measured["cost"]), by_block), block
 
 

@@ -24,6 +24,7 @@ from gistgate.block import Block, Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Draft, Drafter
 from gistgate.drafters.model import ModelDrafter
+from gistgate.forward.context import num_ids
 from gistgate.forward.reader import left_padded
 from gistgate.gates.features import extract, layers_needed
 from gistgate.rules import make_rule
@@ -94,7 +95,7 @@ class FeatureReader:
             make_rule("exact"),
             block,
             tokenizer=pair.tokenizer,
-            vocabulary=len(pair.tokenizer),
+            vocabulary=num_ids(pair.tokenizer),
             observer=self.observer,
         )
 

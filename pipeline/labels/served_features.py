@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gistgate.forward.context import num_ids
 from pipeline.common.resume import SCRATCH
 from pipeline.labels.output_layer import load_output_layer
 from pipeline.labels.state_features import StateFeatures, numbers_of
@@ -30,4 +31,4 @@ def served_features(
     states = VllmStates(source.target, numbers, params.engine.arguments, SCRATCH / "states")
     output = load_output_layer(source.target)
     draft = None if source.draft is None else load_model(source.draft)
-    return StateFeatures(states, output, draft, prompts, names, numbers, len(pair.tokenizer))
+    return StateFeatures(states, output, draft, prompts, names, numbers, num_ids(pair.tokenizer))

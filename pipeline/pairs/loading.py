@@ -23,6 +23,7 @@ from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer
 from gistgate.build.weights import check_gguf, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.allocation import keep_freed_memory
+from gistgate.forward.context import num_ids
 from gistgate.forward.quantised import quantise
 from pipeline.pairs.source import ModelSource, PairSource
 
@@ -124,9 +125,9 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
         UserError: an id has two meanings, a model lacks ids, or the draft's tokenizer cannot be read.
     """
     for role, size in sizes.items():
-        if size < len(tokenizer):
+        if size < (needed := num_ids(tokenizer)):
             raise UserError(
-                f"The {role} knows {size} tokens, but the tokenizer has {len(tokenizer)}. Choose models of one family: "
+                f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
                 "speculative decoding needs one vocabulary."
             )
     draft = source.draft

@@ -84,6 +84,12 @@ def test_costs_come_from_the_policy(tmp_path):
     assert made.binding == {"stopping": Stopping(0.3).binding, **measured} and made.stops_early
     older = Sources(pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured={**measured, "verify": 1.1}))
     assert made.costs.verification(1) == 0.9 and make_drafter("hybrid", older).costs.verification(1) == 1.1
+    for verify in ({}, {"6": 0.0}, {"6": "much"}, None):
+        damaged = Sources(
+            pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured={**measured, "verify": verify})
+        )
+        with pytest.raises(UserError, match="Measure them with `gistgate fit-draft`"):
+            make_drafter("hybrid", damaged)
     for stopping in (None, "0.4"):
         with pytest.raises(UserError, match="measured costs"):
             make_drafter("hybrid", Sources(pair("llama")[0], draft=draft, stopping=stopping))

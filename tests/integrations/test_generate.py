@@ -71,7 +71,7 @@ def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) ->
 
 
 def test_without_a_tokenizer_unknown_markers_are_told(pair: Any, gate: Gate, inputs: Any) -> None:
-    with pytest.warns(UserWarning, match="nobody knows the chat, think and tool markers"):
+    with pytest.warns(UserWarning, match="the chat, think and tool markers are unknown"):
         generate(*pair, gate, max_new_tokens=8, **inputs)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Without tokenizer=")

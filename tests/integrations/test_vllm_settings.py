@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from gistgate.errors import UserError
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope, weights_fingerprint
-from gistgate.integrations.vllm import checks, expand
+from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.vllm.identity import check_proof
 from gistgate.integrations.vllm.policy import make_policy
-from gistgate.integrations.vllm.served import Served, folder_fingerprint, is_rounded
+from gistgate.integrations.vllm.served import Served
 from gistgate.integrations.vllm.settings import Settings, read_settings
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
@@ -200,64 +196,6 @@ def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
         read_settings(value)
 
 
-def test_an_unknown_version_is_refused_unless_it_is_asked_for():
-    checks.check_version("0.32.1", False)
-    for version in ("0.33.0", "0.31.0", "0.3.2"):
-        checks.check_version(version, True)
-        with pytest.raises(UserError, match="was tested with vLLM"):
-            checks.check_version(version, False)
-
-
-def test_a_renamed_parameter_is_refused():
-    def moved(draft_ids: Any, num_draft_tokens: Any) -> None: ...
-
-    with pytest.raises(UserError, match="rejection_sample should have draft_token_ids"):
-        checks.check_names("V1", moved)
-
-
-def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
-    """A configuration of vLLM with which nothing is wrong but the changes."""
-    parallel = {"pipeline_parallel_size": 1, "data_parallel_size": 1, **changes.pop("parallel", {})}
-    asked = {"method": "draft_model", "rejection_sample_method": "standard", **(speculation or {})}
-    return SimpleNamespace(
-        speculative_config=SimpleNamespace(**asked), parallel_config=SimpleNamespace(**parallel),
-        **{"lora_config": None, "watermark_config": None, **changes},
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    "config, words",
-    [
-        (engine(lora_config=object()), "LoRA"), (engine(watermark_config=object()), "watermarking"),
-        (engine({"use_heterogeneous_vocab": True}), "heterogeneous"),
-        (engine({"method": "extract_hidden_states"}), "drafts"),
-        (engine({"rejection_sample_method": "synthetic"}), "synthetic"),
-        (engine({"rejection_sample_method": "fly"}), "fly"),
-        (engine(parallel={"pipeline_parallel_size": 2}), "pipeline"),
-        (SimpleNamespace(speculative_config=None, parallel_config=None), "does not speculate"),
-    ],
-)  # fmt: skip
-def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
-    checks.check_engine(engine())
-    with pytest.raises(UserError, match=words):
-        checks.check_engine(config)
-
-
-@pytest.mark.parametrize("method", ["synthetic", "fly"])
-def test_a_strict_server_refuses_lossy_options_of_vllm(method: str):
-    checks.check_strict(engine())
-    checks.check_strict(engine({"rejection_sample_method": "block"}))
-    with pytest.raises(UserError, match="lossy"):
-        checks.check_strict(engine({"rejection_sample_method": method}))
-
-
-def test_parameters_are_expanded_to_tokens():
-    ends = torch.tensor([2, 2, 5], dtype=torch.int32)
-    found = expand.expand(torch.tensor([0.0, 0.7, 2.0]), ends, 5, 0, 1)
-    assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
-    assert expand.is_right(expand.expand) and not expand.is_right(lambda x, ends, num: x.new_zeros(num))
-
-
 def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served: Served):
     drafting = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "drafting": {"stopping": {"floor": 0.3}}}
     kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=drafting)
@@ -275,21 +213,6 @@ def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served
 
 
 @pytest.mark.parametrize(
-    "model, draft, cache, expected",
-    [
-        (None, None, "auto", False), (None, None, "bfloat16", False), ("fp8", None, "auto", True),
-        (None, "awq", "auto", True), (None, None, "fp8_e4m3", True),
-    ],
-)  # fmt: skip
-def test_an_engine_that_rounds_is_known(model: str | None, draft: str | None, cache: str, expected: bool):
-    config = SimpleNamespace(
-        model_config=SimpleNamespace(quantization=model), cache_config=SimpleNamespace(cache_dtype=cache),
-        speculative_config=SimpleNamespace(draft_model_config=SimpleNamespace(quantization=draft)),
-    )  # fmt: skip
-    assert is_rounded(config) is expected
-
-
-@pytest.mark.parametrize(
     "value, words",
     [
         ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
@@ -302,18 +225,6 @@ def test_a_budget_that_nothing_keeps_and_values_of_other_kinds_are_refused(value
     with pytest.raises(UserError, match=words):
         read_settings(value)
     assert read_settings({"gate": "g", "budget": 0.03}).budget == 0.03
-
-
-def test_buffers_and_consolidated_copies_are_no_weights(tmp_path: Path):
-    target = tiny_pair()[0]
-    target.save_pretrained(tmp_path / "plain")
-    shutil.copytree(tmp_path / "plain", tmp_path / "full")
-    weights = load_file(tmp_path / "full/model.safetensors")
-    save_file({"tok.weight": torch.ones(2)}, tmp_path / "full/consolidated.safetensors")
-    buffer = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    save_file({**weights, **buffer}, tmp_path / "full/model.safetensors", {"format": "pt"})
-    found = [folder_fingerprint(str(tmp_path / name)) for name in ("plain", "full")]
-    assert found[0] == found[1] == weights_fingerprint(target)
 
 
 def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):

@@ -21,7 +21,8 @@ Prompt = dict[str, Any]
 USED = Path("data/prompts")
 """Where a finished run keeps its prompts."""
 DIGITS = 10
-"""Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8."""
+"""Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8. The
+ledger of looks hashes token ids instead, which are others where a prompt is built in another way."""
 
 
 class PromptMaker:

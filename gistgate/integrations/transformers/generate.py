@@ -67,8 +67,8 @@ def generate(
     decoder = build_decoder(model, tokenizer, wishes)
     if tokenizer is None and decoder.rule.knob is not None:
         warnings.warn(
-            "Without tokenizer= nobody knows the chat, think and tool markers, so that they may be accepted loosely. "
-            "Pass it as well.",
+            "Without tokenizer= the chat, think and tool markers are unknown, so that they may be accepted loosely. "
+            "Pass tokenizer= as well.",
             stacklevel=2,
         )
     is_gated = wishes.gate is not None or wishes.segments is not None

@@ -71,9 +71,9 @@ def read_settings(value: Any) -> Settings:
     if not isinstance(value.get("settings", {}), dict):
         raise UserError("gistgate: 'settings' is no JSON object. Write for instance {\"theta\": 0.3}.")
     for name in ("rule", "gate", "certificate"):
-        if not isinstance(value.get(name, ""), str):
+        if not isinstance(value.get(name), str | None):
             raise UserError(f"gistgate: '{name}' is {value[name]!r}, but a text is needed.")
-    if type(value.get("budget", 0.0)) not in (int, float):
+    if type(value.get("budget")) not in (int, float, type(None)):
         raise UserError(f"gistgate: 'budget' is {value['budget']!r}, but it is a share of prompts, such as 0.03.")
     protected = value.get("protected", ())
     if not isinstance(protected, list | tuple) or not all(type(token) is int for token in protected):

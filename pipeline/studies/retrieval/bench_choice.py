@@ -17,6 +17,7 @@ import torch
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.forward.context import num_ids
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from pipeline.common.decoders import make_drafter, read_prompts
@@ -55,7 +56,7 @@ def main(
             make_rule("exact"),
             block if drafter else 0,
             tokenizer=workload.pair.tokenizer,
-            vocabulary=len(workload.pair.tokenizer),
+            vocabulary=num_ids(workload.pair.tokenizer),
         )
         for name, drafter in drafters.items()
     }

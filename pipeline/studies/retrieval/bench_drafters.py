@@ -21,6 +21,7 @@ from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
+from gistgate.forward.context import num_ids
 from gistgate.optional.retrieval.sen import SenDrafter
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
@@ -100,7 +101,7 @@ def decoder(workload: Workload, drafter: Drafter | None, point: Operating, soft:
         make_rule(point.rule, **point.settings) if soft else make_rule("exact"),
         0 if drafter is None else point.block,
         tokenizer=workload.pair.tokenizer,
-        vocabulary=len(workload.pair.tokenizer),
+        vocabulary=num_ids(workload.pair.tokenizer),
     )
 
 

@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.bench import RESULTS, save
 from gistgate.decoding.decoder import Decoder
+from gistgate.forward.context import num_ids
 from gistgate.optional.segments.building import segment_decoder
 from gistgate.optional.segments.judges import Constant
 from gistgate.optional.segments.rule import SegmentDraw
@@ -56,7 +57,7 @@ def decoders(pair: Pair) -> dict[str, Decoder]:
                 SegmentDraw(),
                 style=style,
                 limit=limit,
-                vocabulary=len(pair.tokenizer),
+                vocabulary=num_ids(pair.tokenizer),
             )
     return found
 

@@ -9,6 +9,7 @@ from transformers import AutoModelForSequenceClassification
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.forward.context import num_ids
 from gistgate.gates.gate import Gate
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.building import segment_decoder
@@ -63,7 +64,7 @@ class Method:
         pair, probes, own = parts.pair, parts.probes, parts.own
         return segment_decoder(
             pair.target, pair.draft_model, pair.tokenizer, self.opinion(parts, value), self.rule(value),
-            style=probes.style, limit=probes.limit, replacement=self.replacement, vocabulary=len(pair.tokenizer),
+            style=probes.style, limit=probes.limit, replacement=self.replacement, vocabulary=num_ids(pair.tokenizer),
             token_gate=parts.gate if self.gated else None, risk=own.risk,
         )  # fmt: skip
 

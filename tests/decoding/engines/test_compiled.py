@@ -58,7 +58,7 @@ def both(
     return [[(one.ids, one.reasons, one.finish) for one in answer] for answer in answers]
 
 
-@pytest.mark.parametrize("block", [1, 4])
+@pytest.mark.parametrize("block", [0, 1, 4])
 @pytest.mark.parametrize("rows", [1, 3, 4])
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
 def test_it_writes_the_greedy_texts(traced: None, kind: str, rows: int, block: int):
@@ -191,11 +191,14 @@ def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
         decoder.generate([[5, 6]], max_new_tokens=1)
 
 
-def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
-    class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
-        def accept(self, block: Any, state: Any) -> Any:
-            return block.valid if bool(block.valid.any()) else ~block.valid
+class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
+    """Looks at a value."""
 
+    def accept(self, block: Any, state: Any) -> Any:
+        return block.valid if bool(block.valid.any()) else ~block.valid
+
+
+def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
     decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled")
     with pytest.warns(UserWarning, match="cannot be traced"):
         decoder.generate(BATCH[:1], max_new_tokens=5)
@@ -204,10 +207,6 @@ def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: p
 
 
 def test_one_rules_failure_is_not_anothers(traced: None, monkeypatch: pytest.MonkeyPatch):
-    class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
-        def accept(self, block: Any, state: Any) -> Any:
-            return block.valid if bool(block.valid.any()) else ~block.valid
-
     strict = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 3, engine="compiled")
     with pytest.warns(UserWarning, match="cannot be traced"):
         strict.having(rule=Peeking(0.1)).generate(BATCH[:1], max_new_tokens=5)
@@ -227,11 +226,6 @@ def test_programs_belong_to_their_inputs_and_to_the_form_of_the_model(traced: No
     assert len([key for key in known.programs if "draft" in key]) == 2
     quantise(draft, "int8")
     assert store.store_of(draft) is not known and store.store_of(target) is store.store_of(target)
-
-
-def test_without_a_block_nothing_is_drafted(traced: None):
-    eager, compiled = both("llama", make_rule("exact"), 0, BATCH[:1])
-    assert compiled == eager
 
 
 def test_the_model_is_left_as_it_was(traced: None):

@@ -4,9 +4,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
 from gistgate.certificates.scope import task_hash
-from gistgate.files import fingerprint
+from gistgate.files import fingerprint, write_text
 from gistgate.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.task_files import files_of
@@ -63,28 +65,16 @@ def test_other_calibration_prompts_are_another_scope(tmp_path, monkeypatch):
     assert {key for key in before if before[key] != after[key]} == {"prompts"}
 
 
-def test_the_python_beside_the_task_belongs_to_it(tmp_path, monkeypatch):
-    """Also behind an included file; modules of installed packages do not count."""
+@pytest.mark.parametrize("changed", ["sums.yaml", "base.yaml", "judges/strict.py"])
+def test_what_a_task_includes_and_the_python_beside_it_belong_to_it(changed, tmp_path, monkeypatch):
+    """Also the Python behind an included file; modules of installed packages do not count."""
     monkeypatch.chdir(tmp_path)
     tasks = tmp_path / "data/tasks"
-    tasks.mkdir(parents=True)
-    (tasks / "sums.yaml").write_text("include: base.yaml\ntask: sums\ndoc_to_text: !function os.path.join\n")
-    (tasks / "base.yaml").write_text("process_results: !function judges.strict.score\n")
-    (tasks / "judges").mkdir()
-    (tasks / "judges/strict.py").write_text("def score(): return 1\n")
+    write_text(tasks / "sums.yaml", "include: base.yaml\ntask: sums\ndoc_to_text: !function os.path.join\n")
+    write_text(tasks / "base.yaml", "process_results: !function judges.strict.score\n")
+    write_text(tasks / "judges/strict.py", "def score(): return 1\n")
     names = [path.relative_to(tasks).as_posix() for path in files_of(tasks / "sums.yaml")]
     assert names == ["sums.yaml", "base.yaml", "judges/strict.py"] and files_of(tasks / "none.yaml") == []
     before = task_hash(TASK)
-    (tasks / "judges/strict.py").write_text("def score(): return 0\n")
-    assert task_hash(TASK) != before
-
-
-def test_a_file_that_the_task_includes_belongs_to_the_task(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    tasks = tmp_path / "data/tasks"
-    tasks.mkdir(parents=True)
-    (tasks / "sums.yaml").write_text("include: base.yaml\ntask: sums\n")
-    (tasks / "base.yaml").write_text("num_fewshot: 0\n")
-    before = task_hash(TASK)
-    (tasks / "base.yaml").write_text("num_fewshot: 1\n")
+    write_text(tasks / changed, (tasks / changed).read_text() + "# changed\n")
     assert task_hash(TASK) != before
