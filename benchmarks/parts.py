@@ -19,7 +19,7 @@ from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines.drafting import draft_program
 from gistgate.decoding.engines.program import Program
-from gistgate.decoding.engines.rounds import DraftToken, context_of
+from gistgate.decoding.engines.rounds import DraftToken
 from gistgate.decoding.engines.slots import attending_to_slots, forward
 from gistgate.decoding.engines.store import rounded, store_of
 from gistgate.errors import UserError
@@ -56,7 +56,7 @@ class Forward:
         """Memory M, ids [B, N], number of the first [B, 1] -> argmax [B, N]."""
         *memory, ids, first = tensors
         positions = first + torch.arange(self.tokens, device=ids.device)
-        z = forward(self.model, memory, ids, positions, self.tokens, context_of(self.model))
+        z = forward(self.model, memory, ids, positions, self.tokens)
         return (z.argmax(-1),)
 
     def compiled(self, room: int) -> Callable[[], object]:

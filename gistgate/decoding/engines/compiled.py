@@ -16,9 +16,10 @@ from gistgate.block import Sampling
 from gistgate.decoding.commit import commit
 from gistgate.decoding.engines.drafting import draft_program
 from gistgate.decoding.engines.program import Program
-from gistgate.decoding.engines.rounds import FEED, DraftToken, Prefill, VerifyRound
+from gistgate.decoding.engines.prompts import PromptReader, rounded_up, stretch_of
+from gistgate.decoding.engines.rounds import FEED, DraftToken, VerifyRound
 from gistgate.decoding.engines.slots import attending_to_slots
-from gistgate.decoding.engines.store import rounded, store_of, stretch_of
+from gistgate.decoding.engines.store import rounded, store_of
 from gistgate.decoding.parts import Parts
 from gistgate.request.rows import Generation, Row, count_notes, finished, spend
 from gistgate.request.slots import Slots
@@ -34,17 +35,18 @@ class CompiledSession:
         self.num = parts.block
         self.device = parts.target.device
         self.batch = 1 << (len(rows) - 1).bit_length()
-        stretch = stretch_of(self.device)
-        longest = max(len(row.text) for row in rows)
+        longest = rounded_up(max(len(row.text) for row in rows), stretch_of(parts.target))
         # Room for the prompt in whole stretches, the answer, a block that runs over its end, and the last slot.
-        self.slots = rounded(-(-longest // stretch) * stretch + stop.max_new_tokens + self.num + 3)
+        self.slots = rounded(longest + stop.max_new_tokens + self.num + 3)
         self.draft_model = None if parts.drafter is None or not parts.block else parts.drafter.model
         self.results: dict[int, Generation] = {}
         if (move := getattr(parts.gate, "to", None)) is not None:  # tracing must not be what moves it
             move(self.device)
-        self._read_target, self._memory = self._prefiller(parts.target)
+        self._memory = self._cleared(parts.target)
+        self._readers = [PromptReader(parts.target, self._memory)]
         if self.draft_model is not None:
-            self._read_draft, self._draft_memory = self._prefiller(self.draft_model)
+            self._draft_memory = self._cleared(self.draft_model)
+            self._readers.append(PromptReader(self.draft_model, self._draft_memory))
             self._steps = self._draft_steps(self.draft_model)
         self._round_program = self._verify_round()
 
@@ -52,14 +54,11 @@ class CompiledSession:
     def _random(self) -> bool:
         return not self.sampling.greedy or self.parts.random
 
-    def _prefiller(self, model: PreTrainedModel) -> tuple[Program, list[Tensor]]:
-        store, width = store_of(model), stretch_of(self.device)
-        memory = store.memory(model, self.batch, self.slots)
+    def _cleared(self, model: PreTrainedModel) -> list[Tensor]:
+        memory = store_of(model).memory(model, self.batch, self.slots)
         for kept in memory:  # what an earlier request left weighs nothing, but nothing times NaN is NaN
             kept.zero_()
-        key, ids = (self.batch, self.slots, "prefill", width), self._ints(width)
-        with attending_to_slots(model):
-            return store.program(key, Prefill(model), memory, [ids, self._ints(1)]), memory
+        return memory
 
     def _draft_steps(self, model: PreTrainedModel) -> Program:
         gives_q = self.parts.wants_q or not self.sampling.greedy
@@ -97,28 +96,15 @@ class CompiledSession:
             if self.stop.max_new_tokens <= 0:
                 self._end(row)
         if live:
-            self._prefill()
+            if any(len(row.text) > 1 for row in self.rows):
+                for reader in self._readers:  # the first round reads the last token of a prompt
+                    reader.read([row.text[:-1] for row in self.rows])
             if self.parts.drafter is not None and self.draft_model is None:
                 self.parts.drafter.start(len(live))
         while live:
             self._round(live)
             live = self._retired(live)
         return [self.results[row.index] for row in self.rows]
-
-    def _prefill(self) -> None:
-        """Read all of every prompt but its last token, which the first round reads."""
-        width = stretch_of(self.device)
-        longest = max(len(row.text) for row in self.rows) - 1
-        # What is read beyond a row's end is overwritten before anything looks at it.
-        padded = [row.text[:-1] + [0] * (-(-longest // width) * width - len(row.text) + 1) for row in self.rows]
-        ids = self._ints(len(padded[0]))
-        if longest:
-            ids[: len(padded)] = torch.tensor(padded)
-        for start in range(0, longest, width):
-            first = torch.full((self.batch, 1), start, device=self.device)
-            self._read_target(*self._memory, ids[:, start : start + width], first)
-            if self.draft_model is not None:
-                self._read_draft(*self._draft_memory, ids[:, start : start + width], first)
 
     def _round(self, live: list[Row]) -> None:
         started = perf_counter()

@@ -6,7 +6,7 @@ dataclasses and the library around them have vanished, and code that looks at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 Program = Callable[..., tuple[Tensor, ...]]
 """Tensors of the shapes that it was built for -> tensors."""
+
+
+HEAVY = 1 << 28
+"""Bytes of weights whose reading takes a processor so long that the calls of kernels cost nothing beside it."""
 
 
 class UnsupportedError(Exception):
@@ -52,16 +56,26 @@ def trace(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]
 
 
 def compiled(graph: fx.GraphModule, example: Sequence[Tensor]) -> Program:
-    """The graph as machine code; on a CPU called from C++, which spares the interpreter between small kernels."""
+    """The graph as machine code; small ones are called from C++ on a processor.
+
+    That spares the interpreter between small kernels. Where kernels read many weights it saves nothing, and compiling
+    the calls takes four times as long as all the kernels do.
+    """
     import torch._inductor as inductor
 
     on_cpu = all(tensor.device.type == "cpu" for tensor in example)
-    options: dict[str, Any] = {"cpp_wrapper": True} if on_cpu else {}
+    weights = [*graph.parameters(), *graph.buffers()]
+    options: dict[str, Any] = {"cpp_wrapper": True} if on_cpu and num_bytes(weights) < HEAVY else {}
     try:
         program: Program = inductor.compile(graph, list(example), options=options)
     except Exception as error:
         raise UnsupportedError(f"it cannot be compiled ({first_line(error)})") from error
     return program
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of all of them."""
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 def missing_compiler(device: torch.device) -> str | None:

@@ -17,7 +17,6 @@ from gistgate.block import Block, Sampling
 from gistgate.decoding.engines.program import Program, UnsupportedError
 from gistgate.decoding.engines.slots import forward
 from gistgate.decoding.parts import Parts
-from gistgate.forward.context import context_of
 from gistgate.forward.states import tap
 from gistgate.rules.base import draw, settle
 
@@ -25,20 +24,6 @@ PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)
 """Columns of `feed`."""
 FEED = 5
 """How many they are."""
-
-
-@dataclass(frozen=True)
-class Prefill:
-    """Reads a stretch of every prompt."""
-
-    model: PreTrainedModel
-
-    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """Memory M, ids [B, N], number of the first [B, 1] -> something of no interest."""
-        *memory, ids, first = tensors
-        positions = first + torch.arange(ids.shape[1], device=ids.device)
-        z = forward(self.model, memory, ids, positions, 1, context_of(self.model.config.get_text_config()))
-        return (z[:, -1, 0],)
 
 
 @dataclass(frozen=True)
@@ -56,7 +41,7 @@ class DraftToken:
         The token that is drawn follows the last of `ids`.
         """
         *memory, ids, positions, uniform = tensors
-        z = forward(self.model, memory, ids, positions, 1, context_of(self.model.config.get_text_config()))
+        z = forward(self.model, memory, ids, positions, 1)
         z_BV = self.sampling.logits(z[:, -1, : self.vocabulary])
         if self.sampling.greedy and not self.gives_q:
             return z_BV.argmax(-1), z_BV[:, :0]
@@ -112,14 +97,7 @@ class VerifyRound:
         ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
         steps = torch.arange(num + 1, device=ids.device)
         with tap(parts.target, parts.layers) as states:
-            z = forward(
-                parts.target,
-                memory,
-                ids,
-                feed[:, AT : AT + 1] + steps,
-                num + 1,
-                context_of(parts.target.config.get_text_config()),
-            )
+            z = forward(parts.target, memory, ids, feed[:, AT : AT + 1] + steps, num + 1)
         block = Block(
             x_BK,
             valid_BK & (steps[:-1] < feed[:, ROOM : ROOM + 1]),

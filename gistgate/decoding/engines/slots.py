@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.decoding.engines.program import UnsupportedError
 from gistgate.forward.attention import SPECIAL, attend, attending, configs_of
+from gistgate.forward.context import context_of
 from gistgate.forward.logits import last_logits
 
 ATTENTION = "gistgate_slots"
@@ -98,9 +99,7 @@ def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
         ]
 
 
-def forward(
-    model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int, context: int | None
-) -> Tensor:
+def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
     """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32.
 
     A position below 0 reads a token of no meaning. The last slot belongs to such tokens and to those beyond the
@@ -112,6 +111,7 @@ def forward(
     visible = torch.arange(last + 1, device=ids.device) <= positions.clamp_min(0)[..., None]
     dtype = memory[0].dtype
     mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(~visible[:, None], torch.finfo(dtype).min)
+    context = context_of(model.config.get_text_config())
     places = positions.clamp_min(0) if context is None else positions.clamp(0, context - 1)
     cache = Cache(layers=layers)
     return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)

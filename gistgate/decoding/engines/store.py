@@ -17,10 +17,6 @@ from gistgate.decoding.engines.slots import allocate
 MOST_PROGRAMS, MOST_MEMORIES = 64, 6
 """Kept at a time; the one that was not used for longest goes first."""
 
-STRETCH = {"cpu": 64}
-"""Prompt tokens per prefill program, by device type; elsewhere `LONG_STRETCH`."""
-LONG_STRETCH = 256
-
 
 class Store:
     """What one model has ready."""
@@ -80,11 +76,6 @@ def store_of(model: PreTrainedModel) -> Store:
     if known is None or known.form != form_of(model):
         known = _stores[model] = Store(model)
     return known
-
-
-def stretch_of(device: torch.device) -> int:
-    """Prompt tokens that one prefill program reads."""
-    return STRETCH.get(device.type, LONG_STRETCH)
 
 
 def rounded(slots: int) -> int:

@@ -13,6 +13,7 @@ from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import compiled, drafting, program, store
+from gistgate.decoding.engines import prompts as reading
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
@@ -82,7 +83,7 @@ def test_large_drafts_are_programs_of_one_step(traced: None, sampling: Sampling,
         eager, compiled = both("llama", make_rule("exact"), block, sampling=sampling, seeds=[3, 1, 4, 1])
         assert compiled == eager
     names = [key[2:4] for key in store.store_of(pair("llama")[1]).programs]
-    assert sorted(names, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", store.STRETCH["cpu"])]
+    assert sorted(names, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", reading.STRETCH["cpu"])]
 
 
 @pytest.mark.parametrize("block", [0, 3])
@@ -97,12 +98,21 @@ def test_stops_inside_a_block(traced: None):
     assert compiled == eager and compiled[0][0] == text[: text.index(text[6]) + 1]
 
 
-def test_texts_longer_than_a_stretch_and_one_session_after_another(traced: None, monkeypatch: pytest.MonkeyPatch):
-    """Memory is used again, full of the request before."""
-    monkeypatch.setitem(store.STRETCH, "cpu", 8)
+@pytest.mark.parametrize("heavy", [False, True])
+def test_texts_longer_than_a_stretch_and_one_session_after_another(
+    traced: None, monkeypatch: pytest.MonkeyPatch, heavy: bool
+):
+    """Memory is used again, full of the request before; heavy models read prompts without a program."""
+    monkeypatch.setitem(reading.STRETCH, "cpu", 8)
+    monkeypatch.setattr(reading, "WIDE_STRETCH", 8)
+    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    if heavy:
+        monkeypatch.setattr(reading, "HEAVY", 0)
     for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]]):
         eager, compiled = both("llama", make_rule("exact"), 4, batch)
         assert compiled == eager
+    programs = [key for model in pair("llama") for key in store.store_of(model).programs]
+    assert any("prefill" in key for key in programs) is not heavy
 
 
 def test_what_a_broken_request_left_reaches_no_other(traced: None):
@@ -278,9 +288,32 @@ def test_memory_sizes_are_few():
 
 @pytest.mark.slow
 @pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_heavy_programs_are_called_from_python(monkeypatch: pytest.MonkeyPatch):
+    """The compiler is told to write no calls in C++ where they would take most of its time."""
+    import torch._inductor as inductor
+
+    options: list[Any] = []
+    monkeypatch.setattr(
+        inductor,
+        "compile",
+        lambda *args, real=inductor.compile, **how: options.append(how["options"]) or real(*args, **how),
+    )
+    target, texts = tiny_model("llama", seed=9), []
+    plain = Decoder(target, None, make_rule("exact"), 0).generate(BATCH[:1], max_new_tokens=NUM)[0].ids
+    for heavy in (program.HEAVY, 0):
+        monkeypatch.setattr(program, "HEAVY", heavy)
+        monkeypatch.setattr(store, "_stores", type(store._stores)())
+        decoder = Decoder(target, None, make_rule("exact"), 0, engine="compiled")
+        texts.append(decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids)
+    assert texts == [plain, plain] and options == [{"cpp_wrapper": True}] * 2 + [{}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
 def test_compiled_for_real():
     """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the compiler."""
     target, draft = pair("llama", noise=0.1)
+    torch.manual_seed(0)  # some untrained gates open nowhere
     gate, loose = random_gate(target), {}
     rules = [("exact", {}), ("autojudge", {"risk": 0.5}), ("ensemble", {"w": 0.2}), ("fly", OPEN["fly"])]
     for (rule_id, settings), block in zip(rules, (2, 4, 4, 4), strict=True):
