@@ -132,8 +132,8 @@ ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for an
 install: $(STAMP)  ## create the environment, or bring it up to date
 
 $(STAMP): pyproject.toml constraints.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-		{ echo "GistGate needs Python 3.11 or newer; name one with PYTHON=python3.12."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \
+		{ echo "The versions in constraints.txt are for Python 3.11 and 3.12; name one with PYTHON=python3.12."; exit 1; }
 	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
 	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[pipeline,retrieval,gguf,docs,dev]'
 	@touch $(STAMP)

@@ -38,7 +38,18 @@ STEPS = (
 )
 SIZES = ("tokens", "of the training answers, %", "tau", "c", "limit")
 EDITING = ("drafter", "K", "n", "tokens/s", "vs plain", "vs model", "tau")
-ROUNDS = ("engine, batch, method", "K", "n", "tau", "draft, %", "verify, %", "accept, %", "rest, %", "outside, %")
+ROUNDS = (
+    "engine, batch, method",
+    "K",
+    "n",
+    "tau",
+    "draft, %",
+    "verify, %",
+    "accept, %",
+    "rest, %",
+    "outside, %",
+    "vs eager",
+)
 OVERLAP = ("drafting and verifying", "overlapped", "drafting alone", "rounds kept, %", "most", "strict")
 
 
@@ -120,10 +131,10 @@ def rounds(found: Mapping[str, Any]) -> str:
             for name, entry in methods.items():
                 shares = [f"{100 * one['mean']:.1f}" for one in (entry["shares"][part] for part in SHARES)]
                 about = [f"{engine}, {size}, {name}", str(entry["block"]), str(entry["n"]), decimal(entry["tau"])]
-                rows.append([*about, *shares])
+                rows.append([*about, *shares, interval(entry.get("vs_eager"))])
     about = (
         f"Shares of the rounds' seconds: pair `{found['pair']}`, up to {found['max_new_tokens']} new tokens, "
-        f"{threads(found)}; `outside`: of requests."
+        f"{threads(found)}; `outside`: of requests; n counts batches."
     )
     return f"{about}\n\n{table(ROUNDS, rows, numbers=True)}"
 

@@ -197,7 +197,7 @@ class Decoder:
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
             max_new_tokens: longest answer, counted from the end of the prompt.
-            eos_ids, stops, sampling, seeds, slots: as in `generate`.
+            eos_ids, stops, sampling, seeds, slots: as in `generate`; `speculate_up_to` is for `generate` alone.
             is_decided: may end a row early by naming a reason.
             remember: return each row's memory as well.
 

@@ -65,7 +65,10 @@ def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
     assert content_of(tmp_path).endswith("| suffix | 4 | 20 | 12.5 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] | 3.50 |")
     shares = {name: {"mean": share} for name, share in zip(SHARES, (0.5, 0.3, 0.1, 0.1, 0.02), strict=True)}
     profiled = {"strict": {"block": 4, "n": 2, "tau": 3.25, "shares": shares}}
-    engines = {"eager": {"8": profiled, "1": profiled}}
+    faster = {"strict": {**profiled["strict"], "vs_eager": RATIO}}
+    engines = {"eager": {"8": profiled, "1": profiled}, "compiled": {"1": faster}}
     write_json(tmp_path / "rounds-cpu.json", {"pair": "real", "max_new_tokens": 64, "engines": engines} | MACHINE)
     lines = content_of(tmp_path).splitlines()
-    assert lines[-2:] == [f"| eager, {n}, strict | 4 | 2 | 3.25 | 50.0 | 30.0 | 10.0 | 10.0 | 2.0 |" for n in (1, 8)]
+    cells = "strict | 4 | 2 | 3.25 | 50.0 | 30.0 | 10.0 | 10.0 | 2.0"
+    assert lines[-3:-1] == [f"| eager, {number}, {cells} |  |" for number in (1, 8)]
+    assert lines[-1] == f"| compiled, 1, {cells} | 1.50 [1.25, 1.75] |"
