@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,12 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place.
 
     Raises:
-        UserError: the disk is full or the place cannot be written; `path` keeps what it held.
+        UserError: the disk is full, the place cannot be written, or a file would take the place of a folder; `path`
+            keeps what it held.
     """
     path = Path(path)
+    if not path.name:  # "." or "/"
+        raise UserError(f"'{path}' cannot be replaced. Name a file or a folder in it.")
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         make_folder(path.parent)
@@ -50,6 +53,8 @@ def put(part: Path, path: Path) -> None:
     if not path.is_dir():
         part.replace(path)
         return
+    if not part.is_dir():
+        raise UserError(f"{path} is a folder, and a file would take its place. Name a file, in that folder or elsewhere.")
     aside = part.with_suffix(".old")
     path.replace(aside)
     try:
@@ -129,8 +134,8 @@ def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[st
     write_atomic(path, lambda part: save_file(contiguous, part, metadata=metadata))
 
 
-def load_tensors(path: str | Path) -> dict[str, Tensor]:
-    """Read a safetensors file into memory.
+def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:
+    """Read a safetensors file into memory: all tensors, or those with these names.
 
     Raises:
         UserError: the file is missing or damaged.
@@ -138,7 +143,7 @@ def load_tensors(path: str | Path) -> dict[str, Tensor]:
     check_regular(path)
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            return {name: file.get_tensor(name) for name in (file.keys() if names is None else names)}
     except FileNotFoundError as error:
         raise UserError(f"{path} is missing. Check the path, or write the file again.") from error
     except (SafetensorError, OSError) as error:

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
+NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
 FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")
 """A function by its module, which lm-eval looks for beside the YAML first."""
 
@@ -16,6 +17,12 @@ def files_of(task: Path) -> list[Path]:
     Modules of installed packages do not count.
     """
     return list(dict.fromkeys(walked(task)))
+
+
+def name_in(text: str) -> str | None:
+    """The name that a task's YAML gives it; None where an included file does."""
+    found = NAME.search(text)
+    return found[1] if found else None
 
 
 def walked(task: Path) -> list[Path]:

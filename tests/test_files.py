@@ -264,3 +264,20 @@ def recorded_calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     monkeypatch.setattr("os.fsync", flush)
     monkeypatch.setattr(Path, "replace", rename)
     return calls
+
+
+@pytest.mark.parametrize("name", ["results", "."])
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results/kept.txt").write_text("kept")
+    with pytest.raises(UserError, match="Name a file"):
+        files.write_text(name, "new")
+    assert (tmp_path / "results/kept.txt").read_text() == "kept" and names(tmp_path) == ["results"]
+
+
+def test_single_tensors_can_be_read(tmp_path: Path):
+    files.save_tensors(tmp_path / "a", {"x": torch.ones(2), "y": torch.zeros(3)})
+    assert list(files.load_tensors(tmp_path / "a", ("y",))) == ["y"]
+    with pytest.raises(UserError, match="is damaged"):
+        files.load_tensors(tmp_path / "a", ("z",))

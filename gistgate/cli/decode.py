@@ -96,13 +96,15 @@ def trace(
     system: System = None,
     as_json: AsJson = False,
     html: Annotated[
-        Path | None, typer.Option(help="File for one HTML page with strict decoding beside it, instead of colours.")
+        Path | None, typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours.")
     ] = None,
 ) -> None:
     """Continue one prompt and show why every token is there."""
     from gistgate.cli import show
     from gistgate.observing.trace import trace as traced
 
+    if html is not None and as_json:
+        raise UserError("--html and --json are two forms of one answer. Leave one of them out.")
     loaded, text = load(target, dtype, wishes, Asking((), chat, system), gguf), read_prompt(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:

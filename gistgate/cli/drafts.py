@@ -19,7 +19,7 @@ def fit_draft(
     prompts: Prompts,
     *,
     wishes: Wishes,
-    out: Annotated[Path, typer.Option(help="JSON file to write, for --stop-drafting.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
     dtype: Dtype = "auto",
     max_new_tokens: Length = 128,
     chat: Chat = False,
@@ -53,7 +53,7 @@ def draft_vocabulary(
     *,
     draft: Annotated[str, typer.Option(help="Draft model: hub id or folder.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
-    out: Annotated[Path, typer.Option(help="JSON file to write, for --draft-vocabulary.")],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
     dtype: Dtype = "auto",
 ) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""

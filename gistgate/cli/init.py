@@ -38,6 +38,9 @@ def init(
     from gistgate.project.create import EMBEDDED_TASK, OWN_TASK, Wanted, create, shipped_tasks
 
     check_models(target, draft, drafter, embedded)
+    of_draft = {"--draft-revision": draft_revision, "--draft-gguf": draft_gguf}
+    of_target = {"--target-revision": target_revision, "--target-gguf": target_gguf, "--device-map": device_map}
+    check_used({**({} if draft else of_draft), **(of_target if embedded else {})})
     if dtype not in DTYPES[1:]:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
@@ -82,3 +85,14 @@ def check_models(target: str | None, draft: str | None, drafter: str | None, emb
             "A project needs --target and either --draft, or --drafter suffix or lookup for a target without a draft "
             "model. --embedded takes the small pair that is trained on the spot."
         )
+
+
+def check_used(idle: dict[str, str | None]) -> None:
+    """Refuse options about a model that the project does not have.
+
+    Raises:
+        UserError: names the first.
+    """
+    named = next((option for option, value in idle.items() if value is not None), None)
+    if named is not None:
+        raise UserError(f"{named} is about a model that this project does not name. Name the model, or leave it out.")

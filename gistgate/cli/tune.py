@@ -20,8 +20,8 @@ from gistgate.errors import UserError
 if TYPE_CHECKING:
     from gistgate.observing.tuning import Candidate, Finding
 
-CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments")
-"""Wishes that tuning itself decides."""
+CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
+"""Wishes that tuning itself decides, or that change nothing that it times."""
 MOST = 40
 """Prompts that are enough for one decision."""
 
@@ -81,7 +81,7 @@ def gate_of(wishes: Wishes) -> str:
     """
     named = [name for name in CHOSEN if getattr(wishes, name)]
     if named:
-        raise UserError(f"Tuning chooses '{named[0]}' itself among what is certified. Leave that option away.")
+        raise UserError(f"Tuning decides about '{named[0]}' itself, or does not time it. Leave that option out.")
     if wishes.gate is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     return str(wishes.gate)

@@ -166,12 +166,9 @@ class Decoder:
         sampling = sampling or Sampling()
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         slots = slots or Slots()
-        speculates = self.speculate_up_to is None or slots.most(len(rows)) <= self.speculate_up_to
-        parts = self.parts if speculates else self.parts.plain()
+        parts = self._parts_for(slots.most(len(rows)))
         answers = self.engine.run(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling, slots)
-        for answer in [] if speculates else answers:
-            answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
-        return answers
+        return self._counted(parts, answers)
 
     @torch.inference_mode()
     def resume(
@@ -197,7 +194,7 @@ class Decoder:
             continuations: for each row (tokens of the text to keep, token ids to put behind them).
             prompt_lengths: tokens of each text that are prompt; the answer begins behind them.
             max_new_tokens: longest answer, counted from the end of the prompt.
-            eos_ids, stops, sampling, seeds, slots: as in `generate`; `speculate_up_to` is for `generate` alone.
+            eos_ids, stops, sampling, seeds, slots: as in `generate`.
             is_decided: may end a row early by naming a reason.
             remember: return each row's memory as well.
 
@@ -212,8 +209,10 @@ class Decoder:
         slots = slots or Slots()
         starts = continued(memories, continuations, prompt_lengths, seeds)
         waiting = Waiting(starts, slots.most(len(continuations)))
-        stop = self._stop(max_new_tokens, eos_ids, stops)
-        return Session(self.parts, waiting, stop, sampling, slots, is_decided, remember).run()
+        stop, parts = self._stop(max_new_tokens, eos_ids, stops), self._parts_for(waiting.slots)
+        found = Session(parts, waiting, stop, sampling, slots, is_decided, remember).run()
+        self._counted(parts, [answer for answer, _ in found])
+        return found
 
     @torch.inference_mode()
     def remember(self, texts: Sequence[Sequence[int]]) -> list[Memory]:
@@ -221,6 +220,17 @@ class Decoder:
         targets = remembered(self.target, texts)
         drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
+
+    def _parts_for(self, rows: int) -> Parts:
+        """What decodes that many rows at a time: more than `speculate_up_to` are decoded plainly."""
+        speculates = self.speculate_up_to is None or rows <= self.speculate_up_to
+        return self.parts if speculates else self.parts.plain()
+
+    def _counted(self, parts: Parts, answers: list[Generation]) -> list[Generation]:
+        """The answers, with the forwards of those that were decoded plainly for want of speculation."""
+        for answer in answers if parts is not self.parts else []:
+            answer.statistics.extra["plain_forwards"] = float(answer.statistics.forwards)
+        return answers
 
     def _check(self, sampling: Sampling, lengths: Sequence[int], max_new_tokens: int) -> None:
         """Refuse a temperature that the rule does not define, and prompts that leave no room for the answer.

@@ -50,9 +50,13 @@ class Session:
 
     def run(self) -> list[tuple[Generation, Memory | None]]:
         """Decode round after round until every row has ended; answers in the order of the rows' indices."""
-        with self.verifier.listening():
-            while self._admit():
-                self._round()
+        try:
+            with self.verifier.listening():
+                while self._admit():
+                    self._round()
+        finally:
+            if self.parts.drafter is not None:  # it outlives the request, and its cache need not
+                self.parts.drafter.start(0)
         return [self.results[index] for index in sorted(self.results)]
 
     def _admit(self) -> bool:

@@ -46,6 +46,7 @@ class GrowingLayer(DynamicLayer):
         """Move those of the last `num` slots that `index [B, L]` names to their front; what was there is lost."""
         if self.is_initialized:
             first, length = self.get_seq_length() - num, index.shape[1]
+            index = index.to(self.device)
             for room in (self._room_k, self._room_v):
                 chosen = index[:, None, :, None].expand(-1, room.shape[1], -1, room.shape[3])
                 room[:, :, first : first + length] = room[:, :, first : first + num].gather(2, chosen)
@@ -68,14 +69,14 @@ class GrowingLayer(DynamicLayer):
     def select(self, rows: Tensor) -> None:
         """Keep only `rows [B']` of the batch, in that order."""
         if self.is_initialized:
-            used = self.get_seq_length()
+            used, rows = self.get_seq_length(), rows.to(self.device)
             self._room_k, self._room_v = self._room_k[rows], self._room_v[rows]
             self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
 
 
 def copy_slots(old: Tensor, slots: Tensor, new: Tensor) -> None:
     """Copy `slots [B, S]` of every row of `old [B, H, ., D]` to the first S slots of `new`."""
-    for row, index in enumerate(slots):
+    for row, index in enumerate(slots.to(old.device)):
         new[row, :, : len(index)] = old[row].index_select(1, index)
 
 
@@ -111,7 +112,11 @@ class RowCache:
 
 def take_row(cache: Cache, row: int, slots: Tensor) -> RowCache:
     """Copy the `slots [T]` of one row out of a batch."""
-    return RowCache([(layer.keys[row, :, slots], layer.values[row, :, slots]) for layer in cache.layers])
+    layers = []
+    for layer in cache.layers:  # of a model that is spread over devices each may be on another one
+        chosen = slots.to(layer.keys.device)
+        layers.append((layer.keys[row, :, chosen], layer.values[row, :, chosen]))
+    return RowCache(layers)
 
 
 def join_rows(rows: list[RowCache], lengths: list[int]) -> Cache:

@@ -56,7 +56,7 @@ class Int8Linear(Packed):
 
     def __init__(self, layer: nn.Linear) -> None:
         weight_OI = layer.weight.detach().float()
-        scale_O = (weight_OI.abs().amax(1).clamp_min(1e-12) / 127).to(layer.weight.dtype)
+        scale_O = nonzero((weight_OI.abs().amax(1) / 127).to(layer.weight.dtype))
         levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
         super().__init__(layer, levels_OI * scale_O.float()[:, None])
         self.weight, self.scale = frozen(levels_OI.to(torch.int8)), frozen(scale_O)
@@ -75,7 +75,7 @@ class Int4Linear(Packed):
         outputs, inputs = layer.weight.shape
         weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
         least, most = weight_OGg.aminmax(dim=-1)
-        scale_OG = ((most - least).clamp_min(1e-12) / 15).to(layer.weight.dtype)
+        scale_OG = nonzero(((most - least) / 15).to(layer.weight.dtype))
         middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
         scale, middle = scale_OG.float()[..., None], middle_OG.float()[..., None]
         levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
@@ -90,6 +90,11 @@ class Int4Linear(Packed):
     def narrow(self, rows: Tensor) -> Tensor:
         y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, self.scale_and_middle)
         return y
+
+
+def nonzero(scale: Tensor) -> Tensor:
+    """Scales with 1 in place of 0, which equal weights have, or weights that are too small for the dtype."""
+    return torch.where(scale == 0, torch.ones_like(scale), scale)
 
 
 def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:

@@ -26,8 +26,10 @@ what each of them sees, as one mask for the model's attention or one for each ki
 
 BY_SLOT = ("gpt_neo", "mpt")
 """Models with masks or biases by slot: local layers of GPT-Neo, and the ALiBi of MPT, which knows no positions."""
+CHUNKED = ("attention_chunk_size", "attn_temperature_tuning")
+"""Settings of Llama 4 that cut attention into chunks of slots, and that scale it by the slot."""
 WASTE = 1.5
-"""Slots per token of the longest row from which a cache is packed when rows leave."""
+"""Slots per token of the longest row from which a cache is packed."""
 
 
 class Reader:
@@ -115,6 +117,8 @@ class Reader:
             self.mask[:, -slots:] &= stays
         if self._in_slots and self.mask is not None:
             self.restore(self.snapshot(range(len(self.known))), self.known)
+        else:
+            self._give_back()
 
     def keep_paths(self, num: int, paths: Sequence[Sequence[int]], valid: Sequence[int] | None = None) -> None:
         """Keep the slots `paths[b]` of the last `num` slots of row b, of which `valid[b]` were in use."""
@@ -146,8 +150,11 @@ class Reader:
         if self.mask is not None:
             self.mask = self.mask[index]
         self.known = [self.known[row] for row in rows]
-        # The room of those who left is given back: it would be read and masked in every forward to come.
-        if self.slots > max(self.known) * WASTE:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Pack a cache with many holes, or with the room of rows that left: every forward would read and mask it."""
+        if self.mask is not None and self.slots > max(self.known) * WASTE:
             self._pack(Reader(self.model, 0))
 
     def admit(self, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]) -> None:
@@ -195,7 +202,9 @@ def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[R
 
 def counts_slots(model: PreTrainedModel) -> bool:
     """True when attention measures distances in slots of the cache, so that holes in a row change what it sees."""
-    return model.config.get_text_config().model_type in BY_SLOT or has_window(model)
+    config = model.config.get_text_config()
+    chunked = any(getattr(config, name, None) for name in CHUNKED)
+    return config.model_type in BY_SLOT or chunked or has_window(model)
 
 
 def has_window(model: PreTrainedModel) -> bool:

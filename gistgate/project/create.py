@@ -14,13 +14,15 @@ import gistgate
 from gistgate.build.weights import GGUF, check_gguf, placed
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_atomic, write_text
-from gistgate.task_files import files_of
+from gistgate.task_files import files_of, name_in
 
 PACKAGE = "gistgate.project"
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"
 """The pair that the pipeline trains from scratch, and the task of its world."""
 OWN_TASK = "own"
 """Name of the task whose file is to be filled in."""
+NEW = ".gistgate-new"
+"""Folder inside an empty one in which a project is written before its files move out of it."""
 SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
 """Documents that show the form of an own task's documents."""
 
@@ -75,7 +77,14 @@ def create(wanted: Wanted) -> list[str]:
         for name, text in contents.items():
             write_text(part / name, text)
 
-    write_atomic(wanted.folder, write)
+    if not wanted.folder.is_dir():
+        write_atomic(wanted.folder, write)
+        return sorted(contents)
+    new = wanted.folder / NEW  # a folder in which somebody may stand stays itself
+    write_atomic(new, write)
+    for path in sorted(new.iterdir()):
+        path.replace(wanted.folder / path.name)
+    new.rmdir()
     return sorted(contents)
 
 
@@ -167,6 +176,7 @@ def task_files(wanted: Wanted) -> dict[str, str]:
     if wanted.task.endswith((".yaml", ".yml")):
         if not Path(wanted.task).is_file():
             raise UserError(f"The task file {wanted.task} is missing. Correct the path.")
+        check_task_name(Path(wanted.task))
         return {**own_files(Path(wanted.task), place), f"{place}/{name}.yaml": read_text(wanted.task)}
     if name in shipped_tasks():
         return own_files(Path(str(files(PACKAGE) / f"shared/tasks/{name}.yaml")), place)
@@ -175,6 +185,17 @@ def task_files(wanted: Wanted) -> dict[str, str]:
         documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
         return {f"{place}/{name}.yaml": filled("task.yaml", task=name), **documents}
     return {f"{place}/README.md": f"The task {name} is lm-eval's own. A file {name}.yaml in this folder replaces it.\n"}
+
+
+def check_task_name(path: Path) -> None:
+    """Refuse a file whose task has another name than the file, since lm-eval looks for the task's own.
+
+    Raises:
+        UserError: the names differ.
+    """
+    named = name_in(read_text(path))
+    if named not in (None, path.stem):
+        raise UserError(f"The task in {path} is called '{named}'. Rename the file to {named}{path.suffix}.")
 
 
 def own_files(task: Path, place: str) -> dict[str, str]:

@@ -49,6 +49,11 @@ class Rule(Protocol):
     its opinion counts as it is, and all that it accepts is strict."""
 
     @property
+    def known_by(self) -> tuple[object, ...]:
+        """What tells its verdicts apart from those of other rules: its settings, and tables beside them."""
+        ...
+
+    @property
     def superset(self) -> bool:
         """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
         ...
@@ -95,6 +100,10 @@ class LooseRule:
     lossless: ClassVar[bool] = False
     verifier: ClassVar[str] = "once"
     superset: bool = True
+
+    @property
+    def known_by(self) -> tuple[object, ...]:
+        return (repr(self),)
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         return own_token(block, length_B)

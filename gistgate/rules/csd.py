@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +14,14 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import LooseRule, State
+from gistgate.rules.base import Context, LooseRule, State
 from gistgate.rules.pair_counts import PairCounts, pair_key
+
+
+class Counting(Context):
+    """An online table."""
+
+    needs_eager = "counts while it decodes"
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,18 @@ class Csd(LooseRule):
         if isinstance(self.counts, PairCounts):
             return self.counts
         return PairCounts() if self.counts is None else PairCounts.load(self.counts)
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return Counting() if self.table == "online" else Context()
+
+    @property
+    def known_by(self) -> tuple[object, ...]:
+        # The table itself, not its address: that may be another table's once this one is gone.
+        return (repr(self), self.pairs, self.pairs.clock)
+
+    def to(self, device: torch.device) -> None:
+        """Move the table."""
+        self.pairs.to(device)
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.pairs.num_ids > block.logits.shape[-1]:

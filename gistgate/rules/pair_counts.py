@@ -39,14 +39,14 @@ class PairCounts:
 
     def look_up(self, x: Tensor, t: Tensor) -> Tensor:
         """How often each pair was met, 0 for an unknown one: shape of `x` and `t`. No host synchronisation."""
-        self._move(x.device)
+        self.to(x.device)
         return self._count(pair_key(x, t))
 
     def add(self, x: Tensor, t: Tensor) -> None:
         """Count pairs `x [N]`, `t [N]`; the same pair may stand there several times."""
         if not x.numel():
             return
-        self._move(x.device)
+        self.to(x.device)
         keys, counts = pair_key(x, t).unique(return_counts=True)
         self._insert(keys[self._count(keys) == 0])
         place = torch.searchsorted(self.keys, keys)
@@ -81,7 +81,8 @@ class PairCounts:
         table._forget()
         return table
 
-    def _move(self, device: torch.device) -> None:
+    def to(self, device: torch.device) -> None:
+        """Move the table."""
         if self.keys.device != device:
             self.keys, self.counts, self.seen = self.keys.to(device), self.counts.to(device), self.seen.to(device)
 

@@ -14,11 +14,12 @@ from typing import Any
 from torch import Tensor
 
 from gistgate.errors import UserError
-from gistgate.files import fingerprint, load_tensors, save_tensors, write_atomic
+from gistgate.files import fingerprint, load_tensors, save_tensors, write_atomic, write_json
 from pipeline.common.closure import ROOT, closure
 from pipeline.common.paths import SCRATCH
 
 __all__ = ["SCRATCH", "Shards", "fingerprint", "num_shards", "read_shards", "sources"]
+SUMMARY = "summary.json"
 
 
 def sources(*modules: str) -> list[Path]:
@@ -45,9 +46,15 @@ class Shards:
         """Shards that no earlier start has made."""
         return [index for index in range(count) if not self.path(index).exists()]
 
-    def publish(self, count: int, output: Path) -> None:
-        """Move the finished whole into `output`; the scratch folder goes."""
-        write_atomic(output, lambda part: copy_all([self.path(index) for index in range(count)], part))
+    def publish(self, count: int, output: Path, summary: dict[str, Any] | None = None) -> None:
+        """Move the finished whole into `output`, with a summary.json beside it; the scratch folder goes."""
+
+        def write(part: Path) -> None:
+            copy_all([self.path(index) for index in range(count)], part)
+            if summary is not None:
+                write_json(part / SUMMARY, summary)
+
+        write_atomic(output, write)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -16,12 +16,12 @@ from collections.abc import Callable
 import torch
 
 from gistgate.errors import UserError
-from gistgate.files import write_json
+from gistgate.files import load_tensors
 from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
-from pipeline.common.resume import Shards, num_shards, read_shards, sources
+from pipeline.common.resume import Shards, num_shards, sources
 from pipeline.labels.features import FeatureReader
 from pipeline.labels.schema import FEATURE_FOLDER, FEATURES, LABEL_FOLDER, LABELS, PLACE, checked, feature_columns
 from pipeline.labels.served_features import served_features
@@ -39,15 +39,16 @@ def main(goal: str) -> None:
     params = read_params()
     if goal not in GOALS:
         raise UserError(f"There is no goal '{goal}'. Use one of: {', '.join(GOALS)}.")
-    output, shards = FEATURE_FOLDER / goal, shards_of(params, goal)
+    shards = shards_of(params, goal)
     count = num_shards(LABEL_FOLDER / GOALS[goal])
     missing = shards.missing(count)
     side_by_side(reading, (params, goal), missing, params.decoding.workers, f"features, {goal}", "shard")
     if not ranks.is_first():
         return
-    shards.publish(count, output)
-    same = torch.cat([shard["same_target"] for shard in read_shards(output)])  # a near tie may turn in another batch
-    write_json(output / "summary.json", {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())})
+    # A near tie may turn in another batch. Of large features only this column is read.
+    same = torch.cat([load_tensors(shards.path(index), ("same_target",))["same_target"] for index in range(count)])
+    summary = {"rows": len(same), "rows_with_another_target_token": int((same == 0).sum())}
+    shards.publish(count, FEATURE_FOLDER / goal, summary)
 
 
 def features_of(params: Params, goal: str) -> tuple[str, ...]:
@@ -59,7 +60,7 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
 def shards_of(params: Params, goal: str) -> Shards:
     """Where finished shards of a goal wait."""
     files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources("pipeline.stages.features")]
-    return Shards(f"features-{goal}", params.pair, params.decoding, features_of(params, goal), *files)
+    return Shards(f"features-{goal}", params.pair, params.decoding, params.engine, features_of(params, goal), *files)
 
 
 def reading(settings: tuple[Params, str]) -> Callable[[int], None]:

@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 
-from gistgate.files import write_json
 from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
@@ -37,7 +36,7 @@ from pipeline.tasks.loading import load_task, task_parts
 
 def main(name: str) -> None:
     params = read_params()
-    output, shards = LABEL_FOLDER / name, shards_of(params, name)
+    shards = shards_of(params, name)
     count = num_shards(MISMATCH_FOLDER / name)
     way = ranks.before_others(lambda: settled(params, read_prompts("train"), shards.folder / "way.json"))
     missing = shards.missing(count)
@@ -45,8 +44,8 @@ def main(name: str) -> None:
     if not ranks.is_first():
         return
     Costs(shards.folder).report(f"label-{name}", count, way)
-    shards.publish(count, output)
-    write_json(output / "summary.json", rates(concatenated([records for records, _ in read_records(output, LABELS)])))
+    found = concatenated([records for records, _ in read_records(shards.folder, LABELS)])
+    shards.publish(count, LABEL_FOLDER / name, rates(found))
 
 
 def shards_of(params: Params, name: str) -> Shards:
@@ -54,7 +53,7 @@ def shards_of(params: Params, name: str) -> Shards:
     files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
     files += task_parts(params)
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
-    return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, parts, *files)
+    return Shards(f"label-{name}", name, params.pair, params.seed, params.decoding, params.label, params.engine, parts, *files)
 
 
 def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], None]:

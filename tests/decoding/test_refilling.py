@@ -232,3 +232,30 @@ def test_a_cache_is_no_longer_than_its_longest_row_has_been():
 
 def test_longest_prompts_first():
     assert longest_first([[1], [1, 2, 3], [1, 2], [4, 5, 6]]) == [1, 3, 2, 0]
+
+
+def test_holes_are_given_back_while_no_row_leaves():
+    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
+    batch, slots, texts = prompts(*[6] * 8), [], []
+
+    class Watching:
+        layers, wants_q = (), False
+
+        def __call__(self, _block: Any, _acceptance: Any, rows: Any) -> None:
+            slots.append(session.verifier.reader.slots)
+            texts.append(max(len(row.text) for row in rows))
+
+    target, draft = pair("llama", noise=0.2)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 8, observer=Watching())
+    rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
+    session = Session(decoder.parts, Waiting(map(Start, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8))
+    with torch.inference_mode():
+        answers = session.run()
+    assert [answer.ids for answer, _ in answers] == [greedy("llama", tuple(prompt), 60) for prompt in batch]
+    assert all(held <= 1.5 * text + 9 for held, text in zip(slots, texts, strict=True))
+
+
+def test_a_drafter_keeps_nothing_of_a_request():
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4)
+    decoder.generate(prompts(5, 6), max_new_tokens=8)
+    assert decoder.drafter.reader.slots == 0  # type: ignore[union-attr]

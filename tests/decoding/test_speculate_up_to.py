@@ -39,6 +39,19 @@ def test_a_loose_rule_is_strict_in_a_plain_batch():
     assert all(answer.statistics.loose == 0 for answer in loose)
 
 
+def test_it_holds_for_continued_texts_as_well():
+    loose = decoder("prob", most=2, r=1e-9)
+    memories = loose.remember(BATCH)
+    found = loose.resume(memories, [(len(ids) - 1, ids[-1:]) for ids in BATCH], [*map(len, BATCH)], max_new_tokens=NUM)
+    assert [answer.ids for answer, _ in found] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+    assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in found)
+    again = [memory for _, memory in found][:2]  # they know nothing of the draft model, which reads the texts again
+    going = loose.resume(
+        again, [(len(memory.text) - 1, memory.text[-1:]) for memory in again], [5, 9], max_new_tokens=2 * NUM
+    )
+    assert all(answer.statistics.draft_forwards > 0 for answer, _ in going)
+
+
 @pytest.mark.parametrize(("speculative", "most"), [((9, 9, 9), 4), ((9, 3, 9), 1), ((3, 9, 9), 0)])
 def test_the_number_is_the_last_batch_before_it_stops_paying(monkeypatch: pytest.MonkeyPatch, speculative, most):
     rates = {1: speculative[0], 2: speculative[1], 4: speculative[2]}

@@ -123,3 +123,13 @@ def test_what_cannot_be_quantised_is_refused():
         quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")
     same = pair("llama")[1]
     assert quantise(same, "none") is same and quantise(same, None) is same
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_equal_weights_and_rows_of_zeros_stay_numbers_in_half_precision(kind):
+    """The output row of a padding token is zero, and a scale of zero would make it no number."""
+    whole = layer(bias=False, dtype=torch.float16)
+    whole.weight[3], whole.weight[5, :GROUP] = 0, 0.25
+    packed = LAYERS[kind](whole)
+    assert packed.dense.isfinite().all() and not packed.dense[3].any()
+    torch.testing.assert_close(packed.dense[5, :GROUP].float(), torch.full((GROUP,), 0.25), atol=2e-3, rtol=0)

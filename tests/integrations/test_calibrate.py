@@ -27,7 +27,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import certify, task_of
+from gistgate.integrations.lm_eval.calibrate import certify, make_scorer, task_of
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
 from gistgate.integrations.lm_eval.prompts import hashes_of
@@ -114,6 +114,18 @@ def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None) -> s
     models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=gate)
     found = prompts_of(options, models, task_of(options, None), True)
     return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
+
+
+def test_documents_of_another_task_do_not_matter(tmp_path, monkeypatch):
+    (tmp_path / "data/prompts").mkdir(parents=True)
+    write_json_lines(tmp_path / "data/prompts/train.jsonl", [{"doc": {"prompt": "Write f."}}, {"context": "Hello"}])
+    assert chosen(tmp_path, monkeypatch)
+
+
+def test_a_judge_that_nobody_asks_is_refused():
+    options = Options(task="sums", gate="g", judge="some/model")
+    with pytest.raises(UserError, match="only --score judge asks"):
+        make_scorer(options, None, None)
 
 
 @pytest.mark.parametrize("split", SPLITS)

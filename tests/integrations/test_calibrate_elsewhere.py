@@ -160,3 +160,10 @@ def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place: Path, monkeyp
     assert options_of(said, monkeypatch).target == "TARGET" and "TARGET: a folder or file with the target" in said
     moved.config.name_or_path = str(place)  # a folder without a configuration, such as one of GGUF files
     assert options_of(sentence(gate, moved, draft), monkeypatch).target == "TARGET"
+
+
+def test_a_draft_that_is_not_there_cannot_be_lighter(place: Path) -> None:
+    named = {"task": "sums", "target": str(place / "target"), "rule": "prob", "drafter": "lookup"}
+    for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
+        with pytest.raises(UserError, match="make a draft model lighter, and there is none"):
+            load_models(Options(**named, out=place / "certificate", **lighter))

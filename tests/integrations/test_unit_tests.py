@@ -49,7 +49,10 @@ def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest
 def test_unit_tests_are_the_score(task: Task) -> None:
     assert task.metric == "tests_passed,none"
     assert [task.score(WORDS, text) for text in (RIGHT, WRONG, "", "return 2 * x")] == [1, 0, 0, 0]
-    assert task.score(WORDS, f"Here it is:\n```python\n{RIGHT}\n```\nIt doubles.") == 1
+    for language in ("python", "python3", "Python", "py", ""):
+        assert task.score(WORDS, f"Here it is:\n```{language}\n{RIGHT}\n```\nIt doubles.") == 1
+    assert task.score(WORDS, f"{RIGHT}\n```\nIt doubles.") == 1  # the prompt began the block
+    assert task.score(WORDS, f"Here it is:\n```python\n{RIGHT}") == 1  # the limit cut the block off
 
 
 def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None:
@@ -124,3 +127,10 @@ def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     arguments: list[Any] = ["gistgate eval", "run", "--allow-code"]
     monkeypatch.setattr(sys, "argv", arguments)
     command.main()
+
+
+def test_several_programs_of_a_task_count_as_pass_at_k() -> None:
+    """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n, k)."""
+    programs, tests = [[RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG]], [WORDS["tests"]] * 2
+    found, _ = unit_tests.CodeEval().compute(references=tests, predictions=programs, k=[1, 2, 8])
+    assert found == pytest.approx({"pass@1": (1 / 4 + 2 / 4) / 2, "pass@2": (3 / 6 + 5 / 6) / 2})

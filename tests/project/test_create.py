@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -142,3 +143,18 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path):
     folder = made(tmp_path, draft="", drafter="lookup", dtype="float32")
     source = read_pair("my-gate", folder / "models/pairs")
     assert (source.draft, source.drafter, source.target.dtype) == (None, "lookup", "float32")
+
+
+def test_the_folder_in_which_one_stands_stays_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    before = tmp_path.stat().st_ino
+    named = create(Wanted(Path("."), "a/b", "a/c"))
+    assert tmp_path.stat().st_ino == before and all((tmp_path / name).is_file() for name in named)
+    assert not [path for path in tmp_path.iterdir() if "gistgate" in path.name]
+
+
+def test_a_task_and_its_file_have_one_name(tmp_path):
+    """lm-eval looks for the task's own name, and would take one of its own tasks for a file of another name."""
+    (tmp_path / "gsm8k.yaml").write_text("include: base.yaml\ntask: 'gsm8k_mine' # mine\n")
+    with pytest.raises(UserError, match="is called 'gsm8k_mine'. Rename the file to gsm8k_mine.yaml"):
+        made(tmp_path, task=str(tmp_path / "gsm8k.yaml"))

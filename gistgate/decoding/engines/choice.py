@@ -40,7 +40,7 @@ class Engine:
         self.name = name
         self.fell_back: set[str] = set()
         """Why requests ran on the eager engine although the compiled one was asked for."""
-        self._failed: dict[tuple[int, Sampling, str], str] = {}
+        self._failed: dict[tuple[object, ...], str] = {}
 
     def run(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> list[Generation]:
         """The answers of these rows, in their order.
@@ -69,7 +69,7 @@ class Engine:
         from gistgate.decoding.engines.compiled import CompiledSession
         from gistgate.decoding.engines.program import UnsupportedError
 
-        shape = (len(rows), sampling, repr(parts.rule))
+        shape = (len(rows), sampling, *parts.rule.known_by)
         why = self._failed.get(shape) or reason_against(parts, rows)
         if why is None:
             try:
@@ -77,6 +77,8 @@ class Engine:
                     return CompiledSession(parts, rows, stop, sampling, slots)
             except UnsupportedError as error:
                 why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
+            except torch.OutOfMemoryError:  # the next request may find more
+                why = "there is not enough memory for it"
         self._explain(why)
         return None
 
@@ -100,6 +102,8 @@ def reason_against(parts: Parts, rows: Sequence[Row]) -> str | None:
     if parts.context.needs_eager:
         return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
     models = models_of(parts.target, drafter)
+    if len({model.device for model in models}) > 1:
+        return "target and draft model are on different devices"
     return next((why for model in models if (why := reason_against_model(model)) is not None), None)
 
 

@@ -40,15 +40,16 @@ class CompiledSession:
         self.slots = rounded(longest + stop.max_new_tokens + self.num + 3)
         self.draft_model = None if parts.drafter is None or not parts.block else parts.drafter.model
         self.results: dict[int, Generation] = {}
-        if (move := getattr(parts.gate, "to", None)) is not None:  # tracing must not be what moves it
-            move(self.device)
+        for part in (parts.gate, parts.rule):
+            if (move := getattr(part, "to", None)) is not None:  # tracing must not be what moves it
+                move(self.device)
         self._memory = self._cleared(parts.target)
+        self._round_program = self._verify_round()  # first: what cannot be a program is mostly found here
         self._readers = [PromptReader(parts.target, self._memory)]
         if self.draft_model is not None:
             self._draft_memory = self._cleared(self.draft_model)
             self._readers.append(PromptReader(self.draft_model, self._draft_memory))
             self._steps = self._draft_steps(self.draft_model)
-        self._round_program = self._verify_round()
 
     @property
     def _random(self) -> bool:
@@ -76,7 +77,7 @@ class CompiledSession:
         valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
         inputs = [self._ints(FEED), self._ints(self.num), valid, q, self._uniforms(self.num + 1)]
         with attending_to_slots(parts.target):
-            return store_of(parts.target).program((*key, repr(parts.rule), gate, ids), function, self._memory, inputs)
+            return store_of(parts.target).program((*key, *parts.rule.known_by, gate, ids), function, self._memory, inputs)
 
     @property
     def _has_q(self) -> bool:

@@ -117,22 +117,29 @@ class Captured:
         """
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
-        self.graph = torch.cuda.CUDAGraph()
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
+        self.device = self.inputs[0].device  # the current one may be another
         try:
-            with torch.cuda.stream(stream):
-                for _ in range(self.warm_ups):
-                    program(*self.fixed, *self.inputs)
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(self.graph):
-                self.outputs = program(*self.fixed, *self.inputs)
+            with torch.cuda.device(self.device):
+                self._record(program)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             raise UnsupportedError(f"it cannot be captured ({first_line(error)})") from error
+
+    def _record(self, program: Program) -> None:
+        self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(self.warm_ups):
+                program(*self.fixed, *self.inputs)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(self.graph, stream=stream):
+            self.outputs = program(*self.fixed, *self.inputs)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay for `fixed` (already known, skipped) and fresh inputs."""
         for held, fresh in zip(self.inputs, tensors[len(self.fixed) :], strict=True):
             held.copy_(fresh, non_blocking=True)
-        self.graph.replay()
+        with torch.cuda.device(self.device):
+            self.graph.replay()
         return self.outputs

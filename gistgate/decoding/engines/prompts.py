@@ -19,8 +19,10 @@ from gistgate.decoding.engines.store import store_of
 STRETCH = {"cpu": 64}
 """Prompt tokens per program, by device type; elsewhere `LONG_STRETCH`."""
 LONG_STRETCH = 256
-WIDE_STRETCH = 512
-"""Most prompt tokens that a heavy model reads at once, so that attention between them needs little memory."""
+WIDE_STRETCH, FEWEST = 512, 16
+"""Most and fewest prompt tokens of a row that a heavy model reads at once."""
+MOST_SCORES = 1 << 26
+"""Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class PromptReader:
             UnsupportedError: the model cannot become a program.
         """
         self.model, self.memory, self.whole = model, memory, not reads_alone(model)
-        self.width = stretch_of(model) if self.whole else WIDE_STRETCH
+        self.width = stretch_of(model)
         self.call: Program = Prefill(model)
         if self.whole:
             batch, _, slots, _ = memory[0].shape
@@ -70,19 +72,24 @@ class PromptReader:
                 self.call = store_of(model).program(key, self.call, memory, inputs)
 
     def read(self, texts: Sequence[list[int]]) -> None:
-        """Read one text per row from its beginning; rows without a text read what nobody looks at.
-
-        What is read beyond a row's end is overwritten before anything looks at it.
-        """
-        longest, batch = max(map(len, texts)), self.memory[0].shape[0]
+        """Read one text per row from its beginning; what is read beyond a row's end nobody looks at before the text
+        that comes there has overwritten it."""
+        longest, batch = max(map(len, texts)), self.memory[0].shape[0] if self.whole else len(texts)
         ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-        ids = ids.to(self.model.device)
+        ids, start = ids.to(self.model.device), 0
         with attending_to_slots(self.model):
-            for start in range(0, longest, self.width):
-                first = torch.full((batch, 1), start, device=self.model.device)
-                self.call(*self.memory, ids[:, start : start + self.width], first)
+            while start < longest:
+                end = start + (self.width if self.whole else self._fitting(batch, longest))
+                # Without a program nothing is read but the slots that the rows have used so far.
+                memory = self.memory if self.whole else [kept[:batch, :, :end] for kept in self.memory]
+                self.call(*memory, ids[:, start:end], torch.full((batch, 1), start, device=self.model.device))
+                start = end
+
+    def _fitting(self, rows: int, slots: int) -> int:
+        heads = self.model.config.get_text_config().num_attention_heads
+        return min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (rows * heads * slots)))
 
 
 def rounded_up(number: int, width: int) -> int:

@@ -26,7 +26,7 @@ from gistgate.integrations.endpoints.compared import Compared
 from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Endpoint, connect
 from gistgate.integrations.lm_eval.prompting import Document, Prompting
-from gistgate.integrations.lm_eval.prompts import distinct_documents, used_prompts
+from gistgate.integrations.lm_eval.prompts import distinct_documents, problems_of, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 
 MOST_STOPS = 4
@@ -168,7 +168,7 @@ def documents(task: Task, options: Options) -> list[Document]:
     """
     train = task.documents("train")
     order = random.Random(f"{options.seed} certificates")
-    seen = {task.problem(prompt["doc"]) for prompt in used_prompts()}
+    seen = problems_of(task, used_prompts())
     found = [train[index] for index in distinct_documents(task, train, order, seen)]
     confidence = level(options.confidence, options.looks)
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)

@@ -113,6 +113,8 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     Raises:
         UserError: there is none of that name, or it lacks its model.
     """
+    if options.judge is not None and options.score != "judge":
+        raise UserError("--judge names a model that only --score judge asks. Add that, or leave --judge out.")
     if options.score == "task":
         return TaskScore(task, models.tokenizer)
     if options.score == "capped":

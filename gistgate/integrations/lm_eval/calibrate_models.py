@@ -36,6 +36,11 @@ def load_models(options: Options) -> Models:
     target = load_target(options.target or name, dtype)
     keep_freed_memory(target.model.device)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
+    if draft_name is None and (options.quantise_draft not in (None, "none") or options.draft_vocabulary):
+        raise UserError(
+            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
+            "--draft, or leave them out."
+        )
     lighter = lighter_as_trained(options, config.draft if config else None)
     draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
     for model in (target.model, draft):

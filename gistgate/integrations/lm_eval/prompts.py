@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.errors import UserError
@@ -121,10 +123,19 @@ def used_prompts(folder: Path = USED) -> list[Prompt]:
     return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
 
 
+def problems_of(task: Task, prompts: Iterable[Prompt]) -> set[str]:
+    """The problems of a task among prompts; documents of another task, which this one cannot show, are none of them."""
+    found = set()
+    for prompt in prompts:
+        with suppress(KeyError, TypeError, TemplateError):
+            found.add(task.problem(prompt["doc"]))
+    return found
+
+
 def unused_prompts(
     maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt], learned: str = ""
 ) -> list[Prompt]:
     """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
-    seen, hashes = {maker.problem(prompt["doc"]) for prompt in used}, set(learned.split())
+    seen, hashes = problems_of(maker.task, used), set(learned.split())
     seen |= {problem for problem in map(maker.problem, docs) if hashes_of([problem]) in hashes}
     return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))

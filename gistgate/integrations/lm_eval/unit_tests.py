@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import comb
 from typing import Any
 
 from gistgate.errors import UserError
@@ -19,7 +20,9 @@ from gistgate.integrations.programs.runner import runs
 NEEDED = ("prompt", "tests", "entry_point")
 """What a document has: a request in words or the head of a function, statements that raise where an answer is wrong,
 and the name of the function."""
-FENCED = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+FENCE = "```"
+FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+"""A block of code: its language, whatever that is, and its lines."""
 EXPANDED = {"pass_at_k": "pass@1"}
 """Names of metrics in a task's file, and in lm-eval's results where these differ."""
 
@@ -47,21 +50,39 @@ def process_results(doc: Document, results: Sequence[str]) -> dict[str, float]:
 
 def program_of(doc: Document, answer: str) -> str:
     """The program of an answer: a whole function, or the rest of one whose head the prompt is."""
-    fenced = FENCED.search(answer)
-    code, head, name = fenced[1] if fenced else answer, doc["prompt"], f"def {doc['entry_point']}("
+    code, head, name = code_of(answer), doc["prompt"], f"def {doc['entry_point']}("
     if name not in head:  # a request in words
         return code
     # The head stays in front of a whole function, because it may import names that the function uses.
     return f"{head.rstrip()}\n    pass\n\n{code}" if name in code else f"{head}{code}"
 
 
-class CodeEval:
-    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results, for one program each."""
+def code_of(answer: str) -> str:
+    """The first block of code; all of an answer without one, or what precedes the end of one that the prompt began."""
+    before, fence, _ = answer.partition(FENCE)
+    block = FENCED.search(answer)
+    ends = bool(before.strip()) and answer.count(FENCE) % 2 == 1 and not (block and block[1].strip())
+    return before if not fence or ends or block is None else block[2]
 
-    def compute(self, references: Sequence[str], predictions: Sequence[Sequence[str]], **_: Any) -> tuple[Any, Any]:
-        """The share of tasks whose first program passes, and no further details."""
-        passed = [runs(f"{programs[0]}\n{tests}\n") for tests, programs in zip(references, predictions, strict=True)]
-        return {"pass@1": sum(passed) / len(passed)}, {}
+
+class CodeEval:
+    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results."""
+
+    def compute(
+        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1, 10, 100), **_: Any
+    ) -> tuple[dict[str, float], dict[Any, Any]]:
+        """Means over the tasks of `pass_at` for every k that all of them have programs for, and no further details."""
+        passed = [
+            [runs(f"{program}\n{tests}\n") for program in programs]
+            for tests, programs in zip(references, predictions, strict=True)
+        ]
+        able = [most for most in k if most <= min(map(len, passed))]
+        return {f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able}, {}
+
+
+def pass_at(k: int, passed: Sequence[bool]) -> float:
+    """The chance that one of k programs passes that are drawn from these without replacement (arXiv 2107.03374)."""
+    return 1 - comb(len(passed) - sum(passed), k) / comb(len(passed), k)
 
 
 @contextmanager

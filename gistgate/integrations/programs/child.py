@@ -37,9 +37,10 @@ def main() -> None:
     sys.argv = ["program"]
     limit(seconds, memory << 20, size << 20)
     confine(os.path.realpath("."))
-    module = sys.modules["__main__"] = ModuleType("__main__")
+    # Not `__main__`: what a program does when it is started by hand is no part of the answer.
+    module = sys.modules["program"] = ModuleType("program")
     try:
-        exec(compile(program, "program", "exec"), module.__dict__)
+        exec(compile(program, "program", "exec", dont_inherit=True), module.__dict__)
     except BaseException:  # whatever it is, sys.exit included, the program has not run to its end
         os._exit(1)
     os.write(channel, secret)

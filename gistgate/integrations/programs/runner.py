@@ -18,10 +18,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from time import monotonic
 
 CHILD = Path(__file__).with_name("child.py")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 """The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
+LOOK = 0.2
+"""Seconds between two looks at what a program has written."""
 PATIENCE = 6
 """Wall-clock time until a process is ended, in multiples of its processor time: programs may sleep."""
 
@@ -35,7 +38,7 @@ class Limits:
     memory_mb: int = 1024
     """Address space, the interpreter's own included, in megabytes."""
     file_mb: int = 10
-    """Largest file, in megabytes."""
+    """Largest file, and all files together up to what is written between two looks, in megabytes."""
 
 
 USUAL = Limits()
@@ -58,12 +61,33 @@ def runs(program: str, limits: Limits = USUAL) -> bool:
             start_new_session=True,
         )
         try:
-            found, _ = process.communicate(secret + b"\n" + program.encode(errors="replace"), PATIENCE * limits.seconds)
-        except subprocess.TimeoutExpired:
-            return False
+            found = told(process, secret + b"\n" + program.encode(errors="replace"), Path(folder), limits)
         finally:
             end(process)
     return found == secret + b"\n"
+
+
+def told(process: subprocess.Popen[bytes], given: bytes | None, folder: Path, limits: Limits) -> bytes:
+    """What the process says until it ends; nothing where it takes too long or fills its folder."""
+    last = monotonic() + PATIENCE * limits.seconds
+    while True:
+        try:
+            found, _ = process.communicate(given, LOOK)
+            return found if size_of(folder) <= limits.file_mb << 20 else b""
+        except subprocess.TimeoutExpired:
+            given = None  # it has been handed over, or will be
+            if monotonic() > last or size_of(folder) > limits.file_mb << 20:
+                return b""
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder that a process may be changing."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found += os.lstat(os.path.join(place, name)).st_size
+    return found
 
 
 def end(process: subprocess.Popen[bytes]) -> None:

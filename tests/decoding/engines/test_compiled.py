@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from benchmarks.scripted import random_gate
 from gistgate.block import Sampling
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import compiled, drafting, program, store
+from gistgate.decoding.engines import choice, compiled, drafting, program, store
 from gistgate.decoding.engines import prompts as reading
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
@@ -21,6 +23,7 @@ from gistgate.errors import UserError
 from gistgate.forward.quantised import quantise
 from gistgate.request.slots import Usage
 from gistgate.rules import RULES, make_rule
+from gistgate.rules.pair_counts import PairCounts
 from tests.architectures import greedy, pair, prompts, tiny_model
 from tests.decoding.watching import HalfGate, Markers
 from tests.rules.extremes import OPEN
@@ -104,11 +107,12 @@ def test_texts_longer_than_a_stretch_and_one_session_after_another(
 ):
     """Memory is used again, full of the request before; heavy models read prompts without a program."""
     monkeypatch.setitem(reading.STRETCH, "cpu", 8)
-    monkeypatch.setattr(reading, "WIDE_STRETCH", 8)
     monkeypatch.setattr(store, "_stores", type(store._stores)())
-    if heavy:
+    if heavy:  # as few tokens at a time as memory for the scores allows
         monkeypatch.setattr(reading, "HEAVY", 0)
-    for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]]):
+        monkeypatch.setattr(reading, "FEWEST", 3)
+        monkeypatch.setattr(reading, "MOST_SCORES", 1)
+    for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]], BATCH):
         eager, compiled = both("llama", make_rule("exact"), 4, batch)
         assert compiled == eager
     programs = [key for model in pair("llama") for key in store.store_of(model).programs]
@@ -190,6 +194,31 @@ def test_fall_backs(drafter: Any, why: str):
     with pytest.warns(UserWarning, match=why):
         answers = decoder.generate(BATCH[:1], max_new_tokens=NUM)
     assert answers[0].ids == greedy("llama", tuple(BATCH[0]), NUM)
+
+
+def test_models_on_different_devices_fall_back():
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 3, engine="compiled")
+    elsewhere = SimpleNamespace(device=torch.device("meta"))
+    parts = replace(decoder.parts, drafter=ModelDrafter(draft))
+    parts.drafter.model = elsewhere  # type: ignore[union-attr, assignment]
+    assert choice.reason_against(parts, [None]) == "target and draft model are on different devices"  # type: ignore[list-item]
+
+
+def test_a_table_that_changed_is_another_program(traced: None):
+    """Two rules with one path, or one table that another rule goes on filling, must not share what was traced."""
+    target, draft = pair("llama", noise=0.1)
+    table = PairCounts()
+    rule = make_rule("csd", counts=table, tau_c=1e-9, min_count=0)
+    decoders = [Decoder(target, ModelDrafter(draft), rule, 4, engine=engine) for engine in ("eager", "compiled")]
+    before = [one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in decoders]
+    counting = make_rule("csd", counts=table, table="online", tau_c=2.0)
+    Decoder(target, ModelDrafter(draft), counting, 4).generate(BATCH, max_new_tokens=NUM)
+    eager, compiled = (one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in decoders)
+    assert before[0].ids == before[1].ids and compiled.ids == eager.ids
+    assert compiled.statistics.loose == eager.statistics.loose > 0 == before[1].statistics.loose
+    with pytest.warns(UserWarning, match="'csd' counts while it decodes"):
+        Decoder(target, ModelDrafter(draft), counting, 4, engine="compiled").generate(BATCH[:1], max_new_tokens=2)
 
 
 def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):

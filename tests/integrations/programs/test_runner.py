@@ -20,6 +20,7 @@ FINE = {
     "a temporary folder": "import tempfile\nwith tempfile.TemporaryDirectory() as place: open(place + '/a', 'w')",
     "copies": "import os, shutil\nos.mkdir('a')\nopen('b', 'w')\nshutil.copy2('b', 'a')\nshutil.move('a/b', 'c')",
     "a database": "import sqlite3\nsqlite3.connect(':memory:')\nsqlite3.connect('a').execute('create table b (c)')",
+    "what only a start by hand does": "if __name__ == '__main__':\n    raise SystemExit(input())",
     "closed input": "import sys\nassert sys.stdin is None or sys.stdin.read() == ''",
 }
 BROKEN = {
@@ -38,6 +39,9 @@ BROKEN = {
     "a limit for its parent": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
     "a processor for its parent": "import os\nos.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))",
     "a priority for its parent": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 0)",
+    "a name that is only in an annotation": "def f(a: List[int]): return a",
+    "many files": "for i in range(9):\n    open(str(i), 'wb').write(bytes(500_000))",
+    "files without end": "i = 0\nwhile True:\n    open(str(i), 'wb').write(bytes(500_000))\n    i += 1",
     "a huge file": "open('a', 'wb').write(bytes(3_000_000))",
     "a recursion without end": "def f(): return f()\nf()",
     "leaving early": "import sys\nsys.exit(0)",

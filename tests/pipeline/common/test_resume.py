@@ -79,3 +79,14 @@ def test_sources_are_all_that_a_module_runs_and_all_modules_of_a_package():
 def test_a_folder_without_shards_is_refused(folder):
     with pytest.raises(UserError, match="dvc repro"):
         num_shards(folder)
+
+
+def test_a_summary_is_there_with_the_shards_or_not_at_all(folder, monkeypatch):
+    shards = Shards("collect", 1)
+    shards.make(0, produce([], 0), {})
+    shards.publish(1, folder / "out", {"rows": 1})
+    assert {path.name for path in (folder / "out").iterdir()} == {"rows-00000.safetensors", "summary.json"}
+    shards.make(0, produce([], 0), {})
+    with pytest.raises(ValueError, match="Out of range float"):
+        shards.publish(1, folder / "other", {"rows": float("nan")})
+    assert shards.path(0).exists() and not (folder / "other").exists()
