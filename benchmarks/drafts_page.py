@@ -134,7 +134,7 @@ def rounds(found: Mapping[str, Any]) -> str:
                 rows.append([*about, *shares, interval(entry.get("vs_eager"))])
     about = (
         f"Shares of the rounds' seconds: pair `{found['pair']}`, up to {found['max_new_tokens']} new tokens, "
-        f"{threads(found)}; `outside`: of requests; n counts batches."
+        f"{threads(found)}; `outside` is the share of the requests' time that lies in no round; n counts batches."
     )
     return f"{about}\n\n{table(ROUNDS, rows, numbers=True)}"
 
@@ -145,7 +145,8 @@ def overlap(found: Mapping[str, Any]) -> str:
     cells = [*seconds, f"{100 * found['share_kept']:.1f}", interval(found["most"]), interval(found["strict"])]
     about = (
         f"Drafting the next block during verification: pair `{found['pair']}`, K = {found['block']}, {found['n']} "
-        f"calls, {threads(found)}. `most` is the speed of a round whose guess is always right, `strict` that with the "
+        f"calls, {threads(found)}. The next block is drafted before the target's own token is known. `most` is the speed "
+        f"of rounds in which that token is always guessed and the whole block kept, `strict` that with the "
         f"share of rounds that strict decoding of {found['prompts']} development prompts keeps."
     )
     return f"{about}\n\n{table(OVERLAP, [cells])}"

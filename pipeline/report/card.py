@@ -54,6 +54,7 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
         report=report,
         evaluated=evaluated,
         splits={"development": report["development"], "calibration": report["settings"]},
+        lighter=config.draft.quantisation if config.draft else None,
         partners={"target": config.target, "draft": config.draft},
         percent=lambda share: f"{100 * share:.1f}",
     )

@@ -11,7 +11,16 @@ from pipeline.common.paths import MODELS
 from pipeline.report.markdown import table
 
 GATES = MODELS / "gates"
-HEADER = ("gate", "target", "draft", "task", "budget, points", "certified bound, points", "mean accepted length", "n")
+HEADER = (
+    "gate",
+    "target",
+    "draft",
+    "task",
+    "budget, points",
+    "certified bound, points",
+    "mean accepted length on calibration prompts",
+    "calibration prompts",
+)
 NONE = "No gate is published yet."
 
 

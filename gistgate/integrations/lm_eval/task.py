@@ -85,7 +85,14 @@ class Task(Prompter, Judge):
         settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, max_new_tokens][0])}
         self.harness.set_config("generation_kwargs", settings)
         self.harness.set_config("repeats", 1)
-        if self.prompting.num_fewshot is not None:
+        asked, own = self.prompting.num_fewshot, self.harness.config.num_fewshot or 0
+        if asked is not None and asked < own:
+            log.warning(
+                "The task '%s' is made for %d solved examples in front of the question and gets %d, so that answers may "
+                "have another form than its filter expects. Set prompting.num_fewshot to null, or choose another task.",
+                self.name, own, asked,
+            )  # fmt: skip
+        if asked is not None:
             self.harness.set_config("num_fewshot", self.prompting.num_fewshot)
         self.harness.set_config("num_fewshot", self.harness.config.num_fewshot or 0)
 
