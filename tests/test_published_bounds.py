@@ -74,7 +74,7 @@ def wrong_headlines(content: dict[str, Any]) -> list[str]:
     found = []
     for name, method in content["methods"].items():
         given = {float(key): one for key, one in method["certificates"].items() if one["certified"]}
-        bound = 0.0 if method["rule"] == "exact" else given.get(method["budget"], {}).get("bound")
+        bound = 0.0 if name == "exact" else given.get(method["budget"], {}).get("bound")
         if bound != method["certified_bound"] or any(one["bound"] > budget for budget, one in given.items()):
             found.append(name)
     return found

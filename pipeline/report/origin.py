@@ -19,6 +19,8 @@ SOURCES = (*PACKAGES, "benchmarks", "params.yaml", ":!benchmarks/results", ":!**
 def check_finished(graph: str, root: Path = Path()) -> None:
     """Refuse results that are older than the code, the parameters or the data of their stages, as DVC knows them.
 
+    Stages of other files on which these depend count as well.
+
     Args:
         graph: the dvc.yaml of the stages.
         root: the project, or a copy of it in which they ran.
@@ -26,7 +28,7 @@ def check_finished(graph: str, root: Path = Path()) -> None:
     Raises:
         UserError: stages have to run again, or DVC cannot say so.
     """
-    done = subprocess.run(["dvc", "status", "--json", graph], cwd=root, capture_output=True, text=True)
+    done = subprocess.run(["dvc", "status", "--json", "--with-deps", graph], cwd=root, capture_output=True, text=True)
     if done.returncode:
         raise UserError(f"`dvc status {graph}` failed: {done.stderr.strip() or done.stdout.strip()}")
     waiting = json.loads(done.stdout or "{}")

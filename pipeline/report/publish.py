@@ -93,7 +93,10 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
             "Development prompts chose another K of transformers' speculation than for the published speeds, so that "
             "these do not belong together. Publish this run without --again, and then time it once more."
         )
-    occasions = [*published.get("occasions", [speeds(published)]), speeds(summary)]
+    before = published.get("occasions", [speeds(published)])
+    if speeds(summary) in before:
+        raise UserError("These speeds are published already. Run the stage `benchmark` again, and then publish --again.")
+    occasions = [*before, speeds(summary)]
     methods = {
         name: {**method, "speed": joined([one[name] for one in occasions])}
         for name, method in summary["methods"].items()

@@ -101,8 +101,11 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:
-    """Upper bound on the loss that calibration proved for the headline budget; 0 for a lossless rule."""
-    if params.methods[name].knob is None:
+    """Upper bound on the loss that calibration proved for the headline budget; 0 for strict decoding itself.
+
+    A lossless rule with another drafter has a bound of its own, because rounding changes some of its answers.
+    """
+    if name == STRICT or (params.methods[name].knob is None and name not in results.calibration):
         return 0.0
     found = at_budget(results.calibration[name], params.headline_budget)
     return found["bound"] if found and found["certified"] else None
@@ -150,7 +153,7 @@ def frontier_row(name: str, calibration: dict[str, Any], split: str, setting: di
         "fixed": setting.get("fixed", {}),
         "n": setting["n"],
         "accuracy": setting["accuracy"],
-        "loss": (setting["losses"] - setting["gains"]) / setting["n"],
+        "loss": setting["loss"],
         "mean_accepted_length": setting["mean_accepted_length"],
         "loose_per_100": setting["loose_per_100"],
         "certified_budgets": budgets,

@@ -68,7 +68,8 @@ class Probe:
         kinds = Counter(kind for kind, _ in self.prompts)
         methods = {}
         for name, point in points.items():
-            loose = strict if point.rule == STRICT else self.answers(point, shared.loosely(decoding_of(point)))
+            is_same = (point.rule, point.drafter) == (STRICT, DRAFTER)
+            loose = strict if is_same else self.answers(point, shared.loosely(decoding_of(point)))
             methods[name] = self.compared(strict, loose, kinds)
             told = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
             print(f"{name}: {len(strict)} prompts, {told}")

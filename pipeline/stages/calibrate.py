@@ -134,7 +134,7 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
             for setting, one in zip(selection.settings, verdicts.tested, strict=False)
         ],
         "development": [measured(setting) for setting in selection.measured],
-        "budgets": {f"{budget:g}": decide(finding, budget) for budget in verdicts.budgets},
+        "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
         "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
         "look": look.record,

@@ -66,7 +66,7 @@ def save_all(kept: dict[float, Proof], folder: Path) -> None:
     """A folder per certified budget; none where nothing was certified."""
     folder.mkdir(parents=True)
     for budget, one in kept.items():
-        one.save(folder / f"{budget:g}")
+        one.save(folder / repr(budget))
 
 
 def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proof]]:
@@ -85,7 +85,7 @@ def certify(params: Params, name: str) -> tuple[dict[str, Any], dict[float, Proo
     certified = [budget for budget in request.budgets if finding.verdicts.passed(budget) is not None]
     made = datetime.now(UTC).date().isoformat()
     kept = {budget: finding.proof(setup.scorer.id, scope, SOURCE, [budget], made) for budget in certified}
-    found = {f"{budget:g}": entry(finding, budget) for budget in request.budgets}
+    found = {repr(budget): entry(finding, budget) for budget in request.budgets}
     about = {"method": name, "learned": params.method(name).learned, "block": method.block}
     return {**about, "looks": params.calibrate.looks, "look": look.record, "budgets": found}, kept
 
@@ -159,7 +159,7 @@ def calibration_prompts(params: Params) -> list[Prompt]:
 def summary(params: Params) -> dict[str, Any]:
     """All methods at each budget, and how far the gate is ahead of the best rule without training."""
     reports = {name: read_json(REPORTS / f"{name}.json") for name in read_certify_params().methods}
-    return {f"{budget:g}": compared(reports, f"{budget:g}") for budget in sorted(read_certify_params().budgets)}
+    return {repr(budget): compared(reports, repr(budget)) for budget in sorted(read_certify_params().budgets)}
 
 
 def compared(reports: dict[str, dict[str, Any]], budget: str) -> dict[str, Any]:
