@@ -145,8 +145,8 @@ def overlap(found: Mapping[str, Any]) -> str:
     cells = [*seconds, f"{100 * found['share_kept']:.1f}", interval(found["most"]), interval(found["strict"])]
     about = (
         f"Drafting the next block during verification: pair `{found['pair']}`, K = {found['block']}, {found['n']} "
-        f"calls, {threads(found)}. The next block is drafted before the target's own token is known. `most` is the speed "
-        f"of rounds in which that token is always guessed and the whole block kept, `strict` that with the "
+        f"calls, {threads(found)}. The next block is drafted before the target's own token is known. `most` is the "
+        f"speed of rounds in which that token is always guessed and the whole block kept, `strict` that with the "
         f"share of rounds that strict decoding of {found['prompts']} development prompts keeps."
     )
     return f"{about}\n\n{table(OVERLAP, [cells])}"

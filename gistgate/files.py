@@ -54,7 +54,9 @@ def put(part: Path, path: Path) -> None:
         part.replace(path)
         return
     if not part.is_dir():
-        raise UserError(f"{path} is a folder, and a file would take its place. Name a file, in that folder or elsewhere.")
+        raise UserError(
+            f"{path} is a folder, and a file would take its place. Name a file, in that folder or elsewhere."
+        )
     aside = part.with_suffix(".old")
     path.replace(aside)
     try:

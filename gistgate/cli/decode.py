@@ -96,7 +96,8 @@ def trace(
     system: System = None,
     as_json: AsJson = False,
     html: Annotated[
-        Path | None, typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours.")
+        Path | None,
+        typer.Option(dir_okay=False, help="File for one HTML page with strict decoding beside it, instead of colours."),
     ] = None,
 ) -> None:
     """Continue one prompt and show why every token is there."""

@@ -95,7 +95,9 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
         )
     before = published.get("occasions", [speeds(published)])
     if speeds(summary) in before:
-        raise UserError("These speeds are published already. Run the stage `benchmark` again, and then publish --again.")
+        raise UserError(
+            "These speeds are published already. Run the stage `benchmark` again, and then publish --again."
+        )
     occasions = [*before, speeds(summary)]
     methods = {
         name: {**method, "speed": joined([one[name] for one in occasions])}

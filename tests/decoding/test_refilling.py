@@ -248,7 +248,9 @@ def test_holes_are_given_back_while_no_row_leaves():
     target, draft = pair("llama", noise=0.2)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 8, observer=Watching())
     rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
-    session = Session(decoder.parts, Waiting(map(Start, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8))
+    session = Session(
+        decoder.parts, Waiting(map(Start, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8)
+    )
     with torch.inference_mode():
         answers = session.run()
     assert [answer.ids for answer, _ in answers] == [greedy("llama", tuple(prompt), 60) for prompt in batch]

@@ -148,7 +148,7 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path):
 def test_the_folder_in_which_one_stands_stays_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = tmp_path.stat().st_ino
-    named = create(Wanted(Path("."), "a/b", "a/c"))
+    named = create(Wanted(Path(), "a/b", "a/c"))
     assert tmp_path.stat().st_ino == before and all((tmp_path / name).is_file() for name in named)
     assert not [path for path in tmp_path.iterdir() if "gistgate" in path.name]
 

@@ -77,7 +77,9 @@ class CompiledSession:
         valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
         inputs = [self._ints(FEED), self._ints(self.num), valid, q, self._uniforms(self.num + 1)]
         with attending_to_slots(parts.target):
-            return store_of(parts.target).program((*key, *parts.rule.known_by, gate, ids), function, self._memory, inputs)
+            return store_of(parts.target).program(
+                (*key, *parts.rule.known_by, gate, ids), function, self._memory, inputs
+            )
 
     @property
     def _has_q(self) -> bool:

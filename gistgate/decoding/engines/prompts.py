@@ -88,7 +88,7 @@ class PromptReader:
                 start = end
 
     def _fitting(self, rows: int, slots: int) -> int:
-        heads = self.model.config.get_text_config().num_attention_heads
+        heads = int(self.model.config.get_text_config().num_attention_heads)
         return min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (rows * heads * slots)))
 
 

@@ -88,13 +88,11 @@ class Task(Prompter, Judge):
         asked, own = self.prompting.num_fewshot, self.harness.config.num_fewshot or 0
         if asked is not None and asked < own:
             log.warning(
-                "The task '%s' is made for %d solved examples in front of the question and gets %d, so that answers may "
-                "have another form than its filter expects. Set prompting.num_fewshot to null, or choose another task.",
-                self.name, own, asked,
-            )  # fmt: skip
-        if asked is not None:
-            self.harness.set_config("num_fewshot", self.prompting.num_fewshot)
-        self.harness.set_config("num_fewshot", self.harness.config.num_fewshot or 0)
+                "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
+                "another form than its filter expects. Set prompting.num_fewshot to null, or choose another task.",
+                *(self.name, own, asked),
+            )
+        self.harness.set_config("num_fewshot", own if asked is None else asked)
 
     @property
     def stops(self) -> list[str]:

@@ -86,7 +86,7 @@ def size_of(folder: Path) -> int:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                found += os.lstat(os.path.join(place, name)).st_size
+                found += (Path(place) / name).lstat().st_size
     return found
 
 

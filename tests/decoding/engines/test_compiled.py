@@ -148,7 +148,7 @@ def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeyp
 
 
 FALLS_BACK = {
-    "csd": "cannot be traced",
+    "csd": "counts while it decodes",
     "reflective": "reads drafts a second time",
     "regret-budget": "remembers something",
     "wisv": "remembers something",
