@@ -50,6 +50,10 @@ def test_a_run_that_was_timed_again_is_published_with_wider_speeds(tmp_path):
     found = read_json(published / "summary.json")
     assert found["methods"]["exact"]["speed"]["vs_plain"] == BOTH["vs_plain"] and found["code"] == code["code"]
     assert "measured on 2 occasions" in caption(found) and "occasions" not in caption(summary({}))
+    with pytest.raises(UserError, match="are published already"):  # one measurement is one occasion
+        publish_again(reports, published, code)
+    other = {**SECOND["vs_plain"], "high": SECOND["vs_plain"]["high"] + 0.01}
+    write_json(reports / "summary.json", summary({"vs_plain": other}))
     publish_again(reports, published, code)
     third = read_json(published / "summary.json")
     assert third["methods"]["exact"]["speed"]["vs_plain"]["mean"] == pytest.approx(0.5 ** (1 / 3))

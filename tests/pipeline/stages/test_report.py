@@ -13,9 +13,9 @@ from gistgate.files import write_json, write_json_lines
 from pipeline.report import tables
 from pipeline.report.page import page
 from pipeline.report.results import read_results
-from pipeline.report.summary import as_csv, frontier, summarise
+from pipeline.report.summary import as_csv, certified_bound, frontier, summarise
 from pipeline.stages import report
-from tests.pipeline.report.made_up import LENGTHS, PARAMS, folder
+from tests.pipeline.report.made_up import LENGTHS, PARAMS, calibration, folder
 
 __all__ = ["folder"]
 
@@ -49,6 +49,11 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
     assert judge["certified_bound"] == 0.04 and judge["target_forwards"] == 10
     assert summary["methods"]["prob"]["certified_bound"] is None
     assert summary["methods"]["exact"]["certified_bound"] == 0.0
+    lookup = replace(PARAMS.method("exact"), drafter="lookup")
+    others = replace(PARAMS, methods={**PARAMS.methods, "prob": lookup})
+    found = replace(read_results(PARAMS), calibration={"prob": calibration("judge", None, True), "judge": {}})
+    assert certified_bound("prob", others, found) == 0.04, "rounding changes answers of another drafter"
+    assert certified_bound("prob", others, replace(found, calibration={})) == 0.0
     assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
 
 
@@ -107,7 +112,7 @@ def test_frontier_holds_every_setting(folder):
         ("judge", "development", ""),
         ("judge", "calibration", "0.1"),
     ]
-    assert rows[0]["loss"] == "0.02"
+    assert rows[0]["loss"] == "0.015"  # the mean, which scores between 0 and 1 do not share with the counts
 
 
 def test_methods_on_different_prompts_are_refused(folder):
