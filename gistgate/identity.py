@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Container
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,11 +91,28 @@ def identify_model(model: PreTrainedModel, name: str | None = None, revision: st
     )
 
 
+PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
+"""A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules."""
+
+
 def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIdentity:
     """The identity of a transformers tokenizer."""
     tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
     digest = hashlib.sha256(json.dumps(tokens, ensure_ascii=False).encode()).hexdigest()
     return TokenizerIdentity(name or portable_name(tokenizer.name_or_path), digest, len(tokens))
+
+
+def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str | None]:
+    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the others in `known`.
+
+    `encoding` is how it divides a text, with the tokens that it adds in front; `template` is its chat template.
+    """
+    found = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
+    if "encoding" in known:
+        found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
+    if "template" in known:
+        found["template"] = fingerprint(tokenizer.chat_template)
+    return found
 
 
 def model_scope(identity: ModelIdentity) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
 from gistgate.files import check_sealed, checksum, read_json, write_json
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.plain import inside
 from gistgate.typed import dataclass_from, fits
 
@@ -139,7 +139,7 @@ class Proof:
             if model is not None and self.scope.get(role) is not None:
                 found[role] = model_scope(identify_model(model))
         if tokenizer is not None:
-            found["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
+            found |= tokenizer_scope(tokenizer, self.scope)
         return scope_mismatch({name: self.scope.get(name) for name in found}, found)
 
 

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from gistgate.certificates.calibration import Method
 from gistgate.files import fingerprint
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.task_files import files_of
 
 
@@ -39,7 +39,7 @@ def decoding_scope(
         "draft": None if draft is None else model_scope(identify_model(draft)),
         **({"drafter_data": fingerprint(*data)} if data else {}),
         **({"drafting": drafting} if drafting else {}),
-        "tokenizer": identify_tokenizer(tokenizer).vocabulary,
+        **tokenizer_scope(tokenizer, ("encoding",)),
         "gate": None if gate is None else gate_hash(gate),
         "rule": method.rule,
         "drafter": method.drafter,
@@ -52,15 +52,18 @@ def decoding_scope(
     }
 
 
-def task_scope(task: Any, prompts: Any) -> dict[str, Any]:
+def task_scope(task: Any, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
     """What is asked and how answers are judged.
 
     Args:
         task: an lm-eval task of `gistgate.integrations.lm_eval.task`.
         prompts: what tells the calibration prompts from others: their token ids, or the file (as Path).
+        tokenizer: whose chat template the prompts have; None where a server writes them.
     """
     asked = task.prompting
+    has_template = asked.chat_template and tokenizer is not None
     return {
+        **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
         "task": task_hash(task),
         "prompts": fingerprint(prompts),
         "prompting": {"num_fewshot": asked.num_fewshot, "chat_template": asked.chat_template, "system": asked.system},

@@ -27,4 +27,4 @@ def scope_of(
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
-    return {**decoding, **task_scope(task, prompts)}
+    return {**decoding, **task_scope(task, prompts, pair.tokenizer)}

@@ -71,7 +71,7 @@ def certify(options: Options) -> tuple[Proof, Path]:
     scope = {
         **scope_with(draft, options, models, method),
         **({"judge": model_scope(identify_model(scorer.judge))} if isinstance(scorer, PairwiseJudge) else {}),
-        **task_scope(task, calibration),
+        **task_scope(task, calibration, models.tokenizer),
     }
     looks = Looks(
         claim=f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",

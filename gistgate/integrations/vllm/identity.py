@@ -7,7 +7,7 @@ from typing import Any
 
 from gistgate.certificates.certificate import Proof, scope_mismatch
 from gistgate.errors import UserError
-from gistgate.identity import check_identity, check_tokenizer, gate_hash, identify_tokenizer, model_scope
+from gistgate.identity import check_identity, check_tokenizer, gate_hash, model_scope, tokenizer_scope
 from gistgate.integrations.vllm.served import Served, folder_fingerprint
 
 log = logging.getLogger("vllm.gistgate")
@@ -52,7 +52,7 @@ def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
         **used,
     }
     if served.tokenizer is not None:
-        found["tokenizer"] = identify_tokenizer(served.tokenizer).vocabulary
+        found |= tokenizer_scope(served.tokenizer, proof.scope)
     certified = {name: proof.scope.get(name) for name in found}
     draft = proof.scope.get("draft")
     if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count

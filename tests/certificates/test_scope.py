@@ -1,0 +1,46 @@
+"""What a certificate says of the tokenizer: vocabulary, how it divides a text, and for chats the template."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gistgate.certificates.scope import task_scope
+from gistgate.identity import identify_tokenizer, tokenizer_scope
+from tests.certificates.proofs import proof
+from tests.tiny import byte_tokenizer
+
+NAMES = ("encoding", "template")
+ALL = tokenizer_scope(byte_tokenizer(), NAMES)
+
+
+def with_template(text: str) -> Any:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = text
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "differing"),
+    [(byte_tokenizer(), None), (byte_tokenizer(bos=False), "encoding"), (with_template("{{ messages }}"), "template")],
+)
+def test_the_same_vocabulary_is_not_enough(tokenizer: Any, differing: str | None) -> None:
+    assert identify_tokenizer(tokenizer).vocabulary == ALL["tokenizer"]
+    said = proof(scope=ALL).mismatch(tokenizer=tokenizer)
+    assert said is None if differing is None else f"because of another {differing} (" in str(said)
+
+
+def test_what_an_older_certificate_does_not_say_is_not_asked() -> None:
+    older = proof(scope={"tokenizer": ALL["tokenizer"]})
+    assert older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None
+
+
+def test_the_template_counts_for_chats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gistgate.certificates.scope.task_hash", lambda _: "t")
+    for chat in (True, False):
+        asked = SimpleNamespace(num_fewshot=0, chat_template=chat, system=None)
+        task = SimpleNamespace(prompting=asked)
+        assert ("template" in task_scope(task, [], byte_tokenizer())) is chat
+        assert "template" not in task_scope(task, [])
