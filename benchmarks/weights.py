@@ -6,7 +6,8 @@ In the folder of a run whose stage `reference` is done and whose pair has a draf
 the tokens of the target's own greedy answers to training prompts at which the draft's most probable token is that of
 the unquantised draft, and is the answer's. The answers are read in pieces of `PIECE` tokens, so that the kernels of
 drafting compute them. All timed calls take turns; `step` and `c` are seconds of one draft step over those of the
-unquantised draft and of the target, and `output_layer` those of a layer over the whole one, for one row.
+unquantised draft and of the target, and `output_layer` those of a layer over the whole one, for one row. `megabytes` is
+the memory that the draft's weights take.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ def main(
         "step": {"batch 1": over(narrow, WHOLE), f"batch {batch}": over(wide, WHOLE)},
         "c": over(narrow, TARGET),
         "output_layer": over(heads, WHOLE),
+        "megabytes": {kind: round(held(model) / 1e6) for kind, model in drafts.items()},
     }
     print(found)
     save("weights", {"pair": pair.name, "prompts": len(read), "n": calls, **found}, results)
@@ -149,6 +151,17 @@ def taking_turns(calls: Mapping[str, Call], times: int) -> dict[str, list[float]
             call()
     turns = [{name: once(call) for name, call in calls.items()} for _ in range(times)]
     return {name: [turn[name] for turn in turns] for name in calls}
+
+
+def held(model: PreTrainedModel) -> int:
+    """Bytes of a model's weights, each piece of memory once: layers may share one."""
+    pieces = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in tensors_of(model)}
+    return sum(pieces.values())
+
+
+def tensors_of(model: PreTrainedModel) -> Sequence[Tensor]:
+    """All weights, those included that are no parameters."""
+    return [*model.parameters(), *model.buffers()]
 
 
 def over(times: Mapping[str, Sequence[float]], reference: str) -> dict[str, dict[str, float]]:

@@ -86,3 +86,13 @@ def test_a_folder_without_answers_or_draft_is_refused(monkeypatch: Any, tmp_path
     monkeypatch.setattr(weights, "read_pair", lambda _name: SimpleNamespace(draft=None))
     with pytest.raises(UserError, match="no draft model to round"):
         weights.drafts_of(pair)  # type: ignore[arg-type]
+
+
+def test_memory_counts_shared_weights_once():
+    """An output layer may be the embedding; packed weights stand beside an unpacked copy."""
+    models = drafts()
+    sizes = {kind: weights.held(model) for kind, model in models.items()}
+    tied = tiny_model("llama")
+    tied.lm_head.weight = tied.model.embed_tokens.weight
+    assert weights.held(tied) == sizes["none"] - tied.lm_head.weight.nbytes
+    assert sizes["none"] < sizes["int4"] and sizes["none"] < sizes["int8"]
