@@ -107,7 +107,7 @@ def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str
 
     `encoding` is how it divides a text, with the tokens that it adds in front; `template` is its chat template.
     """
-    found = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
+    found: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
     if "encoding" in known:
         found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
     if "template" in known:

@@ -18,10 +18,13 @@ from filelock import FileLock
 from gistgate.certificates.calibration import Method, Request
 from gistgate.certificates.ledger import FRESH, Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
 from gistgate.certificates.search import Selection
+from gistgate.certificates.tango import GAMMA
 from gistgate.errors import UserError
 
 LOCAL = Path(".gistgate/looks.json")
 """Every look that was taken in this folder; not in Git, and no output of a stage."""
+LEAST_ERROR = 2 * GAMMA
+"""Error of a look that can be tested; a plan for less would never end."""
 PUBLISHED = Path("docs/results/looks.json")
 """The looks whose results were published."""
 PARTS = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
@@ -160,5 +163,15 @@ def publish(taken: Mapping[str, Any], where: str, path: Path = PUBLISHED) -> Non
 
 
 def level(confidence: float, looks: int) -> float:
-    """Confidence of each look if several looks divide the error between them."""
-    return 1 - (1 - confidence) / looks
+    """Confidence of each look if several looks divide the error between them.
+
+    Raises:
+        UserError: no number of prompts reaches it, since the exact bound keeps a part of the error for its search.
+    """
+    error = (1 - confidence) / looks
+    if error <= LEAST_ERROR:
+        raise UserError(
+            f"A confidence of {confidence:g} over {looks} looks leaves an error of {error:.2g} for each, which no "
+            f"number of prompts can show. Lower the confidence or the looks until more than {LEAST_ERROR:g} is left."
+        )
+    return 1 - error

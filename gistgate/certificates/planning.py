@@ -126,8 +126,6 @@ def needed_n(
         return guess
     low, high = more_than, max(more_than + 1, guess, 2)
     while not would_certify(high, budget, confidence, discordance, loss, exact):
-        if high > MOST:  # no number may be enough for an error as small as the exact bound's own
-            return None
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2

@@ -117,3 +117,11 @@ def test_weights_that_a_run_trains_may_differ_by_rounding_and_forms_and_ready_ma
     assert way_of(retrained) != way_of(decoding)
     for other in ({"rule": "prob"}, {"draft": {"quantisation": "int8"}}, {"drafting": {"policy": "p"}}):
         assert way_of({**decoding, **other}, ready_made=False) != way_of(decoding, ready_made=False)
+
+
+def test_an_error_that_no_number_of_prompts_can_show_is_refused():
+    """A plan for it would never end."""
+    assert level(0.95, 2) == pytest.approx(0.975) and level(0.999, 4) < 1
+    for confidence, looks in ((0.9999, 1), (0.95, 600)):
+        with pytest.raises(UserError, match="Lower the confidence or the looks"):
+            level(confidence, looks)

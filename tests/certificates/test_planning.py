@@ -92,8 +92,3 @@ def test_the_command_says_what_it_wants(monkeypatch, words):
     monkeypatch.setattr("sys.argv", ["planning", *words])
     with pytest.raises(UserError, match=r"0\.02 0\.05"):
         main()
-
-
-def test_a_confidence_that_no_number_of_prompts_reaches_has_no_plan() -> None:
-    """The exact bound keeps an error for its own search, so that a smaller error has no end."""
-    assert needed_n(0.05, 0.9999, 0.1) is None

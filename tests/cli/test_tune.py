@@ -114,7 +114,7 @@ def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
 
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
-    assert "Tuning chooses 'rule' itself" in tune("--rule", "fly")[2]
+    assert "Tuning decides about 'rule' itself" in tune("--rule", "fly")[2]
     assert "Name the folder with --gate" in run("tune", pair / "target", "prompts.txt")[2]
 
 

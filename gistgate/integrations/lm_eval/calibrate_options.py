@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gistgate.certificates.fixed_sequence import Stop, check_stop
+from gistgate.certificates.looks import level
 from gistgate.errors import UserError
 
 
@@ -48,6 +49,7 @@ class Options:
                 f"A budget of {self.budget:g} at confidence {self.confidence:g} cannot be certified. "
                 "The budget lies in (0, 1), the confidence in [0.5, 1)."
             )
+        level(self.confidence, self.looks)  # refuses what no number of prompts can reach
         check_stop(self.stop)
         if self.gate is None and (self.out is None or self.target is None):
             raise UserError(

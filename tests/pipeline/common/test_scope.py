@@ -9,7 +9,7 @@ import pytest
 import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
 from gistgate.certificates.scope import task_hash
 from gistgate.files import fingerprint, write_text
-from gistgate.identity import identify_model, identify_tokenizer, model_scope
+from gistgate.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.task_files import files_of
 from pipeline.common.drafters import files_behind
@@ -38,14 +38,14 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(t
 
 
 def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
-    """Certificates that were made before have these entries, and no other."""
+    """Certificates that were made before have these entries and no other, but for how a text is divided."""
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     params = Params(methods={"fly": MethodParams("fly", block=4)})
     params = replace(params, decoding=replace(DecodingParams(), batch_size=8))
     assert scope_of(params, "fly", pair, TASK, None, prompts=[[1]]) == {
         "target": model_scope(identify_model(pair.target)), "draft": model_scope(identify_model(pair.draft)),
-        "tokenizer": identify_tokenizer(byte_tokenizer()).vocabulary, "gate": None,
+        **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
         "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
         "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",

@@ -21,7 +21,15 @@ CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "
 SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
 SECONDS["transformers_lookup"] = 5.0
 STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
-SETTING = {"n": 100, "losses": 3, "gains": 1, "loss": 0.015, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
+SETTING = {
+    "n": 100,
+    "losses": 3,
+    "gains": 1,
+    "loss": 0.015,
+    "accuracy": 0.9,
+    "mean_accepted_length": 5.0,
+    "loose_per_100": 2.0,
+}
 
 LENGTHS = {"capped": 0.02, "strict_capped": 0.01, "mean_tokens": 41.5, "strict_mean_tokens": 40.0}
 

@@ -87,7 +87,8 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
     for module in (outcomes, scope):
         monkeypatch.setattr(module, "identify_model", lambda model: identity)
-        monkeypatch.setattr(module, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
+    monkeypatch.setattr(outcomes, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
+    monkeypatch.setattr(scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"})
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
 
 
