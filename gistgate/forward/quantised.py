@@ -56,7 +56,7 @@ class Int8Linear(Packed):
 
     def __init__(self, layer: nn.Linear) -> None:
         weight_OI = layer.weight.detach().float()
-        scale_O = nonzero((weight_OI.abs().amax(1) / 127).to(layer.weight.dtype))
+        scale_O = scale_of(weight_OI.abs().amax(1), 127, layer.weight.dtype)
         levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
         super().__init__(layer, levels_OI * scale_O.float()[:, None])
         self.weight, self.scale = frozen(levels_OI.to(torch.int8)), frozen(scale_O)
@@ -75,7 +75,7 @@ class Int4Linear(Packed):
         outputs, inputs = layer.weight.shape
         weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
         least, most = weight_OGg.aminmax(dim=-1)
-        scale_OG = nonzero(((most - least) / 15).to(layer.weight.dtype))
+        scale_OG = scale_of(most - least, 15, layer.weight.dtype)
         middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
         scale, middle = scale_OG.float()[..., None], middle_OG.float()[..., None]
         levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
@@ -92,9 +92,9 @@ class Int4Linear(Packed):
         return y
 
 
-def nonzero(scale: Tensor) -> Tensor:
-    """Scales with 1 in place of 0, which equal weights have, or weights that are too small for the dtype."""
-    return torch.where(scale == 0, torch.ones_like(scale), scale)
+def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no small scale."""
+    return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
 
 
 def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
