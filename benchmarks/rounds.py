@@ -99,6 +99,8 @@ def measured(
             label(case): warmed(decoder, [batches[place] for place in missing], request)
             for case, decoder in field.items()
         }
+        for decoder in field.values():
+            check_engine(decoder)
         if not (folder / WARM_UP).exists():  # a later start finds what the first one compiled
             write_json(folder / WARM_UP, spent)
     cases = list(field)
@@ -106,8 +108,6 @@ def measured(
         first = place % len(cases)  # everybody begins equally often
         turns = [*cases[first:], *cases[:first]]
         write_json(paths[place], {label(case): decoded(field[case], batches[place], request) for case in turns})
-    for decoder in field.values():
-        check_engine(decoder)
     warm_up = read_json(folder / WARM_UP)
     return [{name: {**one, "warm_up": warm_up[name]} for name, one in read_json(path).items()} for path in paths]
 

@@ -40,7 +40,7 @@ def init(
     check_models(target, draft, drafter, embedded)
     of_draft = {"--draft-revision": draft_revision, "--draft-gguf": draft_gguf}
     of_target = {"--target-revision": target_revision, "--target-gguf": target_gguf, "--device-map": device_map}
-    check_used({**({} if draft else of_draft), **(of_target if embedded else {})})
+    check_idle({**({} if draft else of_draft), **(of_target if embedded else {})})
     if dtype not in DTYPES[1:]:
         raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
     task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
@@ -87,7 +87,7 @@ def check_models(target: str | None, draft: str | None, drafter: str | None, emb
         )
 
 
-def check_used(idle: dict[str, str | None]) -> None:
+def check_idle(idle: dict[str, str | None]) -> None:
     """Refuse options about a model that the project does not have.
 
     Raises:

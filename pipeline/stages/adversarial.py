@@ -68,12 +68,15 @@ class Probe:
         kinds = Counter(kind for kind, _ in self.prompts)
         methods = {}
         for name, point in points.items():
-            is_same = (point.rule, point.drafter) == (STRICT, DRAFTER)
-            loose = strict if is_same else self.answers(point, shared.loosely(decoding_of(point)))
+            loose = strict if self.is_strict(point) else self.answers(point, shared.loosely(decoding_of(point)))
             methods[name] = self.compared(strict, loose, kinds)
             told = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
             print(f"{name}: {len(strict)} prompts, {told}")
         return {"kinds": dict(kinds), "methods": methods}
+
+    def is_strict(self, point: Operating) -> bool:
+        """Whether a method decodes as strict decoding does; with other drafts rounding may change its answers."""
+        return point.rule == STRICT and point.drafter in (DRAFTER, self.pair.drafter)
 
     def compared(self, strict: Sequence[Reply], loose: Sequence[Reply], kinds: Counter[str]) -> dict[str, Any]:
         """One method against strict decoding."""

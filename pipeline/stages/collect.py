@@ -61,17 +61,8 @@ def shards_of(params: Params, name: str) -> Shards:
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit, params.label.way]
-    return Shards(
-        f"collect-{name}",
-        name,
-        params.pair,
-        params.seed,
-        params.decoding,
-        params.collect,
-        params.engine,
-        rolling,
-        *files,
-    )
+    blocks = (params.decoding, params.collect, params.engine)
+    return Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
 
 
 def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[[int], None]:

@@ -68,6 +68,7 @@ class Engine:
         """
         from gistgate.decoding.engines.compiled import CompiledSession
         from gistgate.decoding.engines.program import UnsupportedError
+        from gistgate.decoding.engines.store import forget
 
         shape = (len(rows), sampling, *parts.rule.known_by)
         why = self._failed.get(shape) or reason_against(parts, rows)
@@ -79,6 +80,7 @@ class Engine:
                 why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
             except torch.OutOfMemoryError:  # the next request may find more
                 why = "there is not enough memory for it"
+                forget(models_of(parts.target, parts.drafter))
         self._explain(why)
         return None
 

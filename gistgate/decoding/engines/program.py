@@ -59,7 +59,7 @@ def compiled(graph: fx.GraphModule, example: Sequence[Tensor]) -> Program:
     """The graph as machine code; small ones are called from C++ on a processor.
 
     That spares the interpreter between small kernels. Where kernels read many weights it saves nothing, and compiling
-    the calls takes four times as long as all the kernels do.
+    the calls would take most of the time.
     """
     import torch._inductor as inductor
 

@@ -72,8 +72,10 @@ class PromptReader:
                 self.call = store_of(model).program(key, self.call, memory, inputs)
 
     def read(self, texts: Sequence[list[int]]) -> None:
-        """Read one text per row from its beginning; what is read beyond a row's end nobody looks at before the text
-        that comes there has overwritten it."""
+        """Read one text per row from its beginning.
+
+        What is read beyond the end of a row is overwritten before anything looks at it.
+        """
         longest, batch = max(map(len, texts)), self.memory[0].shape[0] if self.whole else len(texts)
         ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
         for row, text in enumerate(texts):

@@ -70,6 +70,12 @@ def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
 _stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
 
 
+def forget(models: Sequence[PreTrainedModel]) -> None:
+    """Give back what these models have ready, for somebody who needs the memory more."""
+    for model in models:
+        _stores.pop(model, None)
+
+
 def store_of(model: PreTrainedModel) -> Store:
     """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
     known = _stores.get(model)

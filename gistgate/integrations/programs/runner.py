@@ -38,7 +38,7 @@ class Limits:
     memory_mb: int = 1024
     """Address space, the interpreter's own included, in megabytes."""
     file_mb: int = 10
-    """Largest file, and all files together up to what is written between two looks, in megabytes."""
+    """Largest file, and largest sum of all files, in megabytes; the sum is looked at every `LOOK` seconds."""
 
 
 USUAL = Limits()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from gistgate.errors import UserError
+from pipeline.common.operating_point import Operating
+from pipeline.stages.adversarial import Probe
 from pipeline.tasks.adversarial import Reply, compare, question_of, read_file, variants
 
 END, THINK = 2, 9
@@ -75,3 +78,13 @@ def test_what_a_loose_rule_changes_is_counted(strict: Reply, loose: Reply, count
 def test_lengths_are_summed():
     found = compare([said(5, END)], [said(5, 6, 7, END)], {END})
     assert (found["strict_tokens"], found["tokens"]) == (2, 4)
+
+
+@pytest.mark.parametrize(("own", "drafter", "is_strict"), [("model", "lookup", False), ("suffix", "suffix", True)])
+def test_only_the_pair_s_own_drafts_make_answers_strict_beforehand(own: str, drafter: str, is_strict: bool):
+    """Other drafts change sums, and in half precision answers: such a method is decoded like any other."""
+    probe = Probe.__new__(Probe)
+    probe.pair = cast(Any, SimpleNamespace(drafter=own))
+    assert probe.is_strict(Operating("lossless", "exact", drafter, 8)) is is_strict
+    assert probe.is_strict(Operating("refused", "exact", "model", 8))
+    assert not probe.is_strict(Operating("loose", "prob", "model", 8))
