@@ -7,17 +7,16 @@ module by name, because what is said here changes no prompt.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from gistgate.certificates.ledger import Ledger, Look, fingerprint_of, hash_of
 from gistgate.certificates.looks import PUBLISHED, level
 from gistgate.certificates.scores import TaskScore
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker
+from pipeline.certification.further import calibration_of
 from pipeline.certification.looks import choice_of, claim_of
 from pipeline.common.code import CERTIFYING, code_fingerprint
 from pipeline.params import Params
-from pipeline.stages.prompts import training_prompts
 
 FURTHEST = 20
 """Draws behind the present one among which a free one is sought."""
@@ -64,7 +63,6 @@ def further(maker: PromptMaker, params: Params, taken: Iterable[str]) -> Iterato
     """The calibration prompts of the draws behind the present one, until there are too few."""
     for draw in range(params.prompts.draw + 1, params.prompts.draw + 1 + FURTHEST):
         try:
-            other = replace(params, prompts=replace(params.prompts, draw=draw))
-            yield draw, training_prompts(maker, other, set(taken))["calibration"]
+            yield draw, calibration_of(maker, params, draw, taken)
         except UserError:
             return

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
 from pipeline.pairs.pair import load_pair
 from pipeline.pairs.source import read_pair
 from pipeline.pairs.world.supply import further_documents
 from pipeline.params import Params
-from pipeline.stages.prompts import context_length, of_the_world
+from pipeline.stages.prompts import context_length, of_the_world, training_prompts
 from pipeline.tasks.loading import load_task
 
 
 def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
     """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
 
-    Their names tell purpose and draw, because the names of documents may be those of the run's prompts.
+    Calibration prompts of the run's earlier draws were judged, so that they are left out as well. Names tell purpose
+    and draw, because the names of documents may be those of the run's prompts.
 
     Args:
         params: the run's.
@@ -33,9 +35,32 @@ def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside:
         docs = further_documents(params.world, params.seed, purpose, count, draw)
         return named(unused_prompts(maker, docs, count, params.seed, used), purpose, draw)
     docs = task.documents("train")
+    used += earlier_draws(maker, params)
     unused = unused_prompts(maker, docs, len(docs), params.seed, used)
     ordered = unused if purpose == "certify" else unused[::-1]
     return named(ordered[(draw - 1) * count : draw * count], purpose, draw)
+
+
+def earlier_draws(maker: PromptMaker, params: Params) -> list[Prompt]:
+    """The calibration prompts of all draws before the run's own."""
+    taken = {maker.problem(prompt["doc"]) for prompt in maker.test_prompts(params.prompts.test)}
+    return [prompt for draw in range(1, params.prompts.draw) for prompt in calibration_of(maker, params, draw, taken)]
+
+
+def calibration_of(maker: PromptMaker, params: Params, draw: int, taken: Iterable[str]) -> list[Prompt]:
+    """The calibration prompts of another draw of the run.
+
+    Args:
+        maker: makes prompts of documents.
+        params: the run's.
+        draw: from 1 on.
+        taken: problems of the test prompts.
+
+    Raises:
+        UserError: too few documents are left for this draw.
+    """
+    other = replace(params, prompts=replace(params.prompts, draw=draw))
+    return training_prompts(maker, other, set(taken))["calibration"]
 
 
 def named(prompts: Sequence[Prompt], purpose: str, draw: int) -> list[Prompt]:

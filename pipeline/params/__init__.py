@@ -157,7 +157,7 @@ def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:
 
 
 def check_rules(params: Params) -> None:
-    """Every method names a rule that exists.
+    """Every method names a rule that exists, and the knob of its rule, without which nothing certifies it.
 
     The rules are imported by name: this check can only refuse, and an ordinary import would let every stage, the
     training of the pair included, run again whenever a rule changes.
@@ -169,6 +169,12 @@ def check_rules(params: Params) -> None:
             raise UserError(
                 f"params.yaml: the method '{name}' has the rule '{method.rule}', which does not exist. "
                 f"{nearest(method.rule, known, 'rules')}"
+            )
+        kind = rules.RULES[rules.PRESETS.get(method.rule, (method.rule,))[0]]
+        if method.knob is None and kind.knob is not None:
+            raise UserError(
+                f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "
+                f"Give it 'knob: {kind.knob}' and a 'grid', which may have a single value."
             )
 
 

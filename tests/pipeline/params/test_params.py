@@ -63,6 +63,8 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"methods": {"learned": {"judge": {**FLY, "head": "mpl"}}}}, "Did you mean 'mlp'?"),
         ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in two groups"),
         ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
+        ({"methods": {"lossless": {"a": {"rule": "fly"}}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"methods": {"free": {"a": {"rule": "fly-amd"}}}}, "Give it 'knob: theta' and a 'grid'"),
         ([1], "has to be a block of keys"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from pipeline.pairs.world.corpus import documents, write_task_files
 from pipeline.pairs.world.params import WorldParams
 from pipeline.pairs.world.supply import PURPOSES, further_documents
 from pipeline.params import Params, parse_params
+from pipeline.stages import prompts as prompts_stage
 from pipeline.stages.prompts import WORLD_TASK, write_prompts
 from pipeline.studies.certify import certify
 from pipeline.studies.certify.params import CertifyParams
@@ -72,6 +74,19 @@ def test_other_tasks_offer_what_their_training_split_has_left(params: Params, mo
         UserError, match="asks for 31 prompts, but draw 1 of the task 'wordproblems' has only 30 unused ones"
     ):
         certify.calibration_prompts(params)
+
+
+def test_prompts_of_the_runs_earlier_draws_are_left_out(params: Params, monkeypatch: pytest.MonkeyPatch):
+    """They are documents of the same split, and `data/prompts` no longer holds them."""
+    for module in (further, prompts_stage):
+        monkeypatch.setattr(module, "of_the_world", lambda _params: False)
+    drawn, runs = {}, {draw: replace(params, prompts=replace(params.prompts, guard=0, draw=draw)) for draw in (1, 2)}
+    for draw, run in runs.items():
+        write_prompts(PromptMaker(load_task(run), byte_tokenizer(), 4096), run, Path("data/prompts"))
+        drawn[draw] = questions(read_json_lines(Path("data/prompts/calibration.jsonl")))
+    assert len(drawn[1]) == len(drawn[2]) == 20 and not drawn[1] & drawn[2]
+    fresh = questions(further.new_prompts(runs[2], 100, "certify"))
+    assert len(fresh) == 100 - 40 - 10 - 2 * 20 and not fresh & (drawn[1] | drawn[2])
 
 
 def test_unused_prompts_tell_no_used_problem_in_other_words(params: Params):
