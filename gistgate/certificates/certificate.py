@@ -17,6 +17,7 @@ from gistgate.errors import UserError
 from gistgate.files import check_sealed, checksum, read_json, write_json
 from gistgate.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.plain import inside
+from gistgate.request.stopping import eos_ids
 from gistgate.typed import dataclass_from, fits
 
 CERTIFICATE_FILE = "certificate.json"
@@ -140,6 +141,8 @@ class Proof:
                 found[role] = model_scope(identify_model(model))
         if tokenizer is not None:
             found |= tokenizer_scope(tokenizer, self.scope)
+            if target is not None and "ends" in self.scope:
+                found["ends"] = eos_ids(target, tokenizer)
         return scope_mismatch({name: self.scope.get(name) for name in found}, found)
 
 

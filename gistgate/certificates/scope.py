@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from gistgate.certificates.calibration import Method
 from gistgate.files import fingerprint
 from gistgate.identity import gate_hash, identify_model, model_scope, tokenizer_scope
+from gistgate.request.stopping import eos_ids
 from gistgate.task_files import files_of
 
 
@@ -40,6 +41,7 @@ def decoding_scope(
         **({"drafter_data": fingerprint(*data)} if data else {}),
         **({"drafting": drafting} if drafting else {}),
         **tokenizer_scope(tokenizer, ("encoding",)),
+        "ends": eos_ids(target, tokenizer),
         "gate": None if gate is None else gate_hash(gate),
         "rule": method.rule,
         "drafter": method.drafter,

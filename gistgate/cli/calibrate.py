@@ -33,7 +33,7 @@ from gistgate.errors import UserError
 OF_SERVERS = (
     "task", "budget", "confidence", "prompts", "stop", "task_data", "allow_code", "out", "draw", "looks", "seed",
     "strict_endpoint", "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat",
-    "system", "concurrent",
+    "system", "num_fewshot", "concurrent",
 )  # fmt: skip
 """Options that mean something where two servers are compared."""
 
@@ -70,6 +70,10 @@ def calibrate(
     ] = None,
     system: Annotated[
         str | None, typer.Option(help='System text; default: the gate\'s; "" for none.', show_default=False)
+    ] = None,
+    num_fewshot: Annotated[
+        int | None,
+        typer.Option(help="Solved examples in front; default: the gate's, else the task's own.", min=0),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
     draw: Annotated[int, typer.Option(help="Which calibration prompts: every number takes others.", min=1)] = 1,

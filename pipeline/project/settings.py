@@ -3,7 +3,8 @@
     python -m pipeline.project.settings     params.yaml -> settings.yaml
 
 A project's params.yaml is short. The stages of its dvc.yaml depend on the keys of settings.yaml, so a changed value
-repeats exactly the stages that read it, whether it was a default before or not.
+repeats exactly the stages that read it, whether it was a default before or not. The stage runs every time, because the
+documents behind `task_data` lie where DVC does not look: their fingerprint stands behind the folder's name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any
 import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import write_text
+from gistgate.files import fingerprint, write_text
 from pipeline.common.entry import run
 from pipeline.common.reading import read_yaml
 from pipeline.params import Params, read_params
@@ -26,7 +27,8 @@ GRAPH = Path("dvc.yaml")
 
 
 def main() -> None:
-    content = settings(read_params())
+    params = read_params()
+    content = {**settings(params), "task_data": documents(params.task_data)}
     check_graph(content, read_yaml(GRAPH))
     write_text(SETTINGS, yaml.safe_dump(content, sort_keys=False))
 
@@ -40,6 +42,11 @@ def settings(params: Params) -> dict[str, Any]:
         group = "learned" if learned else "lossless" if method["knob"] is None else "free"
         groups[group][name] = method
     return {**content, "methods": groups}
+
+
+def documents(folder: str | None) -> str | None:
+    """The folder of the task's documents with what they are; a missing one is for the stage `prompts` to refuse."""
+    return f"{folder}, {fingerprint(Path(folder))}" if folder and Path(folder).is_dir() else folder
 
 
 def check_graph(content: dict[str, Any], graph: dict[str, Any]) -> None:

@@ -28,6 +28,7 @@ FIRST = {
     "cmd": "python -m pipeline.project.settings",
     "deps": ["params.yaml", PACKAGE],
     "outs": [SETTINGS],
+    "always_changed": True,
 }
 """The stage before all others."""
 HEADING = "# Written by `gistgate init` from the stages of GistGate's own repository.\n\n"

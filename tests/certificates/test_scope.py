@@ -1,4 +1,4 @@
-"""What a certificate says of the tokenizer: vocabulary, how it divides a text, and for chats the template."""
+"""What a certificate says of texts: vocabulary, how a text is divided, what ends it, and for chats the template."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import pytest
 
 from gistgate.certificates.scope import task_scope
 from gistgate.identity import identify_tokenizer, tokenizer_scope
+from gistgate.request.stopping import eos_ids
 from tests.certificates.proofs import proof
-from tests.tiny import byte_tokenizer
+from tests.tiny import byte_tokenizer, tiny_pair
 
 NAMES = ("encoding", "template")
 ALL = tokenizer_scope(byte_tokenizer(), NAMES)
@@ -35,6 +36,16 @@ def test_the_same_vocabulary_is_not_enough(tokenizer: Any, differing: str | None
 def test_what_an_older_certificate_does_not_say_is_not_asked() -> None:
     older = proof(scope={"tokenizer": ALL["tokenizer"]})
     assert older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None
+
+
+def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own() -> None:
+    target, tokenizer = tiny_pair()[0], byte_tokenizer()
+    certified = proof(scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)})
+    older = proof(scope={"tokenizer": ALL["tokenizer"]})
+    assert certified.mismatch(target=target, tokenizer=tokenizer) is None
+    target.generation_config.eos_token_id = [7, 9]
+    assert "because of another ends (" in str(certified.mismatch(target=target, tokenizer=tokenizer))
+    assert older.mismatch(target=target, tokenizer=tokenizer) is None
 
 
 def test_the_template_counts_for_chats_alone(monkeypatch: pytest.MonkeyPatch) -> None:

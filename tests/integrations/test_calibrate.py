@@ -176,6 +176,16 @@ def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_pat
     assert not task_of(Options(task="sums", gate="g"), None).prompting.chat_template
 
 
+def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(tmp_path, monkeypatch):
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, output_type="num_fewshot: 2\noutput_type"), False))
+    trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}))
+
+    def examples(gate, **said):
+        return task_of(Options(task="sums", gate="g", **said), gate).harness.config.num_fewshot
+
+    assert (examples(None), examples(trained), examples(trained, num_fewshot=0)) == (2, 1, 0)
+
+
 def test_a_system_text_without_a_chat_is_refused(tmp_path, monkeypatch):
     """No request could ever match such a certificate."""
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path), False))

@@ -204,6 +204,14 @@ def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served:
     check_proof(replace(kept, scope={**drafting, "drafting": None}), served, None)
 
 
+def test_an_engine_that_ends_answers_elsewhere_is_refused(folder: Path, served: Served):
+    scope = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "ends": [2]}
+    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
+    check_proof(kept, served, None)
+    with pytest.raises(UserError, match="another ends"):
+        check_proof(kept, replace(served, eos_ids=(2, 7)), None)
+
+
 def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served: Served):
     rounded = replace(served, rounded=True)
     for settings in (Settings(gate=str(folder / "gate")), Settings(certificate=str(folder / "gate"))):

@@ -56,7 +56,7 @@ class Options:
     allow_code: bool = False
     chat: bool = False
     system: str | None = None
-    num_fewshot: int | None = 0
+    num_fewshot: int | None = None
     concurrent: int = 8
     out: Path = Path()
     draw: int = 1

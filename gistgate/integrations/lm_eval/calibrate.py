@@ -89,17 +89,19 @@ def certify(options: Options) -> tuple[Proof, Path]:
 
 
 def task_of(options: Options, gate: Gate | None) -> Task:
-    """The task, with prompts as the user says, else as those that the gate was trained on.
+    """The task, with prompts as the user says, else as those that the gate was trained on, else as the task has them.
 
     Raises:
         UserError: the gate does not say how its prompts were built, or a system text has no chat to stand in.
     """
     try:
-        prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting()
+        prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting(None)
     except ValueError as error:
         raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
     if options.chat is not None:
         prompting = replace(prompting, chat_template=options.chat, system=prompting.system if options.chat else None)
+    if options.num_fewshot is not None:
+        prompting = replace(prompting, num_fewshot=options.num_fewshot)
     if options.system is not None:
         prompting = replace(prompting, system=options.system or None)
     if options.system and not prompting.chat_template:

@@ -37,6 +37,7 @@ class Options:
     allow_code: bool = False
     chat: bool | None = None
     system: str | None = None
+    num_fewshot: int | None = None
     out: Path | None = None
     batch_size: int = 32
     seed: int = 0

@@ -89,8 +89,9 @@ class Task(Prompter, Judge):
         if asked is not None and asked < own:
             log.warning(
                 "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
-                "another form than its filter expects. Set prompting.num_fewshot to null, or choose another task.",
-                *(self.name, own, asked),
+                "another form than its filter expects. Set prompting.num_fewshot to null (on the command line "
+                "--num-fewshot %d), or choose another task.",
+                *(self.name, own, asked, own),
             )
         self.harness.set_config("num_fewshot", own if asked is None else asked)
 

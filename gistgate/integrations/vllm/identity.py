@@ -53,6 +53,8 @@ def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
     }
     if served.tokenizer is not None:
         found |= tokenizer_scope(served.tokenizer, proof.scope)
+        if "ends" in proof.scope:
+            found["ends"] = list(served.eos_ids)
     certified = {name: proof.scope.get(name) for name in found}
     draft = proof.scope.get("draft")
     if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count

@@ -7,7 +7,7 @@ import yaml
 
 from gistgate.errors import UserError
 from pipeline.params import parse_params, read_params
-from pipeline.project.settings import check_graph, settings
+from pipeline.project.settings import check_graph, main, settings
 from pipeline.project.shared import SHARED, project_graph, stale
 
 ROOT = Path(__file__).parents[3]
@@ -58,6 +58,23 @@ def test_every_parameter_that_a_stage_waits_for_is_in_the_settings():
                     if "$" in part:
                         break
                     value = value[part]
+
+
+def test_changed_documents_change_the_settings(tmp_path, monkeypatch):
+    """DVC sees neither the folder of `task_data` nor, without a run of this stage, that its files are others."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(GRAPH))
+    (tmp_path / "params.yaml").write_text("task_data: documents\n")
+    assert GRAPH["stages"]["settings"]["always_changed"]
+
+    def said(rows):
+        (tmp_path / "documents").mkdir(exist_ok=True)
+        (tmp_path / "documents/train.jsonl").write_text("{}\n" * rows)
+        main()
+        return yaml.safe_load((tmp_path / "settings.yaml").read_text())["task_data"]
+
+    first = said(1)
+    assert first.startswith("documents, ") and first == said(1) != said(2)
 
 
 @pytest.mark.parametrize("change", [{"train": {"headline_head": "mlp"}}, {"methods": {"learned": {}}}])
