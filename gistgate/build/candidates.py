@@ -86,6 +86,7 @@ class Workshop:
         gate = self.gate if proof.scope.get("gate") is not None else None
         drafting = binding_of(self.drafter(proof.drafter))
         used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards, "drafting": drafting}
+        used["settings"] = proof.fixed
         data: Path | None = self.sources.behind(proof.drafter)
         check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
         self.asking.check(proof, self.target)

@@ -62,7 +62,8 @@ def build_decoder(
         from gistgate.certificates.holds import check_parts
 
         used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards, "drafting": binding_of(drafter)}
-        check_parts(proof, gate, target, draft, tokenizer, data=sources.behind(choice.drafter), **used)
+        used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
+        check_parts(proof, gate, target, draft, tokenizer, **used)
     elif known is not None and (doubt := other_drafting(choice, known, binding_of(drafter))) is not None:
         choice = replace(choice, doubts=(*choice.doubts, doubt))
     if proof is None and gate is not None and gate.reservation is not None:

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
-from gistgate.certificates.outcomes import Outcomes
+from gistgate.certificates.outcomes import Outcomes, files_of
 from gistgate.certificates.planning import wager_confidence
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
 from gistgate.certificates.tango import Array
+from gistgate.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,18 @@ class Method:
     """Settings of the rule that never change."""
     variants: tuple[dict[str, Any], ...] = ({},)
     """Settings of the rule of which development prompts choose one; each overrides `fixed`."""
+
+    def __post_init__(self) -> None:
+        if any({**self.fixed, **variant}.get("table") == "online" for variant in self.variants):
+            raise UserError(
+                f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later ones. "
+                "Set table to 'frozen', with counts that are made before."
+            )
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that fixed settings of the rule name."""
+        return files_of(self.fixed)
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""

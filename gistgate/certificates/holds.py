@@ -1,8 +1,8 @@
 """Decode as a certificate says: whatever is asked for that it does not cover is refused in one sentence.
 
-Checked: models, tokenizer, gate, rule, settings, drafter, its data and how its drafts end, K, guards, temperature, chat
-template and system text; the engine unless the target computes in float32, where both engines give the same ids. Task,
-prompts, number of solved examples and batching cannot be seen here.
+Checked: models, tokenizer, gate, rule, settings, drafter, the files of both and how drafts end, K, guards, temperature,
+chat template and system text; the engine unless the target computes in float32, where both engines give the same ids.
+Task, prompts, number of solved examples and batching cannot be seen here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof
+from gistgate.certificates.outcomes import files_of
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
 
@@ -43,10 +44,12 @@ def check_parts(
     guards: Sequence[str],
     data: Path | None,
     drafting: dict[str, Any] | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> None:
     """Refuse parts that the certificate was not made with.
 
-    `data` is the folder or file behind its drafter, `drafting` the drafter's `binding`.
+    `data` is the folder or file behind its drafter, `drafting` the drafter's `binding`, `settings` those of the rule,
+    which may name files.
 
     Raises:
         UserError: what differs.
@@ -54,6 +57,8 @@ def check_parts(
     used: dict[str, Any] = {"guards": list(guards), "drafting": drafting or None}
     if target.dtype != torch.float32:
         used["engine"] = engine
+    if "rule_data" in proof.scope:
+        used["rule_data"] = fingerprint(*files_of(settings or {}))
     if data is not None:
         used["drafter_data"] = fingerprint(data)
     refuse(proof.mismatch(gate, target, draft, tokenizer, **used))

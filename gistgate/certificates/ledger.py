@@ -5,7 +5,9 @@ they are judged once. Whoever changes a choice after a look at the results and j
 second hypothesis on them. The ledger therefore keeps every look. Repeating a look spends nothing: the same prompts with
 the same tested sequence, or with the same choice by the same code and the same way of decoding, whose sequence differs
 by rounding at most. Another look at prompts of which even one was judged for the same claim before has to pay from what
-the earlier looks have left of the error; a first look that spent the whole error leaves nothing.
+the earlier looks have left of the error; a first look that spent the whole error leaves nothing. How much error there
+is to spend was said at the first look. A prompt is known by its token ids and by its problem, which is the same when it
+is asked in another way.
 
 The file is JSON, kept in Git. Every entry holds the hash of the entry before it and the file that of the last, so that
 an edit by hand is noticed.
@@ -15,7 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,14 @@ DIGITS = 10
 """Hexadecimal digits that stand for one prompt; two of 10,000 prompts agree by chance once in 20,000 ledgers."""
 TOLERANCE = 1e-9
 """Rounding that a sum of spent errors may show."""
+EARLIER = 0.05
+"""Error that all looks together may spend where entries of earlier versions do not say it: that of 95 % confidence."""
 FRESH = "Draw fresh calibration prompts."
 """What helps after a refusal."""
+
+
+LATER = ("way", "error", "problems")
+"""Entries of a look that earlier versions did not write."""
 
 
 @dataclass(frozen=True)
@@ -54,11 +62,15 @@ class Look:
     """Hash of the entry before; empty for the first."""
     way: str = ""
     """Fingerprint of what decodes without its weights: rule, drafter, K, forms of models; empty in old entries."""
+    error: float = 0.0
+    """Probability of a false certificate that all looks at these prompts may spend together; 0 in old entries."""
+    problems: str = ""
+    """Fingerprint of the prompts' problems, whose hashes `Ledger.problems` holds; empty in old entries."""
 
     @property
     def entry(self) -> dict[str, Any]:
-        """The look as its file holds it; entries without a way keep the form and the hash that they always had."""
-        return {key: value for key, value in asdict(self).items() if key != "way" or value}
+        """The look as its file holds it; what old entries do not say leaves them their form and their hash."""
+        return {key: value for key, value in asdict(self).items() if key not in LATER or value}
 
     @property
     def hash(self) -> str:
@@ -86,6 +98,8 @@ class Ledger:
     looks: list[Look] = field(default_factory=list)
     draws: dict[str, list[str]] = field(default_factory=dict)
     """For each fingerprint of calibration prompts the sorted hashes of the single prompts."""
+    problems: dict[str, list[str]] = field(default_factory=dict)
+    """For each fingerprint of problems their sorted hashes."""
 
     @classmethod
     def read(cls, path: str | Path) -> Ledger:
@@ -100,18 +114,18 @@ class Ledger:
         content = read_json(path)
         try:
             looks = [dataclass_from(Look, entry) for entry in content["looks"]]
-            draws = {key: packed.split() for key, packed in content["draws"].items()}
+            draws, problems = unpacked(content["draws"]), unpacked(content.get("problems", {}))
             head = content["head"]
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UserError(f"{path} is no ledger of looks ({error}). Restore it from Git.") from error
-        ledger = cls(looks, draws)
+        ledger = cls(looks, draws, problems)
         ledger._check(path, head)
         return ledger
 
     def write(self, path: str | Path) -> None:
         """Write the ledger, whole or not at all."""
-        draws = {key: " ".join(hashes) for key, hashes in sorted(self.draws.items())}
-        write_json(path, {"looks": [look.entry for look in self.looks], "draws": draws, "head": self.head})
+        known = {"draws": packed(self.draws), **({"problems": packed(self.problems)} if self.problems else {})}
+        write_json(path, {"looks": [look.entry for look in self.looks], **known, "head": self.head})
 
     @property
     def head(self) -> str:
@@ -126,7 +140,8 @@ class Ledger:
                     f"{path}: entry {number} does not follow from the entry before it, so the ledger was edited. "
                     "Restore it from Git; a look cannot be taken back."
                 )
-            if fingerprint_of(self.draws.get(look.prompts, [])) != look.prompts:
+            named = {look.prompts: self.draws, **({look.problems: self.problems} if look.problems else {})}
+            if any(fingerprint_of(known.get(name, [])) != name for name, known in named.items()):
                 raise UserError(
                     f"{path}: the prompts of entry {number} do not have the fingerprint that the entry names, so the "
                     "ledger was edited. Restore it from Git."
@@ -138,30 +153,49 @@ class Ledger:
                 "Restore it from Git; a look cannot be taken back."
             )
 
-    def spent(self, claim: str, hashes: Iterable[str]) -> float:
-        """Error that earlier looks spent for this claim on any of these prompts; a repeated look counts once."""
-        here = set(hashes)
-        return sum(
-            look.spent for look in self.looks if look.claim == claim and not here.isdisjoint(self.draws[look.prompts])
-        )
+    def marks(self, look: Look) -> list[str]:
+        """The hashes of a look's prompts and of their problems."""
+        return [*self.draws[look.prompts], *self.problems.get(look.problems, ())]
 
-    def affords(self, look: Look, hashes: Iterable[str], error: float) -> bool:
+    def earlier(self, claim: str, hashes: Iterable[str], problems: Iterable[str] = ()) -> list[Look]:
+        """The looks of this claim at any of these prompts, or at any of these problems in another form."""
+        here = {*hashes, *problems}
+        return [look for look in self.looks if look.claim == claim and not here.isdisjoint(self.marks(look))]
+
+    def left(
+        self, claim: str, hashes: Iterable[str], error: float, problems: Iterable[str] = ()
+    ) -> tuple[float, float]:
+        """What all looks together may spend, as the first of them said, and what is left of it."""
+        before = self.earlier(claim, hashes, problems)
+        whole = min([error, *(look.error or max(EARLIER, look.spent) for look in before)])
+        return whole, whole - sum(look.spent for look in before)
+
+    def affords(self, look: Look, hashes: Iterable[str], error: float, problems: Iterable[str] = ()) -> bool:
         """Whether earlier looks of the claim have left as much of the error as this one wants to spend."""
-        return self.spent(look.claim, hashes) + look.spent <= error + TOLERANCE
+        return look.spent <= self.left(look.claim, hashes, error, problems)[1] + TOLERANCE
 
     def holds(self, look: Look, rerun: bool = False) -> bool:
         """Whether this look would only repeat one that was taken; `rerun` as for `Look.repeats`."""
         return any(look.repeats(old, rerun) for old in self.looks)
 
     def admit(
-        self, look: Look, hashes: Sequence[str], error: float, *, remedy: str = FRESH, rerun: bool = False
+        self,
+        look: Look,
+        hashes: Sequence[str],
+        error: float,
+        *,
+        problems: Sequence[str] = (),
+        remedy: str = FRESH,
+        rerun: bool = False,
     ) -> None:
         """Enter a look that is about to be taken, or to be published; a repeated one is there already.
 
         Args:
             look: the test; `previous` is filled in here.
             hashes: one hash for each calibration prompt, from `hash_of`.
-            error: probability of a false certificate that all looks of the claim on these prompts may spend together.
+            error: probability of a false certificate that all looks of the claim on these prompts may spend together;
+                earlier looks may have said less.
+            problems: one hash for each of the prompts' problems; none where nobody knows them.
             remedy: how fresh prompts are drawn, as a sentence.
             rerun: what counts as a repetition, see `Look.repeats`.
 
@@ -170,16 +204,28 @@ class Ledger:
         """
         if self.holds(look, rerun):
             return
-        if not self.affords(look, hashes, error):
-            spent = self.spent(look.claim, hashes)
+        if not self.affords(look, hashes, error, problems):
+            whole, left = self.left(look.claim, hashes, error, problems)
             raise UserError(
                 f"The calibration prompts have already been judged for '{look.claim}' with another choice of settings, "
-                f"which spent {spent:.3g} of the error {error:.3g}; {max(error - spent, 0):.3g} are left and this look "
+                f"which spent {whole - left:.3g} of the error {whole:.3g}; {max(left, 0):.3g} are left and this look "
                 f"wants {look.spent:.3g}. {remedy} Several looks at the same prompts have to be planned before the "
                 "first, so that they divide the error between them."
             )
         self.draws[look.prompts] = sorted(hashes)
+        if problems:
+            self.problems[look.problems] = sorted(problems)
         self.looks.append(replace(look, previous=self.head))
+
+
+def packed(draws: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Lists of hashes as the file holds them."""
+    return {key: " ".join(hashes) for key, hashes in sorted(draws.items())}
+
+
+def unpacked(draws: Mapping[str, str]) -> dict[str, list[str]]:
+    """Lists of hashes from the file."""
+    return {key: hashes.split() for key, hashes in draws.items()}
 
 
 def hash_of(prompt: Sequence[int]) -> str:

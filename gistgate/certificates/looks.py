@@ -29,7 +29,7 @@ PUBLISHED = Path("docs/results/looks.json")
 """The looks whose results were published."""
 PARTS = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
 """What of a certificate's scope decides which hypothesis is tested."""
-SOMETIMES = ("drafting", "judge")
+SOMETIMES = ("drafting", "judge", "rule_data")
 """The same where it is there; a hash without them is that of earlier ledgers."""
 MODELS = ("target", "draft")
 """Parts whose weights rounding may change where a run trains them; their forms it may not."""
@@ -60,11 +60,14 @@ class Looks:
     """How fresh prompts are drawn, as a sentence."""
     ready_made: bool = True
     """Whether the models come with their weights, so that other weights are another choice; a run may train its own."""
+    problems: Sequence[str] = ()
+    """One hash for each problem among the prompts, which stays the same however it is asked; none where unknown."""
 
     def look(self, sequence: Any, spent: float, way: str = "") -> Look:
         """The look at a tested sequence (plain JSON) that may be wrong with probability `spent`; see `way_of`."""
-        prompts = fingerprint_of(self.hashes)
-        return Look(self.claim, prompts, self.code, digest(sequence)[:16], round(spent, 12), self.choice, way=way)
+        prompts, problems = fingerprint_of(self.hashes), fingerprint_of(self.problems) if self.problems else ""
+        spent, error, tested = round(spent, 12), round(self.error, 12), digest(sequence)[:16]
+        return Look(self.claim, prompts, self.code, tested, spent, self.choice, "", "", way, error, problems)
 
     @property
     def hashes(self) -> list[str]:
@@ -82,11 +85,12 @@ class Looks:
         """
         error = round(self.error, 12)
         earlier = Ledger.read(published)
-        earlier.admit(look, self.hashes, error, remedy=self.remedy, rerun=True)
-        if not earlier.holds(look) and not earlier.affords(look, self.hashes, error):
+        earlier.admit(look, self.hashes, error, problems=self.problems, remedy=self.remedy, rerun=True)
+        if not earlier.holds(look) and not earlier.affords(look, self.hashes, error, self.problems):
             warnings.warn(UNPUBLISHABLE.format(claim=self.claim, remedy=self.remedy), stacklevel=2)
-        enter(local, look, self.hashes, error, self.remedy)
-        return {**asdict(look), "error": error, "hashes": " ".join(sorted(self.hashes))}
+        enter(local, look, self.hashes, error, self.problems, self.remedy)
+        marks = {"hashes": self.hashes, **({"problem_hashes": self.problems} if self.problems else {})}
+        return {**asdict(look), "error": error, **{key: " ".join(sorted(found)) for key, found in marks.items()}}
 
     def before(self, method: Method, request: Request, ternary: bool, scope: Mapping[str, Any]) -> Taking:
         """What `gistgate.certificates.calibration.calibrate` calls before it decodes calibration prompts.
@@ -129,7 +133,9 @@ def way_of(decoding: Mapping[str, Any], ready_made: bool = True) -> str:
     return digest({**kept, **{name: {**kept[name], "fingerprint": None} for name in trained}})[:16]
 
 
-def enter(path: Path, look: Look, hashes: Sequence[str], error: float, remedy: str = FRESH) -> None:
+def enter(
+    path: Path, look: Look, hashes: Sequence[str], error: float, problems: Sequence[str] = (), remedy: str = FRESH
+) -> None:
     """Admit a look to the ledger of this file, one process at a time.
 
     Raises:
@@ -138,7 +144,7 @@ def enter(path: Path, look: Look, hashes: Sequence[str], error: float, remedy: s
     path.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(path.with_name(f".{path.name}.lock")):
         ledger = Ledger.read(path)
-        ledger.admit(look, hashes, error, remedy=remedy)
+        ledger.admit(look, hashes, error, problems=problems, remedy=remedy)
         ledger.write(path)
 
 
@@ -155,11 +161,11 @@ def publish(taken: Mapping[str, Any], where: str, path: Path = PUBLISHED) -> Non
     """
     try:
         record = dict(taken)
-        hashes, error = record.pop("hashes").split(), record.pop("error")
+        hashes, problems = record.pop("hashes").split(), record.pop("problem_hashes", "").split()
         look = Look(**{**record, "published": where, "previous": ""})
     except (KeyError, TypeError, AttributeError) as error_:
         raise UserError("A calibration report has no record of its look. Run its stage again.") from error_
-    enter(path, look, hashes, error)
+    enter(path, look, hashes, look.error, problems)
 
 
 def level(confidence: float, looks: int) -> float:

@@ -40,6 +40,7 @@ def decoding_scope(
         "draft": None if draft is None else model_scope(identify_model(draft)),
         **({"drafter_data": fingerprint(*data)} if data else {}),
         **({"drafting": drafting} if drafting else {}),
+        **({"rule_data": fingerprint(*method.files)} if method.files else {}),
         **tokenizer_scope(tokenizer, ("encoding",)),
         "ends": eos_ids(target, tokenizer),
         "gate": None if gate is None else gate_hash(gate),

@@ -68,17 +68,24 @@ def until_certified(
         roles: those of them whose weights differ.
     """
     options = {
-        "--task": str(config.labels.get("task", "TASK")),
+        "--task": task_of(config),
         "--gate": str(folder),
         **of_models(config, target, draft),
         **({} if proof is None else of_proof(proof)),
     }
-    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair)])
+    consent = ["--allow-code"] if config.labels.get("code") else []
+    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
     legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
     return (
         f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
         f"verified strictly until `{command}` has certified it here" + (f" ({legend})" if legend else "")
     )
+
+
+def task_of(config: GateConfig) -> str:
+    """The task whose labels taught the gate; a word in its place where several did, or where nobody knows."""
+    task = str(config.labels.get("task", "TASK"))
+    return "TASK" if "," in task else task
 
 
 def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> dict[str, str]:

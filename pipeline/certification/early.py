@@ -12,7 +12,7 @@ from gistgate.certificates.ledger import Ledger, Look, fingerprint_of, hash_of
 from gistgate.certificates.looks import PUBLISHED, level
 from gistgate.certificates.scores import TaskScore
 from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker
+from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, hashes_of
 from pipeline.certification.further import calibration_of
 from pipeline.certification.looks import choice_of, claim_of
 from pipeline.common.code import CERTIFYING, code_fingerprint
@@ -32,10 +32,12 @@ def warning(maker: PromptMaker, params: Params, calibration: Sequence[Prompt], t
         taken: problems of the test prompts.
     """
     ledger = Ledger.read(PUBLISHED)
-    names = judged(ledger, params, calibration)
+    names = judged(ledger, maker, params, calibration)
     if not names:
         return None
-    free = next((draw for draw, found in further(maker, params, taken) if not judged(ledger, params, found)), None)
+    free = next(
+        (draw for draw, found in further(maker, params, taken) if not judged(ledger, maker, params, found)), None
+    )
     rest = "no further draw is free" if free is None else f"prompts.draw: {free} is free"
     return (
         f"The calibration prompts of prompts.draw: {params.prompts.draw} were judged before for {', '.join(names)}, "
@@ -44,9 +46,10 @@ def warning(maker: PromptMaker, params: Params, calibration: Sequence[Prompt], t
     )
 
 
-def judged(ledger: Ledger, params: Params, calibration: Sequence[Prompt]) -> list[str]:
+def judged(ledger: Ledger, maker: PromptMaker, params: Params, calibration: Sequence[Prompt]) -> list[str]:
     """The methods for which a ledger has no error left at these prompts and holds no look of this choice and code."""
     hashes, error = [hash_of(prompt["ids"]) for prompt in calibration], 1 - params.calibrate.confidence
+    problems = hashes_of(maker.problem(prompt["doc"]) for prompt in calibration).split()
     prompts, code = fingerprint_of(hashes), code_fingerprint(*sorted(CERTIFYING))
     wanted = 1 - level(params.calibrate.confidence, params.calibrate.looks)
 
@@ -54,7 +57,7 @@ def judged(ledger: Ledger, params: Params, calibration: Sequence[Prompt]) -> lis
         look = Look(claim_of(params, TaskScore.id, name), prompts, code, "", wanted, choice_of(params, name))
         same = (look.claim, look.prompts, look.code, look.choice)
         repeated = any((old.claim, old.prompts, old.code, old.choice) == same for old in ledger.looks)
-        return not repeated and not ledger.affords(look, hashes, error)
+        return not repeated and not ledger.affords(look, hashes, error, problems)
 
     return [name for name in params.methods if is_refused(name)]
 

@@ -17,8 +17,9 @@ from pipeline.tasks.loading import load_task
 def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside: Sequence[Prompt] = ()) -> list[Prompt]:
     """The draw number `draw` of at most `count` prompts that no stage of the run and no other purpose uses.
 
-    Calibration prompts of the run's earlier draws were judged, so that they are left out as well. Names tell purpose
-    and draw, because the names of documents may be those of the run's prompts.
+    Names tell purpose and draw, because the names of documents may be those of the run's prompts. Where the documents
+    are given, calibration prompts of the run's earlier draws are left out as well; those of the embedded world are new
+    for every purpose and draw.
 
     Args:
         params: the run's.

@@ -9,6 +9,7 @@ from typing import Any
 from gistgate.certificates.looks import Looks
 from gistgate.certificates.scope import files_of
 from gistgate.files import fingerprint
+from gistgate.integrations.lm_eval.prompts import hashes_of
 from pipeline.certification.outcomes import Setup
 from pipeline.common.code import CERTIFYING, code_fingerprint
 from pipeline.common.paths import PAIRS, TASKS
@@ -56,6 +57,7 @@ def looks_of(setup: Setup, name: str, study: Study = CORE) -> Looks:
         choice=choice_of(params, name, study.own),
         remedy=remedy(params),
         ready_made=read_pair(params.pair).training is None,
+        problems=hashes_of(setup.task.problem(prompt["doc"]) for prompt in setup.prompts["calibration"]).split(),
     )
 
 

@@ -20,10 +20,11 @@ from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer
+from gistgate.identity import gate_hash, identify_model, tokenizer_scope
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
+from gistgate.request.stopping import eos_ids
 from pipeline.certification.agreement import TOGETHER, Agreement, SharedAnswers, read_agreement, rules_of
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
@@ -61,8 +62,8 @@ class Setup:
         """Fingerprint of what every decoded setting depends on, whatever the method."""
         pair, params = self.pair, self.params
         models = [asdict(identify_model(model)) for model in pair.models]
-        vocabulary = identify_tokenizer(pair.tokenizer).vocabulary
-        return fingerprint(models, vocabulary, params.decoding.batch_size, params.seed, *sources(__name__))
+        texts = [tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer)]
+        return fingerprint(models, texts, params.decoding.batch_size, params.seed, *sources(__name__))
 
     @cached_property
     def reference(self) -> dict[str, Row]:

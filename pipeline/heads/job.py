@@ -121,7 +121,7 @@ def head_job(
         draft=partners.draft,
         tokenizer=partners.tokenizer,
         map={"type": params.train.map, "num_knots": 0},
-        labels={"task": params.task, **asdict(params.label)},
+        labels={"task": params.task, **({"code": True} if params.allow_code else {}), **asdict(params.label)},
         prompting=asdict(params.prompting),
         provenance={
             "data": dict(data),

@@ -59,7 +59,7 @@ def certified(point: OperatingPoint) -> tuple[str, str, str, str]:
 
 
 def refused(proof: Proof) -> tuple[str, str, str, str]:
-    """The largest budget, for which nothing is certified either, with the bound that was found."""
+    """The largest budget, for which nothing is certified either, with the bound of the refused setting."""
     point = proof.points[-1]
     found = f"{100 * point.bound:.1f}, so that it decodes strictly"
-    return f"{100 * point.budget:g}", found, f"{point.mean_accepted_length:.2f}", str(point.n)
+    return f"{100 * point.budget:g}", found, "–", str(point.n)

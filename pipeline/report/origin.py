@@ -16,26 +16,27 @@ SOURCES = (*PACKAGES, "benchmarks", "params.yaml", ":!benchmarks/results", ":!**
 """What a commit has to hold for its figures; what commands write there is none of it."""
 
 
-def check_finished(graph: str, root: Path = Path()) -> None:
+def check_finished(*targets: str, root: Path = Path()) -> None:
     """Refuse results that are older than the code, the parameters or the data of their stages, as DVC knows them.
 
     Stages of other files on which these depend count as well.
 
     Args:
-        graph: the dvc.yaml of the stages.
+        targets: stages, or the dvc.yaml of all of them.
         root: the project, or a copy of it in which they ran.
 
     Raises:
         UserError: stages have to run again, or DVC cannot say so.
     """
-    done = subprocess.run(["dvc", "status", "--json", "--with-deps", graph], cwd=root, capture_output=True, text=True)
+    named, command = " ".join(targets), ["dvc", "status", "--json", "--with-deps", *targets]
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f"`dvc status {graph}` failed: {done.stderr.strip() or done.stdout.strip()}")
+        raise UserError(f"`dvc status {named}` failed: {done.stderr.strip() or done.stdout.strip()}")
     waiting = json.loads(done.stdout or "{}")
     if waiting:
         raise UserError(
             f"The results are older than their code, parameters or data: {', '.join(sorted(waiting))}. "
-            f"Run `dvc repro {graph}` before publishing."
+            f"Run `dvc repro {named}` before publishing."
         )
 
 

@@ -71,14 +71,18 @@ def cells(name: str, method: dict[str, Any], budget: float) -> tuple[str, ...]:
 
 
 def lengths(method: dict[str, Any], budget: float) -> tuple[str, str]:
-    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets."""
+    """Share of capped answers and mean length on the calibration prompts, strict decoding in brackets.
+
+    A method without a certificate runs strictly, so that the answers of its refused setting say nothing about it.
+    """
     line: dict[str, Any] = next(
         (one for key, one in method.get("certificates", {}).items() if float(key) == budget), {}
     )
     if "capped" not in line:
         return UNKNOWN, UNKNOWN
-    capped = f"{percent(line['capped'])} ({percent(line['strict_capped'])})"
-    return capped, f"{line['mean_tokens']:.1f} ({line['strict_mean_tokens']:.1f})"
+    shown = "" if method["certified_bound"] is not None else "strict_"
+    capped = f"{percent(line[f'{shown}capped'])} ({percent(line['strict_capped'])})"
+    return capped, f"{line[f'{shown}mean_tokens']:.1f} ({line['strict_mean_tokens']:.1f})"
 
 
 def adversarial(method: dict[str, Any]) -> str:

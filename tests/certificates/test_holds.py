@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gistgate.certificates.calibration import Method
 from gistgate.certificates.holds import check_parts, check_request, load_proof, refuse
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
@@ -12,12 +13,11 @@ from tests.tiny import byte_tokenizer, tiny_pair
 PLAIN = {"guards": [], "drafting": None, "engine": "eager"}
 
 
-def checked(scope=PLAIN, *, dtype=torch.float32, engine="eager", guards=(), data=None, drafting=None):
+def checked(scope=PLAIN, *, dtype=torch.float32, engine="eager", guards=(), **more):
     """Check a tiny pair against a certificate of that scope."""
     target = tiny_pair()[0].to(dtype)
-    check_parts(
-        proof(scope=dict(scope)), None, target, None, None, engine=engine, guards=guards, data=data, drafting=drafting
-    )
+    parts = {"engine": engine, "guards": guards, "data": None, **more}
+    check_parts(proof(scope=dict(scope)), None, target, None, None, **parts)
 
 
 def test_parts_that_agree_are_taken():
@@ -34,6 +34,26 @@ def test_parts_that_agree_are_taken():
 def test_other_guards_or_drafting_are_refused(wanted, message):
     with pytest.raises(UserError, match=message):
         checked(**wanted)
+
+
+def test_other_counts_of_a_rule_are_refused(tmp_path):
+    counts = tmp_path / "pairs.safetensors"
+    counts.write_text("old")
+    scope, settings = {**PLAIN, "rule_data": fingerprint(counts)}, {"counts": str(counts), "tau_c": 0.1}
+    checked(scope, settings=settings)
+    checked(settings=settings)  # a certificate of an earlier version does not say it
+    counts.write_text("new")
+    with pytest.raises(UserError, match="another rule_data"):
+        checked(scope, settings=settings)
+
+
+def test_a_table_that_changes_with_every_answer_is_not_tested(tmp_path):
+    counts = tmp_path / "pairs.safetensors"
+    counts.write_text("old")
+    assert Method("csd", "model", 4, fixed={"counts": str(counts)}).files == [counts]
+    for where in ({"fixed": {"table": "online"}}, {"variants": ({}, {"table": "online"})}):
+        with pytest.raises(UserError, match="an online table changes with every answer"):
+            Method("csd", "model", 4, **where)
 
 
 def test_the_engine_counts_where_rounding_does():

@@ -68,12 +68,41 @@ def test_an_equal_choice_excuses_another_sequence_only_for_the_same_way_of_decod
     assert replace(old, code="later", sequence="rounded", way=way).repeats(old, rerun=True) is is_same
 
 
-def test_entries_without_a_way_keep_their_form_and_hash(tmp_path: Path):
+def test_entries_without_what_came_later_keep_their_form_and_hash(tmp_path: Path):
     ledger = taken((look(), OLD))
     ledger.write(tmp_path / "looks.json")
-    assert "way" not in json.loads((tmp_path / "looks.json").read_text())["looks"][0]
-    assert look().hash == digest({key: value for key, value in asdict(look()).items() if key != "way"})
-    assert replace(look(), way="rule, K").hash != look().hash
+    content = json.loads((tmp_path / "looks.json").read_text())
+    assert not {"way", "error", "problems"} & content["looks"][0].keys() and "problems" not in content
+    old = {key: value for key, value in asdict(look()).items() if key not in ("way", "error", "problems")}
+    assert look().hash == digest(old)
+    for later in ({"way": "rule, K"}, {"error": 0.05}, {"problems": "p"}):
+        assert replace(look(), **later).hash != look().hash
+
+
+@pytest.mark.parametrize(("said", "left"), [(0.05, 0.0), (0.1, 0.05), (0.0, 0.0)])
+def test_a_lower_confidence_later_buys_no_look(said: float, left: float):
+    """Whoever fails at 95 % would otherwise look again with two looks at 90 %, each of which says 95 %."""
+    ledger = taken((replace(look(), error=said), OLD))
+    assert ledger.left("fly", OLD, 0.1)[1] == pytest.approx(left)
+    again = replace(look(sequence="second"), error=0.1)
+    if left:
+        ledger.admit(again, OLD, 0.1)
+    else:
+        with pytest.raises(UserError, match="spent 0.05 of the error 0.05"):
+            ledger.admit(again, OLD, 0.1)
+
+
+def test_a_problem_that_is_asked_in_another_way_was_judged_all_the_same(tmp_path: Path):
+    """Another system text gives every prompt other token ids."""
+    problems, ledger = ["aa", "bb"], Ledger()
+    ledger.admit(replace(look(), problems=fingerprint_of(problems)), OLD, 0.05, problems=problems)
+    ledger.write(tmp_path / "looks.json")
+    ledger = Ledger.read(tmp_path / "looks.json")
+    other = replace(look(FRESH, "second"), problems=fingerprint_of(["bb", "cc"]))
+    assert ledger.affords(other, FRESH, 0.05)
+    with pytest.raises(UserError, match="already been judged"):
+        ledger.admit(other, FRESH, 0.05, problems=["bb", "cc"])
+    ledger.admit(replace(other, problems=fingerprint_of(["cc"])), FRESH, 0.05, problems=["cc"])
 
 
 def test_it_comes_back_from_its_file(tmp_path: Path):

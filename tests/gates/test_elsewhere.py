@@ -18,6 +18,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import write_json
 from gistgate.gates.config import GateConfig
+from gistgate.gates.elsewhere import until_certified
 from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.transformers.generate import generate
@@ -91,6 +92,22 @@ def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
     options = dict(zip(command[2::2], command[3::2], strict=True))
     assert (options["--task"], options["--gate"], options["--block"]) == ("sums", str(place), "3")
     assert {"--target", "--draft"} <= options.keys()
+
+
+@pytest.mark.parametrize(
+    ("labels", "said"),
+    [
+        ({"task": "sums, functions", "code": True}, "--task TASK"),
+        ({"task": "sums"}, "--task sums"),
+        ({}, "--task TASK"),
+    ],
+)
+def test_the_command_names_one_task_and_gives_the_consent_that_it_needs(labels: dict[str, Any], said: str) -> None:
+    """A gate that learned from several tasks is certified for each of them."""
+    identities = identify_model(TARGET), identify_model(DRAFT), identify_tokenizer(TOKENIZER)
+    config = GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, labels=labels)
+    sentence = until_certified(Path("gate"), config, None, OTHER, None, ["target"])
+    assert said in sentence and ("--allow-code" in sentence) is ("code" in labels)
 
 
 def test_certified_there_it_decides_again(place: Path) -> None:

@@ -27,7 +27,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import certify, make_scorer, task_of
+from gistgate.integrations.lm_eval.calibrate import certify, make_scorer, task_of, usual_drafter
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
 from gistgate.integrations.lm_eval.prompts import hashes_of
@@ -128,6 +128,28 @@ def test_a_judge_that_nobody_asks_is_refused():
         make_scorer(options, None, None)
 
 
+@pytest.mark.parametrize(
+    ("certified", "draft", "drafter"),
+    [(None, "d", "model"), (None, None, "lookup"), ("suffix", None, "suffix"), ("model", None, "lookup")],
+)
+def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
+    known = certified and SimpleNamespace(drafter=certified)
+    assert usual_drafter(known, draft) == drafter
+
+
+def test_planned_looks_take_more_prompts(tmp_path, monkeypatch):
+    """Each look is tested at a higher confidence."""
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=900), False))
+    monkeypatch.chdir(tmp_path)
+    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=None)
+
+    def count(looks):
+        options = Options(task="sums", budget=0.2, target="t", out=tmp_path, development=20, looks=looks)
+        return len(prompts_of(options, models, task_of(options, None), True)["calibration"])
+
+    assert count(20) > count(1)
+
+
 @pytest.mark.parametrize("split", SPLITS)
 def test_no_prompt_of_a_finished_run_is_judged(tmp_path, monkeypatch, split):
     """A gate that the pipeline refused must not be looked at on the same prompts again."""
@@ -177,7 +199,11 @@ def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_pat
 
 
 def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(tmp_path, monkeypatch):
-    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, output_type="num_fewshot: 2\noutput_type"), False))
+    monkeypatch.setattr(
+        task_files.find_task,
+        "__defaults__",
+        (None, write_task(tmp_path, output_type="num_fewshot: 2\noutput_type"), False),
+    )
     trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}))
 
     def examples(gate, **said):

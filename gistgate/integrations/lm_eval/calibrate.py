@@ -37,7 +37,7 @@ from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompting import Prompting
-from gistgate.integrations.lm_eval.prompts import Prompt
+from gistgate.integrations.lm_eval.prompts import Prompt, hashes_of
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 from gistgate.rules import PRESETS, RULES, make_rule, nearest
 from gistgate.typed import dataclass_from
@@ -79,6 +79,7 @@ def certify(options: Options) -> tuple[Proof, Path]:
         error=1 - options.confidence,
         code=fingerprint(Path(gistgate.__file__).parent / "certificates"),
         remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
+        problems=hashes_of(task.problem(prompt["doc"]) for prompt in prompts["calibration"]).split(),
     )
     finding = calibrate(method, outcomes, request, looks.before(method, request, scorer.ternary, scope))
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
@@ -151,13 +152,19 @@ def method_of(options: Options, models: Models) -> Method:
     proof = models.gate.proof if models.gate is not None else None
     return Method(
         rule=rule_id,
-        drafter=options.drafter or ("lookup" if models.draft is None else "model"),
+        drafter=options.drafter or usual_drafter(proof, models.draft),
         block=options.block if options.block is not None else (proof.block if proof else BLOCK),
         knob=rule.knob,
         grid=tuple(rule.grid),
         fixed=fixed,
         variants=({},) if fixed else tuple(rule.variants),
     )
+
+
+def usual_drafter(proof: Proof | None, draft: PreTrainedModel | None) -> str:
+    """The drafter that the gate's certificate names; where it would ask a draft model that is not there, `lookup`."""
+    certified = proof.drafter if proof is not None else "model"
+    return "lookup" if certified == "model" and draft is None else certified
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:

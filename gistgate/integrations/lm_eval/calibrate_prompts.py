@@ -5,14 +5,14 @@ from __future__ import annotations
 import warnings
 
 from gistgate.certificates.ledger import Ledger, hash_of
-from gistgate.certificates.looks import LOCAL, PUBLISHED
+from gistgate.certificates.looks import LOCAL, PUBLISHED, level
 from gistgate.certificates.planning import default_n
 from gistgate.errors import UserError
 from gistgate.forward.context import context_of
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.calibrate_models import Models
 from gistgate.integrations.lm_eval.calibrate_options import Options
-from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, unused_prompts, used_prompts
+from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, hashes_of, unused_prompts, used_prompts
 from gistgate.integrations.lm_eval.task import Task
 
 LONGEST = 2048
@@ -32,15 +32,16 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     docs = task.documents("train")
     learned = learned_by(models.gate)
     unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
-    judged = judged_prompts()
-    found = [prompt for prompt in unused if hash_of(prompt["ids"]) not in judged]
+    judged = judged_marks()
+    found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
     available = len(found) - options.development
     if available < 1:
         raise UserError(
             f"The task '{options.task}' has {len(found)} unused training documents, of which {options.development} "
             "choose settings and none is left to calibrate. Lower --development or take a larger task."
         )
-    planned = default_n(options.budget, options.confidence, ternary, available, options.stop)
+    confidence = level(options.confidence, options.looks)
+    planned = default_n(options.budget, confidence, ternary, available, options.stop)
     n = min(available, options.prompts or planned)
     calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
     if len(calibration) < n:
@@ -63,11 +64,16 @@ def learned_by(gate: Gate | None) -> str:
     return "" if gate is None else gate.config.problems
 
 
-def judged_prompts() -> set[str]:
-    """Hashes of the prompts that stages of a pipeline judged; unlike commands, they record what led to their choice.
+def marks_of(task: Task, prompt: Prompt) -> set[str]:
+    """By what ledgers know a prompt: its token ids, and its problem."""
+    return {hash_of(prompt["ids"]), hashes_of([task.problem(prompt["doc"])])}
+
+
+def judged_marks() -> set[str]:
+    """Hashes of prompts and problems that stages of a pipeline judged; unlike commands, these record their choice.
 
     Raises:
         UserError: a ledger was edited.
     """
     ledgers = [Ledger.read(path) for path in (LOCAL, PUBLISHED)]
-    return {mark for ledger in ledgers for look in ledger.looks if look.choice for mark in ledger.draws[look.prompts]}
+    return {mark for ledger in ledgers for look in ledger.looks if look.choice for mark in ledger.marks(look)}

@@ -26,15 +26,15 @@ from gistgate.gates.gate import CARD_FILE, CONFIG_FILE, WEIGHTS_FILE
 from gistgate.identity import portable_name
 from pipeline.common.code import REPORTING, write_published
 from pipeline.common.entry import run
-from pipeline.common.paths import EXPORT, PAIR_REPORT, PAIRS, REPORTS, RESULTS, STUDIES
+from pipeline.common.paths import EXPORT, PAIR_REPORT, PAIRS, REPORTS, RESULTS
 from pipeline.pairs.source import read_pair
 from pipeline.report import markers, tables
 from pipeline.report.gates import GATES, gates_table
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
-from pipeline.report.publish import PART, copy_results
+from pipeline.report.publish import MODULES, PART, copy_results
 from pipeline.studies.real.label_costs import LABELS, PASSES, costs_in, label_costs
-from pipeline.studies.real.study import FOLDER, PROPOSAL
+from pipeline.studies.real.study import FOLDER, PROPOSAL, WITH_TABLE
 
 PAGE, README = Path("docs/real.md"), Path("README.md")
 NOTHING = "No run of a pretrained pair is published yet."
@@ -45,8 +45,8 @@ LIST, SHORT = "gates", "real"
 
 def main(folder: Annotated[Path, typer.Option(help="The copy in which the study ran.")] = FOLDER) -> None:
     reports = reports_of(folder)
-    check_finished(graph_of(reports), folder)
-    publish_all(folder, RESULTS / "real", origin(REPORTING, folder))
+    check_finished(*goals_of(reports), root=folder)
+    publish_all(folder, RESULTS / "real", origin(modules_of(reports), folder))
 
 
 def reports_of(folder: Path) -> Path:
@@ -55,9 +55,14 @@ def reports_of(folder: Path) -> Path:
     return table if (folder / table / "summary.json").exists() else REPORTS
 
 
-def graph_of(reports: Path) -> str:
-    """The dvc.yaml of the stages behind these reports."""
-    return "dvc.yaml" if reports == REPORTS else (STUDIES / "table/dvc.yaml").as_posix()
+def goals_of(reports: Path) -> tuple[str, ...]:
+    """What had to be made for these reports and for the gate beside them, which those of the table do not wait for."""
+    return ("dvc.yaml",) if reports == REPORTS else WITH_TABLE
+
+
+def modules_of(reports: Path) -> list[str]:
+    """What makes these reports."""
+    return sorted(REPORTING if reports == REPORTS else {*REPORTING, *MODULES["table"]})
 
 
 def publish_all(

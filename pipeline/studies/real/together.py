@@ -42,7 +42,7 @@ def main(
         raise UserError("One gate for several tasks needs the folders of at least two runs.")
     params = read_params(runs[0] / PARAMS)
     head = params.train.headline_head
-    configs = [Gate.load(place / HEADS / head).config for place in runs]
+    configs = [config_in(place, head) for place in runs]
     check_same(runs, configs)
     names = params.train.features_of(head)
     rows = stacked([read_rows(folders_of(place), names)[0] for place in runs])
@@ -54,6 +54,21 @@ def main(
     print(
         f"{out}: {len(rows)} mismatches of {len(rows.problem.unique())} problems, AUC {metrics['auc']} on unseen ones"
     )
+
+
+def config_in(place: Path, head: str) -> GateConfig:
+    """The configuration of a run's head.
+
+    Raises:
+        UserError: it does not say which problems taught it, so that the new gate could be certified on them.
+    """
+    config = Gate.load(place / HEADS / head).config
+    if not config.problems:
+        raise UserError(
+            f"The head of {place} does not say which problems it was trained on, so that a gate that learns from it "
+            "could be certified on them. Train it again with this version."
+        )
+    return config
 
 
 def folders_of(place: Path) -> list[Path]:
@@ -89,10 +104,11 @@ def config_of(configs: Sequence[GateConfig], runs: Sequence[Path]) -> GateConfig
     """The configuration of the new gate: that of the first run, with the tasks and the data of all."""
     tasks = dict.fromkeys(str(config.labels["task"]) for config in configs)
     data = {f"{place.name}: {folder.name}": fingerprint(folder) for place in runs for folder in folders_of(place)}
+    code = {"code": True} if any(config.labels.get("code") for config in configs) else {}
     first, problems = configs[0], {problem for config in configs for problem in config.problems.split()}
     return replace(
         first,
-        labels={**first.labels, "task": ", ".join(tasks)},
+        labels={**first.labels, **code, "task": ", ".join(tasks)},
         provenance={**first.provenance, "data": data},
         problems=" ".join(sorted(problems)),
     )

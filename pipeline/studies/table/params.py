@@ -11,6 +11,7 @@ from gistgate.rules import RULES
 from pipeline.common.paths import STUDIES
 from pipeline.common.reading import Count, block, nearest, read
 from pipeline.params import Params, read_params
+from pipeline.params.drafting import drafter_of, with_drafter
 from pipeline.params.methods import MethodParams
 
 FILE = STUDIES / "table/params.yaml"
@@ -93,4 +94,4 @@ def table_params(core: Params | None = None) -> Params:
     """The parameters of the run with the methods of the large table behind the core ones."""
     core = core or read_params()
     extra = table_methods(read_table_params(), core.methods, core.train.headline_head)
-    return replace(core, methods={**core.methods, **extra})
+    return replace(core, methods={**core.methods, **with_drafter(extra, drafter_of(core.pair))})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 import torch
@@ -56,6 +57,24 @@ def test_one_gate_learns_from_both(runs: list[Path], tmp_path: Path, capsys):
     assert set(config.provenance["data"]) == {"sums: strict", "sums: gated", "code: strict", "code: gated"}
     assert metrics["auc"] > 0.9 and metrics["n"] > alone["n"]
     assert "AUC" in capsys.readouterr().out
+
+
+def test_programs_of_one_run_are_programs_of_the_gate(runs: list[Path], tmp_path: Path):
+    config = Gate.load(runs[0] / train.HEADS / "logistic").config
+    code = replace(config, labels={**config.labels, "code": True})
+    assert together.config_of([config, code], runs).labels["code"] is True
+    assert "code" not in together.config_of([config, config], runs).labels
+
+
+def test_a_run_that_does_not_say_its_problems_is_refused(runs: list[Path], tmp_path: Path):
+    """The new gate would name the other run's problems alone, and could be certified on these."""
+    place = runs[1] / train.HEADS / "logistic"
+    gate = Gate.load(place)
+    gate.config = replace(gate.config, problems="")
+    rmtree(place)
+    gate.save(place)
+    with pytest.raises(UserError, match="code does not say which problems it was trained on"):
+        together.main(runs, tmp_path / "gate")
 
 
 def test_problems_of_two_runs_stay_apart(runs: list[Path]):

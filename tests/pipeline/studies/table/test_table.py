@@ -29,6 +29,7 @@ from pipeline.labels.tables import concatenated
 from pipeline.labels.texts import AnswerText, pack
 from pipeline.params import read_params
 from pipeline.studies.table import agreement, calibrate, judge, pair_counts, spans
+from pipeline.studies.table import params as params_of_table
 from pipeline.studies.table.agreement import compare
 from pipeline.studies.table.params import FILE, TableParams, read_table_params, table_params
 from pipeline.studies.table.spans import span_rows
@@ -55,6 +56,14 @@ def test_a_method_of_the_table_takes_what_its_rule_declares():
     assert (sense.knob, sense.grid, sense.variants) == ("gamma", RULES["sense"].grid, RULES["sense"].variants)
     assert table.method("judge").head == "judge" and table.method("judge").learned
     assert make_rule("trt-relaxed", **table.method("trt-relaxed").settings({}, 0.3)).scope == "all"
+
+
+def test_rules_of_the_table_draft_as_the_pair_does(monkeypatch):
+    """A pair without a draft model has another drafter, whose id certificates and shared times go by."""
+    core = read_params(ROOT / "params.yaml")
+    monkeypatch.setattr(params_of_table, "drafter_of", lambda _pair: "suffix")
+    extra = [method for method in table_params(core).methods.values() if method.extra]
+    assert extra and {method.drafter for method in extra} == {"suffix"}
 
 
 def test_a_group_without_methods_leaves_the_folder_that_the_graph_expects(tmp_path, monkeypatch):

@@ -1,0 +1,26 @@
+"""What the tables show of a method or a gate for which nothing is certified: it decodes strictly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pipeline.report.gates import refused
+from pipeline.report.tables import lengths
+from tests.certificates.proofs import point, proof
+from tests.pipeline.report.made_up import LENGTHS
+
+
+@pytest.mark.parametrize(
+    ("bound", "shown"), [(0.04, ("2.0 (1.0)", "41.5 (40.0)")), (None, ("1.0 (1.0)", "40.0 (40.0)"))]
+)
+def test_lengths_are_those_of_the_answers_that_users_get(bound: float | None, shown: tuple[str, str]) -> None:
+    """The refused setting's answers were capped more often, and nobody is served them."""
+    method: dict[str, Any] = {"certified_bound": bound, "certificates": {"0.1": LENGTHS}}
+    assert lengths(method, 0.1) == shown
+
+
+def test_a_refused_gate_has_no_length() -> None:
+    found = refused(proof(point(0.03, certified=False, bound=0.08)))
+    assert found[1:3] == ("8.0, so that it decodes strictly", "–")
