@@ -4,7 +4,8 @@
 
 In the folder of a run, on development prompts. In exact arithmetic the answers of all of them are equal. In bfloat16 a
 product is summed in another order for another number of rows, and near ties fall the other way. For each decoding:
-answers with the ids of the first one, tokens in front of the first other id, and answers with another score.
+answers with the ids of the first one, tokens in front of the first other id, and answers with another score, which
+answers that --max-new-tokens cuts do not have.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def main(
     for name, (decoder, width) in kinds.items():
         answers[name] = [one.ids for one in decode_all(decoder, ids, batch_size=width, **request)]
         print(name, flush=True)
+    whole = request["max_new_tokens"] >= request_of(some, pair)["max_new_tokens"]
     scores = {
         name: [
             task.score(one["doc"], task.text(pair.tokenizer, answer)) for one, answer in zip(some, given, strict=True)
@@ -62,12 +64,24 @@ def main(
     }
     first = next(iter(answers))
     found = {
-        name: {**compared(answers[first], given), "other_scores": differing(scores[first], scores[name])}
+        name: {
+            **compared(answers[first], given),
+            "other_scores": differing(scores[first], scores[name]) if whole else None,
+        }
         for name, given in answers.items()
         if name != first
     }
-    said = {"pair": pair.name, "dtype": str(pair.target.dtype).removeprefix("torch."), "block": params.decoding.block}
-    save("rounding", {**said, "n": len(some), "max_new_tokens": request["max_new_tokens"], "against": found}, results)
+    said = {
+        "pair": pair.name,
+        "task": params.task,
+        "dtype": str(pair.target.dtype).removeprefix("torch."),
+        "block": params.decoding.block,
+    }
+    save(
+        f"rounding-{params.task}",
+        {**said, "n": len(some), "max_new_tokens": request["max_new_tokens"], "against": found},
+        results,
+    )
 
 
 def compared(first: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> dict[str, Any]:

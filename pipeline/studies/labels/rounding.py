@@ -4,8 +4,10 @@
 
 A label is the outcome of one greedy continuation. In bfloat16 near ties of that continuation fall as its batch rounds
 them, and a target that solves a problem only just may then lose the answer for no reason of meaning. The rollouts are
-made again twice: in the pair's own dtype in other batches, and with the target in another dtype. The share of outcomes
-that differ is noise that no head can learn. The gate's P(kept) is computed from states of both dtypes.
+made again three times, each to its end: as they were, in batches of half as many rows, and with the target in another
+dtype. The second and third are compared with the first; the share of outcomes that differ is noise that no head can
+learn. What differs between the first and the labels comes from rounding and from rollouts that the labels stopped
+early. The gate's P(kept) is computed from states of both dtypes.
 """
 
 from __future__ import annotations
@@ -43,23 +45,32 @@ def main(
     dtype: Annotated[str, typer.Option(help="Dtype of torch that is compared with the pair's own.")] = "float32",
 ) -> None:
     torch.set_grad_enabled(False)
-    params, (labels, texts) = read_params(), read_labels()
+    params, (all_labels, texts) = read_params(), read_labels()
     pair, gate = load_pair(params), Gate.load(HEADS / params.train.headline_head)
-    table, own = drawn(labels, rows, params.seed), str(pair.target.dtype).removeprefix("torch.")
+    table, own = drawn(all_labels, rows, params.seed), str(pair.target.dtype).removeprefix("torch.")
     harm = float((table["greedy_kept"] == 0).double().mean())
-    found: dict[str, Any] = {"pair": params.pair, "dtype": own, "rows": num_rows(table), "harm": harm}
+    found: dict[str, Any] = {
+        "pair": params.pair,
+        "task": params.task,
+        "dtype": own,
+        "rows": num_rows(table),
+        "harm": harm,
+    }
 
     def add(name: str, entry: dict[str, Any]) -> None:
         found[name] = entry
         print(name, entry, flush=True)
         write_result(OUTPUT, found, running())  # the next part may take an hour
 
-    add("again", {"outcomes": outcomes(params, pair, table, texts)})
+    labels, first_kept = table["greedy_kept"], kept(params, pair, table, texts)
+    add("labels", {"outcomes": differing(labels, first_kept)})
+    narrow = replace(params, label=replace(params.label, batch_size=max(1, params.label.batch_size // 2)))
+    add("half the rows", {"outcomes": differing(first_kept, kept(narrow, pair, table, texts))})
     first = features(params, pair, gate, table, texts)
     pair = replace(pair, target=pair.target.to(dtype_of(dtype)))
     read = compared(gate, first, features(params, pair, gate, table, texts))
     add(dtype, read)
-    add(dtype, {"outcomes": outcomes(params, pair, table, texts), **read})
+    add(dtype, {"outcomes": differing(first_kept, kept(params, pair, table, texts)), **read})
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -80,8 +91,8 @@ def drawn(labels: Table, rows: int, seed: int) -> Table:
     return in_order(picked(labels, chosen.sort().values))
 
 
-def outcomes(params: Params, pair: Pair, table: Table, texts: Texts) -> dict[str, int]:
-    """Of the greedy rollouts behind the draft tokens: how many end otherwise than their labels say, either way.
+def kept(params: Params, pair: Pair, table: Table, texts: Texts) -> Tensor:
+    """Whether the greedy rollouts behind the draft tokens keep the meaning: 1, 0, or -1 where nobody knows [N].
 
     Nothing stops early, so that no rollout depends on an audit.
     """
@@ -90,8 +101,12 @@ def outcomes(params: Params, pair: Pair, table: Table, texts: Texts) -> dict[str
     asked = {**table, "greedy_kept": torch.full_like(table["greedy_kept"], -1)}
     asked["chosen"] = torch.ones(num_rows(table), dtype=torch.bool)
     strict = Labeller(tools, prompts, replace(params.label, rejoin=None, rollouts=1), params.seed)
-    kept, known = strict.greedy_kept(asked, texts), table["greedy_kept"]
-    return {"lost": int(((known == 1) & (kept == 0)).sum()), "won": int(((known == 0) & (kept == 1)).sum())}
+    return strict.greedy_kept(asked, texts)
+
+
+def differing(first: Tensor, other: Tensor) -> dict[str, int]:
+    """How many outcomes [N] were kept and are lost, and how many the reverse."""
+    return {"lost": int(((first == 1) & (other == 0)).sum()), "won": int(((first == 0) & (other == 1)).sum())}
 
 
 def features(params: Params, pair: Pair, gate: Gate, table: Table, texts: Texts) -> Table:

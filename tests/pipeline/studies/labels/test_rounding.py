@@ -24,10 +24,11 @@ def test_an_outcome_that_differs_from_its_label_is_counted_on_its_side(pair, mon
     monkeypatch.setattr(rounding, "read_prompts", lambda _: [{"ids": ids} for ids in PROMPTS])
     monkeypatch.setattr(rounding, "load_task", lambda _: None)
     monkeypatch.setattr(rounding, "read_references", dict)
-    assert rounding.outcomes(Params(), pair, table, texts) == {"lost": 0, "won": 0}
-    kept = table["greedy_kept"] == 1
-    turned = {**table, "greedy_kept": torch.where(kept, 0, 1).to(torch.int8)}
-    assert rounding.outcomes(Params(), pair, turned, texts) == {"lost": int((~kept).sum()), "won": int(kept.sum())}
+    found, known = rounding.kept(Params(), pair, table, texts), table["greedy_kept"]
+    assert rounding.differing(known, found) == {"lost": 0, "won": 0}
+    kept = known == 1
+    turned = torch.where(kept, 0, 1).to(torch.int8)
+    assert rounding.differing(turned, found) == {"lost": int((~kept).sum()), "won": int(kept.sum())}
     assert kept.any() and not kept.all()
 
 
