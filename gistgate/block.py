@@ -7,6 +7,7 @@ token. `p` is always the target, `q` always the draft.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -34,6 +35,15 @@ class Reason(IntEnum):
     """A strict accept while the loop guard kept the gate closed; counted as strict."""
 
 
+COLDEST = 1e-6
+"""Smallest temperature above 0: logits that are divided by less may leave the range of float32."""
+
+
+def is_warm(temperature: float) -> bool:
+    """Whether tokens can be drawn at this temperature, or chosen at 0."""
+    return temperature == 0 or (math.isfinite(temperature) and temperature >= COLDEST)
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How the request wants its tokens drawn; temperature 0 is greedy."""
@@ -46,10 +56,10 @@ class Sampling:
     """Keep the smallest set of tokens with at least this mass; 1 keeps all."""
 
     def __post_init__(self) -> None:
-        if not (self.temperature >= 0 and self.top_k >= 0 and 0 < self.top_p <= 1):
+        if not (is_warm(self.temperature) and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UserError(
                 f"Sampling with temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p} is impossible: "
-                "temperature and top_k are 0 or more, top_p lies in (0, 1]."
+                f"the temperature is 0 or from {COLDEST:g} on, top_k is 0 or more, top_p lies in (0, 1]."
             )
 
     @property

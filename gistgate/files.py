@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -193,3 +193,9 @@ def fingerprint(*parts: Any) -> str:
 def is_written(path: Path) -> bool:
     """Whether a path is a file that somebody wrote, and not one that Python compiled from it."""
     return path.is_file() and path.suffix != ".pyc"
+
+
+def named_files(settings: Mapping[str, Any]) -> list[Path]:
+    """The files that settings of a rule name: their content decides, not their place."""
+    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
+    return [path for path in paths if path.is_file()]

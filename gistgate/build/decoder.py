@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
-from gistgate.build.drafters import Sources, make_drafter
+from gistgate.build.drafters import CORPUS, STORED, Sources, asks_draft, make_drafter
 from gistgate.build.models import load_draft
 from gistgate.build.preference import preferred, settled
 from gistgate.build.wishes import Wishes, take_wishes
@@ -78,14 +78,22 @@ def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:
     Raises:
         UserError: texts that nothing reads, or a lighter draft model where there is none.
     """
-    named = [name for name in ("datastore", "corpus") if getattr(wishes, name) is not None]
-    if named and sources.behind(drafter) is None:
+    read = {"corpus": drafter == CORPUS, "datastore": drafter in STORED}
+    unread = [name for name, is_read in read.items() if getattr(wishes, name) is not None and not is_read]
+    if unread:
         raise UserError(
-            f"The drafter '{drafter}' reads no {named[0]}. Name a drafter that does (--drafter), or leave the "
-            f"{named[0]} away."
+            f"The drafter '{drafter}' reads no {unread[0]}. Name a drafter that does (--drafter), or leave the "
+            f"{unread[0]} away."
         )
-    if sources.draft is None and (wishes.quantise_draft or wishes.draft_vocabulary):
+    if wishes.quantise_draft in (None, "none") and not wishes.draft_vocabulary:
+        return
+    if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
+    if not asks_draft(drafter):
+        raise UserError(
+            f"The drafter '{drafter}' asks no draft model, so that a lighter one changes nothing. Name a drafter that "
+            "does (--drafter), or leave bits and vocabulary of the draft away."
+        )
 
 
 def held_back(choice: Choice, reservation: str) -> Choice:

@@ -100,6 +100,11 @@ def load_draft(
         UserError: the model cannot be loaded, its tokenizer is another one, or it cannot be made lighter as asked.
     """
     check_kind(quantised or "none")
+    if draft is target and (vocabulary is not None or quantised not in (None, "none")):
+        raise UserError(
+            "Target and draft are one loaded model, so that a lighter draft would change the target's answers. Load "
+            "the draft a second time, or leave its bits and its vocabulary as they are."
+        )
     subset = None if vocabulary is None else Subset.load(vocabulary)
     if isinstance(draft, str | Path):
         draft = named_draft(draft, target, tokenizer, revision)

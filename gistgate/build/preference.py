@@ -38,9 +38,11 @@ def preferred(wishes: Wishes) -> Wishes:
     place = Path(wishes.gate) / TUNED
     if not (place / CERTIFICATE_FILE).is_file():
         return wishes
-    if read_json(place / MEASURED).get("certificate") != chosen_among(wishes.gate):
+    measured = read_json(place / MEASURED)
+    if not isinstance(measured, dict) or measured.get("certificate") != chosen_among(wishes.gate):
         warnings.warn(
-            f"{place} was chosen when the gate had another certificate, and is left aside. Run `gistgate tune` again.",
+            f"{place} is damaged, or was chosen when the gate had another certificate, and is left aside. Run "
+            "`gistgate tune` again.",
             stacklevel=3,
         )
         return wishes

@@ -14,11 +14,12 @@ import numpy as np
 
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
-from gistgate.certificates.outcomes import Outcomes, files_of
+from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.planning import wager_confidence
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
 from gistgate.certificates.tango import Array
 from gistgate.errors import UserError
+from gistgate.files import named_files
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Method:
     @property
     def files(self) -> list[Path]:
         """The files that fixed settings of the rule name."""
-        return files_of(self.fixed)
+        return named_files(self.fixed)
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""

@@ -16,9 +16,8 @@ import torch
 from transformers import PreTrainedModel
 
 from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof
-from gistgate.certificates.outcomes import files_of
 from gistgate.errors import UserError
-from gistgate.files import fingerprint
+from gistgate.files import fingerprint, named_files
 
 
 def load_proof(place: str | Path) -> Proof:
@@ -58,7 +57,7 @@ def check_parts(
     if target.dtype != torch.float32:
         used["engine"] = engine
     if "rule_data" in proof.scope:
-        used["rule_data"] = fingerprint(*files_of(settings or {}))
+        used["rule_data"] = fingerprint(*named_files(settings or {}))
     if data is not None:
         used["drafter_data"] = fingerprint(data)
     refuse(proof.mismatch(gate, target, draft, tokenizer, **used))

@@ -14,7 +14,7 @@ import numpy as np
 
 from gistgate.certificates.scores import Ids, Prompt, Scorer
 from gistgate.certificates.tango import Array
-from gistgate.files import fingerprint, read_json_lines, write_json_lines
+from gistgate.files import fingerprint, named_files, read_json_lines, write_json_lines
 from gistgate.request.statistics import Statistics, total
 
 CHUNK = 256
@@ -118,19 +118,13 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
 
     def answers(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
         asked = [[prompt["ids"], prompt["stops"], prompt["max_new_tokens"]] for prompt in prompts]
-        path = folder / f"{name}-{fingerprint(*depends, settings, *files_of(settings), start, asked)}.jsonl"
+        path = folder / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
         if not path.exists():
             done = decode(settings, prompts, start)
             write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
         return [Answer(row["ids"], untimed(row["statistics"])) for row in read_json_lines(path)]
 
     return answers
-
-
-def files_of(settings: dict[str, Any]) -> list[Path]:
-    """The files that settings of a rule name: their content decides, not their place."""
-    paths = [Path(value) for value in settings.values() if isinstance(value, str)]
-    return [path for path in paths if path.is_file()]
 
 
 def untimed(counted: dict[str, Any]) -> Statistics:

@@ -89,6 +89,36 @@ def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrain
     return [target] if drafter is None or drafter.model is None else [target, drafter.model]
 
 
+def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added tokens may give."""
+    known = min(model.get_input_embeddings().weight.shape[0] for model in models)
+    for index, prompt in enumerate(prompts):
+        strange = next((token for token in prompt if not 0 <= token < known), None)
+        if strange is not None:
+            raise UserError(
+                f"Prompt {index} holds the token id {strange}, and the models know the ids 0 to {known - 1}. Use the "
+                "tokenizer that belongs to them, or leave this token out."
+            )
+
+
+def check_seeds(seeds: Sequence[int] | None, rows: int) -> None:
+    """Refuse seeds that are not one for each row, or that no generator takes."""
+    if seeds is not None and len(seeds) != rows:
+        raise UserError(f"There are {len(seeds)} seeds for {rows} prompts. Give one for each.")
+    for seed in seeds or ():
+        if not -(2**63) <= seed < 2**64:
+            raise UserError(f"The seed {seed} does not fit into 64 bits. Give a smaller one.")
+
+
+def check_costs(costs: Sequence[float] | None, rows: int) -> None:
+    """Refuse costs that are not one for each row between 0 and 1, beyond which a rule would be looser than promised."""
+    if costs is not None and len(costs) != rows:
+        raise UserError(f"There are {len(costs)} costs for {rows} prompts. Give one for each.")
+    for cost in costs or ():
+        if not 0 <= cost <= 1:
+            raise UserError(f"A round costs {cost}, but costs are shares from 0 to 1. Divide by the largest.")
+
+
 def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int) -> None:
     """Refuse empty prompts and those that leave no room for the answer, by their lengths in tokens."""
     for index, length in enumerate(lengths):

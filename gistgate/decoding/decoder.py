@@ -12,7 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.decoding.admission import Waiting, continued
-from gistgate.decoding.checks import check_parts, check_prompts, check_temperature, count_ids, models_of
+from gistgate.decoding.checks import (
+    check_costs,
+    check_ids,
+    check_parts,
+    check_prompts,
+    check_seeds,
+    check_temperature,
+    count_ids,
+    models_of,
+)
 from gistgate.decoding.engines.choice import Engine
 from gistgate.decoding.extensions import FORMS, GUARDING, VERIFIERS
 from gistgate.decoding.guarding import Unguarded
@@ -21,7 +30,7 @@ from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
-from gistgate.forward.reader import remembered
+from gistgate.forward.reader import fills_slots, remembered
 from gistgate.protocol import added_ids
 from gistgate.request.rows import Generation, Memory, Row
 from gistgate.request.slots import Slots
@@ -155,8 +164,11 @@ class Decoder:
 
         Raises:
             UserError: an empty or over-long prompt, stop strings without a tokenizer, a temperature that the rule
-                does not define.
+                does not define, ids that a model does not know, seeds or costs that do not fit.
         """
+        check_seeds(seeds, len(prompts))
+        check_ids(models_of(self.target, self.drafter), prompts)
+        check_costs(costs, len(prompts))
         rows = [
             Row(index, list(prompt), len(prompt), seeds[index] if seeds else index)
             for index, prompt in enumerate(prompts)
@@ -241,8 +253,10 @@ class Decoder:
         check_temperature(self.rule, sampling)
         if not sampling.greedy:
             self.parts.form.check_sampled(self.rule)
-        extra = VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
-        check_prompts(models_of(self.target, self.drafter), lengths, max_new_tokens + extra)
+        models, extra = models_of(self.target, self.drafter), VERIFIERS[self.rule.verifier].extra_tokens(self.parts)
+        if any(map(fills_slots, models)):  # a draft may run over the end of its answer
+            extra += self.block
+        check_prompts(models, lengths, max_new_tokens + extra)
 
     def _stop(self, max_new_tokens: int, eos_ids: Collection[int], stops: Sequence[str]) -> Stop:
         strings = tuple(string for string in stops if string)

@@ -143,7 +143,8 @@ def last_in_use(mask: Tensor, num: int) -> Tensor:
     A row with fewer has any places in front of them.
     """
     every = mask.long().argsort(dim=1, stable=True)
-    return nn.functional.pad(every, (max(0, num - every.shape[1]), 0))[:, -num:]
+    every = nn.functional.pad(every, (max(0, num - every.shape[1]), 0))
+    return every[:, every.shape[1] - num :]
 
 
 def padded(parts: list[Tensor], lengths: list[int], widest: int) -> Tensor:

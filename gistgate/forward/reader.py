@@ -200,11 +200,16 @@ def remembered(model: PreTrainedModel, texts: Sequence[Sequence[int]]) -> list[R
     return reader.snapshot(range(len(texts)))
 
 
+def fills_slots(model: PreTrainedModel) -> bool:
+    """True when a cache may have no more slots than the context: tables of distances end there."""
+    return model.config.get_text_config().model_type in BY_SLOT
+
+
 def counts_slots(model: PreTrainedModel) -> bool:
     """True when attention measures distances in slots of the cache, so that holes in a row change what it sees."""
     config = model.config.get_text_config()
     chunked = any(getattr(config, name, None) for name in CHUNKED)
-    return config.model_type in BY_SLOT or chunked or has_window(model)
+    return fills_slots(model) or chunked or has_window(model)
 
 
 def has_window(model: PreTrainedModel) -> bool:

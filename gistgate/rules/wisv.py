@@ -73,7 +73,7 @@ class Wisv(LooseRule):
         if self.risk < 0:
             return block.strict
         # P(harm) <= thr(c) = min(thr_0 + kappa c, limit)
-        cost_B = block.gate_probs.new_zeros(block.gate_probs.shape[0]) if block.cost is None else block.cost
+        cost_B = block.gate_probs.new_zeros(block.gate_probs.shape[0]) if block.cost is None else block.cost.clamp(0, 1)
         threshold_B1 = (self.risk + self.kappa * cost_B).clamp_max(self.limit)[:, None]
         return 1 - block.gate_probs <= threshold_B1
 

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from gistgate.certificates.certificate import scope_mismatch
-from gistgate.certificates.outcomes import files_of
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
-from gistgate.files import read_json, write_atomic, write_json, write_json_lines
+from gistgate.files import named_files, read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
@@ -81,7 +80,7 @@ def dependencies(params: Params, point: Operating) -> str:
     pair = [Path(model.model) for model in source.models if model.is_folder]
     gate = [gate_folder(point.head)] if point.head else []
     files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
-    files += files_of(point.settings)
+    files += named_files(point.settings)
     settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
     return fingerprint(*(repr(setting) for setting in settings), *files, *sources("pipeline.stages.evaluate"))
 

@@ -46,6 +46,29 @@ def build(place: Path, **parts: Any) -> Decoder:
     return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
 
 
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"draft": TARGET, "quantise_draft": "int8"}, "Target and draft are one loaded model"),
+        ({"draft": TARGET, "draft_vocabulary": "words.json"}, "Target and draft are one loaded model"),
+        ({"drafter": "lookup", "quantise_draft": "int4"}, "asks no draft model"),
+        ({"drafter": "lookup", "corpus": "texts.txt"}, "reads no corpus"),
+        ({"drafter": "corpus", "corpus": "texts.txt", "datastore": "store"}, "reads no datastore"),
+        ({"drafter": "sen", "corpus": "texts.txt", "datastore": "store"}, "reads no corpus"),
+    ],
+)
+def test_what_would_change_nothing_or_the_target_is_refused(place: Path, parts: dict[str, Any], message: str) -> None:
+    before = identify_model(TARGET)
+    with pytest.raises(UserError, match=message):
+        build(place, **parts)
+    assert identify_model(TARGET) == before
+
+
+def test_no_bits_are_nothing_to_refuse() -> None:
+    decoder = build_decoder(TARGET, TOKENIZER, Wishes(drafter="lookup", quantise_draft="none"))
+    assert decoder.drafter is not None and decoder.drafter.model is None
+
+
 def test_a_lighter_draft_is_another_one_for_certificates(place: Path) -> None:
     parts = {"quantise_draft": "int8", "draft_vocabulary": str(place / "words.json")}
     model = build(place, **parts).drafter.model  # type: ignore[union-attr]

@@ -125,6 +125,14 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     assert preferred(Wishes(gate=str(gate), **said)).certificate is None
 
 
+@pytest.mark.parametrize("damage", ["[]", '"text"', "{}"])
+def test_a_damaged_measurement_is_left_aside(tune, gate, damage):
+    tune()
+    (gate / "tuned/speed.json").write_text(damage)
+    with pytest.warns(UserWarning, match="is damaged, or was chosen"):
+        assert preferred(Wishes(gate=str(gate))).certificate is None
+
+
 def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
     tune()
     kept = read_proof(gate)

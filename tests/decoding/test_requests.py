@@ -89,8 +89,34 @@ def test_costs_reach_the_rows_they_belong_to():
 
 
 def test_a_cost_for_every_row_or_for_none():
-    with pytest.raises(ValueError):
+    with pytest.raises(UserError, match="1 costs for 3 prompts"):
         decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5])
+
+
+@pytest.mark.parametrize("cost", [20.0, -0.1, float("nan"), float("inf")])
+def test_a_cost_that_is_no_share_is_refused(cost: float):
+    """Milliseconds in its place would let every token through."""
+    with pytest.raises(UserError, match="costs are shares from 0 to 1"):
+        decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5, cost, 0.5])
+
+
+def test_seeds_that_are_too_few_or_too_large_are_refused():
+    with pytest.raises(UserError, match="2 seeds for 3 prompts"):
+        decoder("exact").generate(BATCH, max_new_tokens=4, seeds=[1, 2])
+    with pytest.raises(UserError, match="does not fit into 64 bits"):
+        decoder("exact").generate(BATCH[:1], max_new_tokens=4, seeds=[2**64])
+
+
+@pytest.mark.parametrize("temperature", [1e-40, float("inf"), float("nan"), -1.0])
+def test_a_temperature_at_which_nothing_can_be_drawn_is_refused(temperature: float):
+    with pytest.raises(UserError, match="temperature is 0 or from 1e-06 on"):
+        Sampling(temperature)
+
+
+@pytest.mark.parametrize("token", [-1, 10**6])
+def test_a_token_that_no_embedding_has_is_named(token: int):
+    with pytest.raises(UserError, match=f"Prompt 1 holds the token id {token}"):
+        decoder("exact").generate([[5], [7, token]], max_new_tokens=4)
 
 
 def test_counters_of_a_rule_reach_the_statistics_of_each_row():

@@ -87,6 +87,19 @@ def test_a_text_that_has_ended_stays_as_it_is():
     assert short.ids[0] == 1 and short.statistics.forwards > 0
 
 
+@pytest.mark.parametrize("draft", ["model", "lookup", "none"])
+def test_a_text_that_ended_leaves_nothing_to_one_that_remembers_nothing(draft: str):
+    """The row that stays has read no token when the cache is packed, and must not see empty slots in their place."""
+    decoder = decoder_of("llama", draft)
+    for added in ([], [17, 18]):
+        text = [5, *added] if added else [9]
+        memories = decoder.remember([text[:1], [9, 5, 2]])
+        rows = decoder.resume(memories, [(0 if added else 1, text if added else []), (3, [])], [len(text), 1],
+                              max_new_tokens=6, eos_ids=[2])  # fmt: skip
+        assert rows[0][0].ids == decoder.generate([text], max_new_tokens=6, eos_ids=[2])[0].ids
+        assert rows[1][0].ids == [5, 2]
+
+
 def test_a_row_may_be_decided_early():
     decoder, batch = decoder_of("llama", "model"), prompts(9, 4)
     rows = decoder.resume(

@@ -6,6 +6,7 @@ import pytest
 
 from gistgate.decoding.checks import check_prompts
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.forward.context import context_of
@@ -27,6 +28,19 @@ def test_rows_of_a_batch_write_their_own_greedy_text(kind: str, rows: int) -> No
     assert [one.ids for one in answers] == [greedy(kind, tuple(one), 40) for one in BATCH]
     lengths = [length for one in answers for length in one.statistics.histogram]
     assert max(lengths) > 0 and len(set(lengths)) > 1  # unequal lengths leave holes
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_a_draft_needs_room_behind_the_answer(kind: str, drafter: str) -> None:
+    """Their tables of distances end with the context, and a draft may run over the end of its answer."""
+    target, draft = pair(kind)
+    decoder = Decoder(target, ModelDrafter(draft) if drafter == "model" else PromptLookup(), make_rule("exact"), 8)
+    long, short = prompts(CONTEXT - 28, 3)
+    answers = decoder.generate([long, short], max_new_tokens=20)
+    assert [one.ids for one in answers] == [greedy(kind, tuple(one), 20) for one in (long, short)]
+    with pytest.raises(UserError, match="exceed the context"):
+        decoder.generate([long, short], max_new_tokens=21)
 
 
 @pytest.mark.parametrize("kind", BY_SLOT)

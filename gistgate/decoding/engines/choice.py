@@ -16,7 +16,8 @@ from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.session import Session
 from gistgate.drafters.base import Drafter
-from gistgate.errors import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError, is_out_of_memory
 from gistgate.forward.reader import counts_slots, has_window
 from gistgate.request.rows import Generation, Row
 from gistgate.request.slots import Slots
@@ -78,7 +79,10 @@ class Engine:
                     return CompiledSession(parts, rows, stop, sampling, slots)
             except UnsupportedError as error:
                 why = self._failed[shape] = str(error)  # trying again would cost as much and end alike
-            except torch.OutOfMemoryError:  # the next request may find more
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                # The next request may find more.
                 why = "there is not enough memory for it"
                 forget(models_of(parts.target, parts.drafter))
         self._explain(why)
@@ -115,6 +119,8 @@ def reason_against_drafter(drafter: Drafter) -> str | None:
         return "ends its drafts at a length that is not known beforehand"
     if drafter.nodes:
         return "returns trees"
+    if drafter.model is not None and getattr(type(drafter), "propose", None) is not ModelDrafter.propose:
+        return "asks its model in a way of its own"
     if drafter.learns or (drafter.gives_q and drafter.model is None):
         return "looks at every block"
     return None

@@ -94,20 +94,34 @@ class CompiledSession:
 
     def run(self) -> list[Generation]:
         """Round after round until every row has ended."""
+        try:
+            return self._run()
+        finally:
+            if self.parts.drafter is not None and self.draft_model is None:
+                self.parts.drafter.start(0)  # it lives longer than its batch, which it need not keep
+
+    def _run(self) -> list[Generation]:
         live = [row for row in self.rows if self.stop.max_new_tokens > 0]
         for row in self.rows:
             if self.stop.max_new_tokens <= 0:
                 self._end(row)
         if live:
             if any(len(row.text) > 1 for row in self.rows):
-                for reader in self._readers:  # the first round reads the last token of a prompt
-                    reader.read([row.text[:-1] for row in self.rows])
+                self._read_prompts(live)
             if self.parts.drafter is not None and self.draft_model is None:
                 self.parts.drafter.start(len(live))
         while live:
             self._round(live)
             live = self._retired(live)
         return [self.results[row.index] for row in self.rows]
+
+    def _read_prompts(self, live: list[Row]) -> None:
+        """Read all of every prompt but its last token, which the first round reads."""
+        started = [perf_counter()]
+        for reader in self._readers:
+            reader.read([row.text[:-1] for row in self.rows])
+            started.append(perf_counter())
+        spend(live, draft=started[-1] - started[1], verify=started[1] - started[0], total=started[-1] - started[0])
 
     def _round(self, live: list[Row]) -> None:
         started = perf_counter()

@@ -16,7 +16,7 @@ from torch import Tensor
 from gistgate.block import Block, Draft
 from gistgate.decoding.parts import Parts
 from gistgate.decoding.verifier import Verifier
-from gistgate.forward.reader import left_padded
+from gistgate.forward.reader import Reader, counts_slots, left_padded
 from gistgate.request.rows import Row, texts_of
 from gistgate.rules.reflective import Reflection
 
@@ -42,7 +42,7 @@ class Rereader(Verifier):
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
         num = draft.ids.shape[1]
-        if not num or reflection(self.parts).mode != "joint":
+        if not num or reflection(self.parts).mode != "joint" or self._apart(rows):
             return super().read(ids, valid, draft, rows)
         more, counts = self._appendix(draft, rows)
         known = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
@@ -60,12 +60,29 @@ class Rereader(Verifier):
         differs = (block.valid & ~block.strict).any(-1).tolist()
         if not any(differs):
             return None
+        for row, again in zip(rows, differs, strict=True):
+            row.statistics.forwards += again
+        if self._apart(rows):
+            return self._each_alone(draft, rows, differs)
         ids, counts = self._appendix(draft, rows)
         z = self.reader.read(ids, counts, keep=num + 1)[..., : self.parts.vocabulary]
         self._forget(counts)
-        for row, again in zip(rows, differs, strict=True):
-            row.statistics.forwards += again
         return z[:, -num - 1 : -1]
+
+    def _apart(self, rows: Sequence[Row]) -> bool:
+        """Whether gaps in front of a second copy, where another row has a longer draft, would count as distance."""
+        return len(rows) > 1 and counts_slots(self.parts.target)
+
+    def _each_alone(self, draft: Draft, rows: Sequence[Row], differs: Sequence[bool]) -> Tensor:
+        """The rows of the second copy [B, K, V], read row by row without gaps; zeros where the first reading agrees."""
+        z = torch.zeros(*draft.ids.shape, self.parts.vocabulary, device=draft.ids.device)
+        ids, counts = self._appendix(draft, rows)
+        for place in (place for place, again in enumerate(differs) if again):
+            reader, num = Reader(self.parts.target, 1), int(draft.valid[place].sum())
+            reader.restore(self.reader.snapshot([place]), [self.reader.known[place]])
+            read = reader.read(ids[place, counts[place]][None], None, keep=num + 1)
+            z[place, :num] = read[0, :-1, : self.parts.vocabulary]
+        return z
 
     def _appendix(self, draft: Draft, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """What is read behind the draft: ids [B, R + K] and which of them count."""

@@ -13,6 +13,7 @@ import torch
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.engines import choice, compiled, program, store
+from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.rules import RULES, make_rule
@@ -66,7 +67,11 @@ def test_one_warning_says_why():
 
 @pytest.mark.parametrize(
     ("drafter", "why"),
-    [(lambda: TokenRecycling(), "looks at every block"), (lambda: ModelDrafter(pair("gemma2")[1]), "sliding window")],
+    [
+        (lambda: TokenRecycling(), "looks at every block"),
+        (lambda: ModelDrafter(pair("gemma2")[1]), "sliding window"),
+        (lambda: CascadeDrafter(pair("llama")[1]), "asks its model in a way of its own"),
+    ],
 )
 def test_fall_backs(drafter: Any, why: str):
     decoder = Decoder(pair("llama")[0], drafter(), make_rule("exact"), 3, engine="compiled")

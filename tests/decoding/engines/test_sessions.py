@@ -1,0 +1,55 @@
+"""What a compiled session counts, and what it leaves behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines.prompts import PromptReader
+from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.model import ModelDrafter
+from gistgate.rules import make_rule
+from tests.architectures import pair, prompts
+
+
+def test_reading_a_prompt_belongs_to_the_time_of_its_answer(traced: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No round reads it, so that nothing else would count it."""
+    read = PromptReader.read
+
+    def slowly(self: PromptReader, *arguments: Any) -> Any:
+        time.sleep(0.3)
+        return read(self, *arguments)
+
+    monkeypatch.setattr(PromptReader, "read", slowly)
+    target, draft = pair("llama")
+    [answer] = Decoder(target, ModelDrafter(draft), make_rule("exact"), 3, engine="compiled").generate(
+        prompts(9), max_new_tokens=4
+    )
+    seconds = answer.statistics.seconds
+    assert seconds["draft"] > 0.3 and seconds["verify"] > 0.3 and seconds["total"] > 0.6
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_drafter_keeps_nothing_of_a_batch_that_is_over(traced: None, fails: bool) -> None:
+    sizes: list[int] = []
+
+    class Watched(PromptLookup):
+        def start(self, batch: int) -> None:
+            sizes.append(batch)
+            super().start(batch)
+
+        def keep(self, kept: Any, *more: Any) -> None:
+            if fails:
+                raise RuntimeError("stopped")
+            super().keep(kept, *more)
+
+    decoder = Decoder(pair("llama")[0], Watched(), make_rule("exact"), 3, engine="compiled")
+    if fails:
+        with pytest.raises(RuntimeError, match="stopped"):
+            decoder.generate(prompts(9, 4), max_new_tokens=4)
+    else:
+        decoder.generate(prompts(9, 4), max_new_tokens=4)
+    assert sizes == [2, 0]
