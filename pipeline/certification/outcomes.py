@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,12 @@ from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, tokenizer_scope
+from gistgate.identity import gate_hash
 from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
-from gistgate.request.stopping import eos_ids
 from pipeline.certification.agreement import TOGETHER, Agreement, SharedAnswers, read_agreement, rules_of
+from pipeline.certification.marks import made_by, mark
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
@@ -60,10 +59,12 @@ class Setup:
     @cached_property
     def dependencies(self) -> str:
         """Fingerprint of what every decoded setting depends on, whatever the method."""
-        pair, params = self.pair, self.params
-        models = [asdict(identify_model(model)) for model in pair.models]
-        texts = [tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer)]
-        return fingerprint(models, texts, params.decoding.batch_size, params.seed, *sources(__name__))
+        return fingerprint(self.maker, self.params.decoding.batch_size, self.params.seed, *sources(__name__))
+
+    @cached_property
+    def maker(self) -> str:
+        """What strict answers have to be made by."""
+        return made_by(self.pair)
 
     @cached_property
     def reference(self) -> dict[str, Row]:
@@ -74,7 +75,7 @@ class Setup:
         """The strict answers to a split, with scores."""
         prompts = self.prompts[split]
         if split not in self.fresh:
-            return read_reference(split, prompts)
+            return read_reference(split, prompts, self.maker)
         decode, dtype = self.loose("exact", MethodParams("exact"), self.params.decoding.block), self.pair.target.dtype
         size = len(prompts) if dtype == torch.float32 else TOGETHER * self.params.decoding.batch_size
         starts = range(0, len(prompts), size)
@@ -179,11 +180,11 @@ def method_of(params: Params, name: str) -> Method:
     )
 
 
-def read_reference(split: str, prompts: Sequence[Prompt]) -> list[Row]:
-    """The strict reference of a split, in the order of its prompts.
+def read_reference(split: str, prompts: Sequence[Prompt], maker: str) -> list[Row]:
+    """The strict reference of a split, in the order of its prompts; answers of earlier versions have no mark.
 
     Raises:
-        UserError: the reference was made from other prompts, or there are none.
+        UserError: the reference was made from other prompts or by another pair, or there are none.
     """
     rows = read_json_lines(Path("data/reference") / f"{split}.jsonl")
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
@@ -191,4 +192,10 @@ def read_reference(split: str, prompts: Sequence[Prompt]) -> list[Row]:
             f"data/reference/{split}.jsonl ({len(rows)} answers) does not belong to data/prompts/{split}.jsonl "
             f"({len(prompts)} prompts). Run the stage `reference` again."
         )
+    for row, prompt in zip(rows, prompts, strict=True):
+        if row.get("mark") not in (None, mark(maker, prompt["ids"])):
+            raise UserError(
+                f"data/reference/{split}.jsonl answers other prompts than data/prompts/{split}.jsonl, or was made with "
+                "other weights or another tokenizer. Run `dvc repro --force --single-item reference`, then go on."
+            )
     return rows

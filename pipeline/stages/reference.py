@@ -22,6 +22,7 @@ import torch
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.files import read_json_lines, write_json, write_json_lines
 from pipeline.certification.agreement import TOGETHER, Agreement, agreement_file, rules_beside_strict
+from pipeline.certification.marks import made_by, mark
 from pipeline.certification.strict_answers import watched
 from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
@@ -61,7 +62,7 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
     params, folder = settings
     pair, task, rules = load_pair(params), load_task(params), rules_beside_strict(params)
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    rounds = pair.target.dtype != torch.float32
+    rounds, maker = pair.target.dtype != torch.float32, made_by(pair)
 
     def size(split: str) -> int:
         return (TOGETHER if rounds and split in CALIBRATED else BATCHES) * params.decoding.batch_size
@@ -73,7 +74,10 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
         decoder = watched(strict, watcher)
         outcomes = run_split(decoder, task, pair, prompts, params, f"strict, {split}", memory, start)
         seeds = seeds_of(params, prompts, start)
-        return [{**row_of(one), "alike": watcher.alike(seed)} for one, seed in zip(outcomes, seeds, strict=True)]
+        return [
+            {**row_of(one), "mark": mark(maker, prompt["ids"]), "alike": watcher.alike(seed)}
+            for one, prompt, seed in zip(outcomes, prompts, seeds, strict=True)
+        ]
 
     def work(split: str) -> None:
         rows: list[dict[str, Any]] = []

@@ -13,7 +13,7 @@ from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.outcomes import Answer
 from gistgate.errors import UserError
 from gistgate.files import write_json_lines, write_text
-from gistgate.identity import ModelIdentity, TokenizerIdentity
+from gistgate.identity import ModelIdentity
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.request.statistics import Statistics
 from pipeline.certification import outcomes
@@ -59,10 +59,10 @@ def world(tmp_path, monkeypatch):
     write_text(Path("models/pairs/embedded.yaml"), "target: {model: t}\ndraft: {model: d}\ntraining: {}\n")
     for split, size in SIZES.items():
         names = [f"{split}-{index}" for index in range(size)]
-        asked = {"doc": {}, "stops": [], "max_new_tokens": 40}
+        asked = {"stops": [], "max_new_tokens": 40}
         write_json_lines(
             Path(f"data/prompts/{split}.jsonl"),
-            [{"id": name, "ids": [place], **asked} for place, name in enumerate(names)],
+            [{"id": name, "ids": [place], "doc": {"name": name}, **asked} for place, name in enumerate(names)],
         )
         write_json_lines(Path(f"data/reference/{split}.jsonl"), [{"id": name, **STRICT} for name in names])
 
@@ -78,16 +78,16 @@ def world(tmp_path, monkeypatch):
     identity = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
     task = SimpleNamespace(
         name="sums", metric="exact_match,answer", stops=["Q:"], max_new_tokens=9, prompting=Prompting(),
-        text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text),
+        text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text), problem=lambda doc: str(doc),
     )  # fmt: skip
     pair = SimpleNamespace(target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None)
     monkeypatch.setattr(outcomes, "load_pair", lambda params: pair)
     monkeypatch.setattr(outcomes, "load_task", lambda params: task)
     monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
     monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
-    for module in (outcomes, scope):
-        monkeypatch.setattr(module, "identify_model", lambda model: identity)
-    monkeypatch.setattr(outcomes, "identify_tokenizer", lambda tokenizer: TokenizerIdentity("tiny", "hash", 100))
+    monkeypatch.setattr(outcomes, "made_by", lambda pair: "tiny")
+    monkeypatch.setattr(scope, "identify_model", lambda model: identity)
+    monkeypatch.setattr(scope, "eos_ids", lambda target, tokenizer: [2])
     monkeypatch.setattr(scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"})
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
 

@@ -6,9 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
+from gistgate.errors import UserError
 from gistgate.files import read_json_lines
+from pipeline.certification.marks import made_by
 from pipeline.certification.outcomes import Setup, read_reference
 from pipeline.common.decoders import read_prompts
 from pipeline.common.paths import prompts_of, reference_of
@@ -71,4 +74,23 @@ def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project:
         for start in range(0, len(prompts), size):
             some = prompts[start : start + size]
             found = [answer.ids for answer in decode({"rate": 0.0}, some, start)]
-            assert found == [row["ids"] for row in read_reference(split, prompts)[start : start + size]]
+            rows = read_reference(split, prompts, setup.maker)
+            assert found == [row["ids"] for row in rows[start : start + size]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("project")
+def test_strict_answers_of_other_weights_or_other_prompts_are_refused() -> None:
+    """DVC does not see weights that change in their folder; loose answers would be compared with older ones."""
+    reference.main()
+    setup = Setup(read_params())
+    prompts = setup.prompts["calibration"]
+    assert len(read_reference("calibration", prompts, setup.maker)) == len(prompts)
+    with torch.no_grad():
+        setup.pair.target.lm_head.weight += 1
+    assert made_by(setup.pair) != setup.maker
+    with pytest.raises(UserError, match="was made with other weights or another tokenizer"):
+        read_reference("calibration", prompts, made_by(setup.pair))
+    other = [{**prompts[0], "ids": [*prompts[0]["ids"], 7]}, *prompts[1:]]
+    with pytest.raises(UserError, match="answers other prompts"):
+        read_reference("calibration", other, setup.maker)

@@ -61,10 +61,11 @@ def test_what_make_certify_certifies_decodes_by_its_own_file(tmp_path, monkeypat
     pair, given = Pair(target, draft, byte_tokenizer(), "tiny"), MethodParams("prob-ratio", knob="r", grid=(0.5, 0.2))
     params = Params(methods={"ratio": given})
     own = CertifyParams(methods=("ratio",), budgets=(0.001, 0.02), prompts=5000, block=5, ece_problems=1)
-    task = SimpleNamespace(name="sums", metric="exact", stops=[], max_new_tokens=5, prompting=Prompting())
+    limits = {"stops": [], "max_new_tokens": 5}
+    task = SimpleNamespace(name="sums", metric="exact", prompting=Prompting(), problem=str, **limits)
     setup = SimpleNamespace(
         params=replace(params, methods={"ratio": replace(given, block=5)}), pair=pair, task=task, gate=lambda _: None,
-        prompts={"calibration": [{"ids": [1]}]}, scorer=SimpleNamespace(id="task", ternary=True),
+        prompts={"calibration": [{"ids": [1], "doc": "one"}]}, scorer=SimpleNamespace(id="task", ternary=True),
     )  # fmt: skip
 
     def calibrated(method, _outcomes, request, look):
