@@ -18,10 +18,11 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.forward.cache import RowCache
 from gistgate.request.rows import Memory
 from gistgate.request.slots import Slots
+from pipeline.common.progress import bar
 from pipeline.labels.rollouts import Ended, Rollout
 from pipeline.labels.schema import Policy
 from pipeline.labels.scouting import FAR_ENOUGH, Forced, Scout
-from pipeline.labels.tables import Table
+from pipeline.labels.tables import Table, num_rows
 from pipeline.labels.texts import AnswerText
 from pipeline.labels.verdicts import Judge
 from pipeline.labels.walks import Step, Walk
@@ -50,7 +51,9 @@ class Miner:
             Walk(problem, list(prompt), list(reference), unread(prompt), len(prompt))
             for problem, prompt, reference in zip(problems, prompts, references, strict=True)
         ]
-        self.judge.roller.serve(self)
+        with bar(title="walks", unit="walk", total=len(problems)) as self._shown:
+            self.judge.roller.serve(self)
+            self._show()
         texts = [AnswerText(walk.problem, Policy.SEQUENTIAL, walk.answer) for walk in self._walks]
         return [table for walk in self._walks for table in walk.walked], texts
 
@@ -76,6 +79,13 @@ class Miner:
         step.kept = self.judge.verdict(rollout, ended)
         self._judged, self._lost = self._judged + 1, self._lost + (not step.kept)
         walk.settle()
+        self._show()
+
+    def _show(self) -> None:
+        """Move the bar to the walks that are over, with the number of labels: a shard may take an hour."""
+        labels = sum(num_rows(table) for walk in self._walks for table in walk.walked)
+        self._shown.set_postfix_str(f"{labels} labels", refresh=False)
+        self._shown.update(sum(walk.over for walk in self._walks) - self._shown.n)
 
     def _waiting(self) -> list[tuple[Walk, Step]]:
         """Steps without a rollout, those first that most likely lie on their walk."""

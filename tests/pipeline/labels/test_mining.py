@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tqdm import tqdm
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
+from pipeline.labels import mining
 from pipeline.labels.collecting import strict_collector
 from pipeline.labels.cost import Cost
 from pipeline.labels.labelling import Labeller, is_intact
@@ -122,6 +124,22 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, way)
         name: column.tolist() for name, column in mined[0].items()
     }
     assert texts == mined[1]
+
+
+def test_walks_show_how_far_they_are(pair, monkeypatch):
+    """All of them belong to one shard, so that nothing else would move before the last one is over."""
+    seen = []
+
+    class Watched(tqdm):
+        def update(self, n=1):
+            self.n += n
+            seen.append((self.n, self.postfix))
+
+    monkeypatch.setattr(mining, "bar", lambda **more: Watched(total=more["total"], disable=True))
+    table, _ = collected(pair, tools_for(pair, batch_size=3))
+    labels = int((table["policy"] == Policy.SEQUENTIAL).sum())
+    assert seen[-1] == (len(PROMPTS), f"{labels} labels")
+    assert len({number for number, _ in seen}) > 2 and seen == sorted(seen, key=lambda one: one[0])
 
 
 def test_a_walk_reads_no_text_again(pair):
