@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from gistgate.certificates.tango import Array
-from gistgate.files import write_json
+from gistgate.files import named_files, write_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
@@ -43,9 +43,14 @@ def main() -> None:
     table, texts = read_labels()
     table = picked(table, split_by_problem(table["problem"], params.train, params.seed).test)
     points = {name: operating_point(params, name) for name in params.methods}
-    judges = {name: point for name, point in points.items() if point.rule != "exact" and point.drafter == MODEL}
+    judges = {name: point for name, point in points.items() if judges_unseen(point)}
     opinions = {name: opinion(params, pair, point, table, texts) for name, point in judges.items()}
     write_json(params.reports / "judgements.json", compare(opinions, table["kept"].numpy() >= 0.5))
+
+
+def judges_unseen(point: Operating) -> bool:
+    """Whether a method judges these rows without having met them: counts of refused pairs come from all of them."""
+    return point.rule != "exact" and point.drafter == MODEL and not named_files(point.settings)
 
 
 def opinion(params: Params, pair: Pair, point: Operating, table: Table, texts: Texts) -> Array:

@@ -126,6 +126,9 @@ def test_a_method_with_a_drafter_of_its_own_is_no_judge(tmp_path, monkeypatch):
         name: Operating(name, rule, drafter, 4)
         for name, rule, drafter in (("strict", "exact", "model"), ("a", "fly", "model"), ("b", "fly", "lookup"))
     }
+    (tmp_path / "counts").write_text("")
+    counted = {"counts": str(tmp_path / "counts")}  # of the very rows that are judged
+    points["c"] = Operating("c", "csd", "model", 4, settings=counted)
     judged: list[str] = []
 
     def opinion(_params, _pair, point, table, _texts):
