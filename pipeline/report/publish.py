@@ -93,6 +93,11 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
             "Development prompts chose another K of transformers' speculation than for the published speeds, so that "
             "these do not belong together. Publish this run without --again, and then time it once more."
         )
+    if (differing := other_measurement(published.get("timed", {}), summary.get("timed", {}))) is not None:
+        raise UserError(
+            f"The published speeds were measured with another {differing}, so that these do not belong together. "
+            "Publish this run without --again, and then time it once more."
+        )
     before = published.get("occasions", [speeds(published)])
     if speeds(summary) in before:
         raise UserError(
@@ -105,6 +110,14 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
     }
     found = {**summary, "methods": methods, "occasions": occasions}
     write_published(results / "summary.json", found, code, shown_in(results))
+
+
+def other_measurement(one: dict[str, Any], other: dict[str, Any]) -> str | None:
+    """In what two measurements of speeds differ besides their hour; older results do not say their machine."""
+    if one.get("n") != other.get("n"):
+        return "number of prompts"
+    machines = one.get("machine"), other.get("machine")
+    return None if None in machines or machines[0] == machines[1] else "machine, library or number of threads"
 
 
 def fingerprint_of(content: dict[str, Any]) -> str | None:

@@ -67,7 +67,7 @@ def summarise(params: Params, results: Results) -> Summary:
 def timed(results: Results) -> Summary:
     """On how many prompts speeds were measured, and the K of transformers' speculation (0: its own defaults)."""
     blocks = {name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)}
-    told = {name: results.benchmark.get(name) for name in ("chosen_on", "failed")}
+    told = {name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")}
     return {"n": len(results.seconds("plain")), "blocks": blocks, **told}
 
 

@@ -87,6 +87,17 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_weights(tmp_path, monk
         assert torch.equal(tensor, again.state_dict()[name]), name
 
 
+def test_a_training_that_had_stopped_when_it_was_killed_ends_with_the_same_weights(tmp_path):
+    """Only better epochs leave a checkpoint, so that those behind the best one are waited for again."""
+    settings = replace(SETTINGS, epochs=40, patience=1, lr=0.1)
+    whole, report = fit_net("mlp", made(), made(seed=1), settings, 1, tmp_path)
+    assert report["epochs"] < 40
+    again, same = fit_net("mlp", made(), made(seed=1), settings, 1, tmp_path)
+    assert same == report
+    for name, tensor in whole.state_dict().items():
+        assert torch.equal(tensor, again.state_dict()[name]), name
+
+
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path):
     """Both see half of every batch; without dropout the weights agree up to rounding."""

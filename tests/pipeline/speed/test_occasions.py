@@ -4,7 +4,7 @@ import pytest
 
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
-from pipeline.report.publish import publish_again
+from pipeline.report.publish import other_measurement, publish_again
 from pipeline.report.tables import caption
 from pipeline.speed.occasions import joined
 
@@ -41,6 +41,12 @@ def summary(speed, tau=4.0):
     }
 
 
+def test_speeds_of_two_machines_are_no_occasions_of_one_run():
+    here, there = ({"n": 3, "machine": {"threads": number}} for number in (1, 2))
+    assert other_measurement(here, here) is None and other_measurement(here, {"n": 3}) is None
+    assert "machine" in str(other_measurement(here, there))
+
+
 def test_a_run_that_was_timed_again_is_published_with_wider_speeds(tmp_path):
     reports, published = tmp_path / "reports", tmp_path / "results"
     write_json(reports / "summary.json", summary({"vs_plain": SECOND["vs_plain"]}))
@@ -60,6 +66,9 @@ def test_a_run_that_was_timed_again_is_published_with_wider_speeds(tmp_path):
     assert "measured on 3 occasions" in caption(third)
     write_json(reports / "summary.json", summary({}) | {"timed": {"blocks": {"transformers_assisted": 8}}})
     with pytest.raises(UserError, match="chose another K"):
+        publish_again(reports, published, code)
+    write_json(reports / "summary.json", summary({}) | {"timed": {"blocks": None, "n": 3}})
+    with pytest.raises(UserError, match="another number of prompts"):
         publish_again(reports, published, code)
     with pytest.raises(UserError, match="was made by other code"):
         publish_again(reports, published, {"code": {"fingerprint": "g"}})

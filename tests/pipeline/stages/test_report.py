@@ -61,7 +61,7 @@ def test_speeds_are_those_to_the_best_of_transformers(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
     blocks = {"transformers_assisted": 0, "transformers_lookup": 8}
     failed = {"transformers_static": "RuntimeError: no"}
-    assert summary["timed"] == {"n": 2, "blocks": blocks, "chosen_on": 16, "failed": failed}
+    assert summary["timed"] == {"n": 2, "blocks": blocks, "chosen_on": 16, "failed": failed, "machine": None}
     assert (
         "Speeds are those of 2 test prompts; assisted generation with its defaults, prompt lookup at K = 8, as 16 "
         "development prompts chose." in tables.caption(summary)
