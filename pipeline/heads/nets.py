@@ -118,6 +118,13 @@ class HeadTraining(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
+def has_stopped(last: Path, patience: int) -> bool:
+    """Whether an interrupted training had ended for want of a better validation loss."""
+    states = torch.load(last, weights_only=True)["callbacks"] if last.exists() else {}
+    waited = [state["wait_count"] for name, state in states.items() if name.startswith("EarlyStopping")]
+    return any(count >= patience for count in waited)
+
+
 def fit_net(
     kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int, scratch: Path
 ) -> tuple[nn.Module, dict[str, Any]]:
@@ -157,10 +164,11 @@ def fit_net(
     last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
+        if not has_stopped(last, params.patience):  # Lightning would train on, since a trainer does not keep that
+            trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
     # Processes of their own leave nothing but files behind.
     ended = torch.load(last, weights_only=True)
-    state = torch.load(best.best_model_path, weights_only=True)["state_dict"]
+    state = torch.load(scratch / "best.ckpt", weights_only=True)["state_dict"]
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
