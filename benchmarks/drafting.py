@@ -18,6 +18,7 @@ out, for those whose times were seen before a choice was made.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,7 +73,7 @@ def main(
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     ids = [one["ids"] for one in read_prompts("development")[:development]]
-    form = [sorted(request.items(), key=str), kind, development, threads, workload.pair.name]
+    form = [sorted(request.items(), key=str), kind, development, workload.identity]
     sizes_tried: list[dict[str, Any]] = []
     if VOCABULARY in taken:
         strict = strict_at(workload, strict_block)
@@ -106,6 +107,8 @@ def main(
     }
     warn_of_few(len(times[PLAIN]["seconds"]) * batch)
     save("drafting" if batch == 1 else f"drafting-batch-{batch}", payload, results)
+    for finished in {folder, folder_of(form)}:  # a later run measures anew
+        shutil.rmtree(finished, ignore_errors=True)
 
 
 def folder_of(*measured: Any) -> Path:

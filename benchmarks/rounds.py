@@ -14,6 +14,7 @@ batch.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -61,18 +62,22 @@ def main(
     cases = cases_of(workload, methods.split(",") if methods else chosen(workload))
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     points = {name: point.as_dict() for name, point in workload.points.items()}
-    form = [made_by("benchmarks.rounds"), workload.pair.name, sorted(request.items(), key=str), threads, points]
+    form = [made_by("benchmarks.rounds"), workload.identity, sorted(request.items(), key=str), points]
     wanted = engines.split(",")
     found: dict[str, Any] = {engine: {} for engine in wanted}
+    folders: list[Path] = []
     for size, some in sizes.items():
         field = {(engine, name): make(engine) for name, make in cases.items() for engine in wanted}
         folder = SCRATCH / f"rounds/{fingerprint(*form, [label(case) for case in field], some)}"
+        folders.append(folder)
         for (engine, name), seen in profiles(field, measured(field, some, request, folder)).items():
             found[engine].setdefault(size, {})[name] = seen
             shown = {part: round(share["mean"], 3) for part, share in seen["shares"].items()}
             print(engine, size, name, shown, flush=True)
     about = {"pair": workload.pair.name, "max_new_tokens": request["max_new_tokens"]}
     save("rounds", {**about, "engines": found}, results)
+    for finished in folders:  # a later run measures anew
+        shutil.rmtree(finished, ignore_errors=True)
 
 
 def cases_of(workload: Workload, names: list[str]) -> dict[str, Callable[[str], Decoder]]:

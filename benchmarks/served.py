@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from gistgate.files import fingerprint, read_json, write_json
 from gistgate.gates.gate import Gate
 from gistgate.integrations.vllm.policy import SERVED_RULES
 from gistgate.rules import RULES
+from pipeline.common.code import made_by
 from pipeline.common.decoders import make_decoder, run_split
 from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder
@@ -62,7 +64,10 @@ def main(
     block, score = workload.params.decoding.block, scoring(workload)
     plain = server_of(read_pair(workload.pair.name), block, python, options.split())
 
-    place = SCRATCH / f"served-{fingerprint(workload.ids, repr(plain), users, settings)}"
+    compared_points = points(workload, settings)
+    asked_for = {name: rule_of(point) for name, point in compared_points.items()}
+    known = (made_by("benchmarks.served"), workload.identity, asked_for)
+    place = SCRATCH / f"served-{fingerprint(workload.ids, repr(plain), users, *known)}"
 
     def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:
         if not (kept := place / f"{name}.json").exists():
@@ -74,7 +79,6 @@ def main(
         read = read_json(kept)
         return [Answer(**one) for one in read["answers"]], read["counted"]
 
-    compared_points = points(workload, settings)
     here = {name: decoded(workload, point) for name, point in compared_points.items()}  # refusals come before servers
     first, (again, _), (strict, _) = ask("plain", None), ask("again", None), ask("strict", {"strict": True})
     found: dict[str, Any] = {"again": compared(again, first[0]), "strict": compared(strict, first[0])}
@@ -88,6 +92,7 @@ def main(
         print(f"{name}: {found[name]['equal']} of {number} answers have equal ids", flush=True)
     said = {"pair": workload.pair.name, "block": block, "users": users, "dtype": plain.dtype, "n": number}
     save("served", {**said, "methods": found}, results)
+    shutil.rmtree(place, ignore_errors=True)  # a later run asks anew
 
 
 def settings_of(rules: str) -> dict[str, dict[str, Any]]:

@@ -12,12 +12,14 @@ from typing import Any
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
-from gistgate.files import read_json
+from gistgate.files import fingerprint, read_json
+from pipeline.certification.marks import made_by
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
-from pipeline.common.gates import load_gate
+from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, Operating, calibration_file, operating_point
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
+from pipeline.speed.clock import machine
 from pipeline.studies.speed.params import FILE, speed_params
 from pipeline.studies.table.params import table_params
 
@@ -61,6 +63,15 @@ class Workload:
     def request(self) -> dict[str, Any]:
         """Arguments of `Decoder.generate` that all prompts share."""
         return request_of(self.prompts, self.pair)
+
+    @cached_property
+    def identity(self) -> str:
+        """Fingerprint of what is measured and where: the machine, the weights of the pair, and the gates.
+
+        What an interrupted measurement left is only taken up by one with the same.
+        """
+        heads = sorted({point.head for point in self.points.values() if point.head})
+        return fingerprint(machine(), made_by(self.pair), *map(gate_folder, heads))
 
     @cached_property
     def points(self) -> dict[str, Operating]:

@@ -125,11 +125,18 @@ def caption(summary: dict[str, Any]) -> str:
     return (
         f"Pair `{summary['pair']}`, task `{summary['task']}`, seed {summary['seed']}, {n} test prompts, budget "
         f"{percent(summary['headline_budget'])} points; plain decoding answers "
-        f"{percent(summary['plain']['accuracy'])} %.{cut(summary['methods'])}"
+        f"{percent(summary['plain']['accuracy'])} %.{hollow(summary)}{cut(summary['methods'])}"
         + (f" Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "")
         + timed(summary.get("timed"))
         + (f" Speeds were measured on {occasions} occasions; intervals cover each of them." if occasions > 1 else "")
     )
+
+
+def hollow(summary: dict[str, Any]) -> str:
+    """A sentence where a method could lose every answer within the budget; nothing elsewhere."""
+    if summary["methods"].get("exact", summary["plain"])["accuracy"] > summary["headline_budget"]:
+        return ""
+    return " The target solves no larger share than the budget, so that the bounds promise nothing."
 
 
 def timed(found: dict[str, Any] | None) -> str:

@@ -1,6 +1,7 @@
 """`gistgate calibrate` from a task to certificate.json on a tiny pair, without the pipeline."""
 
 import os
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +28,7 @@ from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import certify, make_scorer, task_of, usual_drafter
+from gistgate.integrations.lm_eval.calibrate import certify, make_scorer, task_of, usual_drafter, warn_of_little_to_lose
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
 from gistgate.integrations.lm_eval.prompts import hashes_of
@@ -135,6 +136,14 @@ def test_a_judge_that_nobody_asks_is_refused():
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = certified and SimpleNamespace(drafter=certified)
     assert usual_drafter(known, draft) == drafter
+
+
+@pytest.mark.parametrize(("score", "warns"), [(0.02, True), (0.05, True), (0.4, False)])
+def test_a_target_that_solves_next_to_nothing_is_told(score, warns):
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warn_of_little_to_lose(0.05, score)
+    assert ["promises nothing" in str(one.message) for one in told] == [True] * warns
 
 
 def test_planned_looks_take_more_prompts(tmp_path, monkeypatch):

@@ -82,7 +82,7 @@ class Endpoint:
             "max_tokens": asked.max_tokens,
             "temperature": 0.0,
             "stop": list(asked.stops) or None,
-            "extra_body": dict(self.extra) or None,
+            "extra_body": {**continued(asked.prompt), **self.extra} or None,
         }
         with explained(self.url):
             if isinstance(asked.prompt, str):
@@ -112,6 +112,16 @@ class Endpoint:
         text = choice.text if hasattr(choice, "text") else choice.message.content
         tokens = done.usage.completion_tokens if done.usage else None
         return Served(text or "", tokens, choice.finish_reason == "length")
+
+
+def continued(prompt: str | Messages) -> dict[str, bool]:
+    """Entries of the request that let the answer go on from a beginning which the task gives it, in a chat.
+
+    Without them vLLM and SGLang close that message and begin another one, and a task of programs would get prose.
+    """
+    if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
+        return {}
+    return {"continue_final_message": True, "add_generation_prompt": False}
 
 
 def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:

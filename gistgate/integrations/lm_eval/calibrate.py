@@ -5,6 +5,7 @@ The stages of the pipeline use the same engine, `gistgate.certificates.calibrati
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -84,9 +85,29 @@ def certify(options: Options) -> tuple[Proof, Path]:
     finding = calibrate(method, outcomes, request, looks.before(method, request, scorer.ternary, scope))
     if (refusal := finding.verdicts.refusal(options.budget)) is not None:
         raise UserError(refusal)
+    if isinstance(scorer, TaskScore):
+        warn_of_little_to_lose(options.budget, solved(scorer, outcomes, "development"))
     source = f"training documents of the task '{options.task}' and prompts like these"
     proof = finding.proof(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
     return proof, proof.save(options.folder)
+
+
+def solved(scorer: TaskScore, outcomes: Outcomes, split: str) -> float:
+    """Mean score of the strict answers to a split."""
+    prompts = outcomes.prompts[split]
+    scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)]
+    return sum(scores) / max(1, len(scores))
+
+
+def warn_of_little_to_lose(budget: float, score: float) -> None:
+    """Say that a certificate promises nothing where losing every right answer would keep its budget."""
+    if score <= budget:
+        warnings.warn(
+            f"Strict decoding scores {100 * score:.1f} % on the development prompts, and the budget is "
+            f"{100 * budget:g} points, so that this certificate promises nothing. Take an easier task, or a smaller "
+            "budget.",
+            stacklevel=2,
+        )
 
 
 def task_of(options: Options, gate: Gate | None) -> Task:

@@ -21,7 +21,7 @@ from gistgate.integrations.endpoints import kept as module
 from gistgate.integrations.endpoints import server as client
 from gistgate.integrations.endpoints.calibrate import Options, certify
 from gistgate.integrations.endpoints.kept import KeptAnswers
-from gistgate.integrations.endpoints.server import Asked
+from gistgate.integrations.endpoints.server import Asked, continued
 from gistgate.integrations.lm_eval import task_files
 from tests.integrations.endpoints.scripted import Script, serving
 from tests.tiny import write_task
@@ -98,6 +98,13 @@ def test_a_chat_is_asked_with_messages_and_further_entries(run):
     assert roles == ["system", "user", "assistant", "user"]
     assert loose.asked[0]["top_k"] == 1 and "top_k" not in strict.asked[0]
     assert {body["temperature"] for body in loose.asked} == {0.0}
+
+
+def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
+    """A server would close that message and begin another one; what the user says comes last."""
+    asked = [{"role": "user", "content": "Write f."}, {"role": "assistant", "content": "```python\n"}]
+    assert continued(asked) == {"continue_final_message": True, "add_generation_prompt": False}
+    assert continued(asked[:1]) == continued("Write f.") == {}
 
 
 @pytest.mark.parametrize(

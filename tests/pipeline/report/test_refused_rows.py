@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.gates import refused
-from pipeline.report.tables import lengths
+from pipeline.report.tables import hollow, lengths
 from tests.certificates.proofs import point, proof
 from tests.pipeline.report.made_up import LENGTHS
 
@@ -19,6 +19,13 @@ def test_lengths_are_those_of_the_answers_that_users_get(bound: float | None, sh
     """The refused setting's answers were capped more often, and nobody is served them."""
     method: dict[str, Any] = {"certified_bound": bound, "certificates": {"0.1": LENGTHS}}
     assert lengths(method, 0.1) == shown
+
+
+@pytest.mark.parametrize(("accuracy", "said"), [(0.04, True), (0.5, False)])
+def test_bounds_that_promise_nothing_are_said_to(accuracy: float, said: bool) -> None:
+    """A target that solves 4 % of the prompts cannot lose 5 points."""
+    summary = {"headline_budget": 0.05, "plain": {"accuracy": 0.9}, "methods": {"exact": {"accuracy": accuracy}}}
+    assert bool(hollow(summary)) is said
 
 
 def test_a_refused_gate_has_no_length() -> None:
