@@ -98,8 +98,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
     kept = KeptAnswers(KEPT, f"{comparison}-{again}")
     if len(kept):
         print(
-            f"{len(kept)} answers come from a run that was interrupted, and are not asked again. If a server was changed "
-            f"in between, stop here and remove {KEPT}."
+            f"{len(kept)} answers come from a run that was interrupted, and are not asked again. If a server was "
+            f"changed in between, stop here and remove {KEPT}."
         )
     compared = Compared(task, docs, strict, loose, kept, options.concurrent)
     verdicts = fixed_sequence([compared.chunks()], [options.budget], confidence, options.stop)
