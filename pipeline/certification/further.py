@@ -44,6 +44,8 @@ def new_prompts(params: Params, count: int, purpose: str, draw: int = 1, beside:
 
 def earlier_draws(maker: PromptMaker, params: Params) -> list[Prompt]:
     """The calibration prompts of all draws before the run's own."""
+    if params.prompts.draw == 1:
+        return []
     taken = {maker.problem(prompt["doc"]) for prompt in maker.test_prompts(params.prompts.test)}
     return [prompt for draw in range(1, params.prompts.draw) for prompt in calibration_of(maker, params, draw, taken)]
 

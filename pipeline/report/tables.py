@@ -134,7 +134,8 @@ def caption(summary: dict[str, Any]) -> str:
 
 def hollow(summary: dict[str, Any]) -> str:
     """A sentence where a method could lose every answer within the budget; nothing elsewhere."""
-    if summary["methods"].get("exact", summary["plain"])["accuracy"] > summary["headline_budget"]:
+    strict = summary["methods"].get("exact", {}).get("accuracy", summary["plain"]["accuracy"])
+    if strict > summary["headline_budget"]:
         return ""
     return " The target solves no larger share than the budget, so that the bounds promise nothing."
 

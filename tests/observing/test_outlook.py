@@ -84,5 +84,5 @@ def test_costs_need_few_prompts():
     target, draft = tiny_pair()
     decoder, unreadable = Decoder(target, ModelDrafter(draft), Exact(), 4), [10**9]
     assert measure(decoder, [[1, 2, 3]] * TIMED + [unreadable], (2,), max_new_tokens=8).step > 0
-    with pytest.raises(IndexError):
+    with pytest.raises(UserError, match="token id 1000000000"):
         measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)

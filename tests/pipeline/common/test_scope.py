@@ -38,7 +38,7 @@ def test_it_names_the_draft_of_every_drafter_that_has_one_and_what_others_know(t
 
 
 def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
-    """Certificates that were made before have these entries and no other, but for how a text is divided."""
+    """Certificates that were made before have these entries and no other, but for how texts are divided and end."""
     monkeypatch.chdir(tmp_path)
     pair = Pair(*tiny_pair(), byte_tokenizer(), "tiny")
     params = Params(methods={"fly": MethodParams("fly", block=4)})
@@ -48,7 +48,7 @@ def test_the_scope_of_the_model_drafter_is_what_it_was(tmp_path, monkeypatch):
         **tokenizer_scope(byte_tokenizer(), ("encoding",)), "gate": None,
         "task": fingerprint(["sums", "exact", [], 5]),
         "prompts": fingerprint([[1]]), "prompting": asdict(Prompting()), "rule": "fly", "drafter": "model",
-        "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
+        "ends": [2], "block": 4, "knob": None, "temperature": 0.0, "engine": "eager",
         "batching": {"rows": 8, "ragged": True}, "guards": [],
     }  # fmt: skip
 
