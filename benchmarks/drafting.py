@@ -73,7 +73,7 @@ def main(
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     ids = [one["ids"] for one in read_prompts("development")[:development]]
-    form = [sorted(request.items(), key=str), kind, development, workload.identity]
+    form = [sorted(request.items(), key=str), kind, development, workload.identity(points.values())]
     sizes_tried: list[dict[str, Any]] = []
     if VOCABULARY in taken:
         strict = strict_at(workload, strict_block)

@@ -5,11 +5,11 @@
 
 In the folder of a finished run. `draft`, `verify`, `accept` and `rest` are shares of the seconds of all rounds, and
 `outside` is the share of the whole request that lies in no round: admitting prompts and handing out answers. The
-compiled engine judges within its verification, so that its `accept` is 0, and reads prompts before its first round, so
-that they count as `outside`. Everything decodes a batch before the next batch begins. `vs_eager` is how many times as
-many tokens per second a method writes as on the eager engine. `warm_up` is what came before, building of programs
-included, in seconds. Intervals are over batches. An interrupted measurement of the same code goes on with the next
-batch.
+compiled engine judges within its verification, so that its `accept` is 0, and reads prompts before its first round;
+that time counts as drafting and verification, as on the eager engine. Everything decodes a batch before the next batch
+begins. `vs_eager` is how many times as many tokens per second a method writes as on the eager engine. `warm_up` is
+what came before, building of programs included, in seconds. Intervals are over batches. An interrupted measurement of
+the same code goes on with the next batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,12 @@ def main(
     cases = cases_of(workload, methods.split(",") if methods else chosen(workload))
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     points = {name: point.as_dict() for name, point in workload.points.items()}
-    form = [made_by("benchmarks.rounds"), workload.identity, sorted(request.items(), key=str), points]
+    form = [
+        made_by("benchmarks.rounds"),
+        workload.identity(workload.points.values()),
+        sorted(request.items(), key=str),
+        points,
+    ]
     wanted = engines.split(",")
     found: dict[str, Any] = {engine: {} for engine in wanted}
     folders: list[Path] = []

@@ -6,7 +6,7 @@ In the folder of a finished run. One server after another answers the first test
 the plug-in, twice; with the plug-in, which is told to be strict; with every gate, which judges and accepts nothing; and
 every certified method at its setting. Each method also decodes the same prompts in this process. Two runs of the server
 without the plug-in say how much its answers differ by themselves, since the rows of a batch come together otherwise
-every time. A server that has answered is not started again by the same command.
+every time. An interrupted comparison does not start those servers again that have answered.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def main(
 
     compared_points = points(workload, settings)
     asked_for = {name: rule_of(point) for name, point in compared_points.items()}
-    known = (made_by("benchmarks.served"), workload.identity, asked_for)
+    known = (made_by("benchmarks.served"), workload.identity(compared_points.values()), asked_for)
     place = SCRATCH / f"served-{fingerprint(workload.ids, repr(plain), users, *known)}"
 
     def ask(name: str, value: dict[str, Any] | None) -> tuple[list[Answer], dict[str, float]]:

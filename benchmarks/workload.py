@@ -5,6 +5,7 @@ Benchmarks are started in the folder of that run, which holds models/, data/prom
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json
-from pipeline.certification.marks import made_by
+from pipeline.certification.marks import maker_of
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.gates import gate_folder, load_gate
 from pipeline.common.operating_point import OWN_REPORTS, REPORTS, Operating, calibration_file, operating_point
@@ -64,14 +65,13 @@ class Workload:
         """Arguments of `Decoder.generate` that all prompts share."""
         return request_of(self.prompts, self.pair)
 
-    @cached_property
-    def identity(self) -> str:
-        """Fingerprint of what is measured and where: the machine, the weights of the pair, and the gates.
+    def identity(self, points: Iterable[Operating]) -> str:
+        """Fingerprint of what is measured and where: the machine, the pair's weights, and the gates of these points.
 
         What an interrupted measurement left is only taken up by one with the same.
         """
-        heads = sorted({point.head for point in self.points.values() if point.head})
-        return fingerprint(machine(), made_by(self.pair), *map(gate_folder, heads))
+        heads = sorted({point.head for point in points if point.head})
+        return fingerprint(machine(), maker_of(self.pair), *map(gate_folder, heads))
 
     @cached_property
     def points(self) -> dict[str, Operating]:

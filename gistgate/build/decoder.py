@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
 from gistgate.build.drafters import CORPUS, STORED, Sources, asks_draft, make_drafter
 from gistgate.build.models import load_draft
-from gistgate.build.preference import preferred, settled
+from gistgate.build.preference import Preferred, preferred, settled
 from gistgate.build.wishes import Wishes, take_wishes
 from gistgate.certificates.certificate import Proof, read_proof
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
+from gistgate.files import fingerprint, named_files
 from gistgate.forward.context import num_ids
 from gistgate.gates.gate import Gate
 from gistgate.rules import RULES, make_rule
@@ -66,6 +67,8 @@ def build_decoder(
         check_parts(proof, gate, target, draft, tokenizer, **used)
     elif known is not None and (doubt := other_drafting(choice, known, binding_of(drafter))) is not None:
         choice = replace(choice, doubts=(*choice.doubts, doubt))
+    if proof is None and known is not None and (doubt := other_files(choice, known)) is not None:
+        choice = replace(choice, doubts=(*choice.doubts, doubt))
     if proof is None and gate is not None and gate.reservation is not None:
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
@@ -89,10 +92,10 @@ def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:
         return
     if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
-    if not asks_draft(drafter):
+    if not asks_draft(drafter) and not isinstance(wishes.certificate, Preferred):  # nobody named a preferred drafter
         raise UserError(
             f"The drafter '{drafter}' asks no draft model, so that a lighter one changes nothing. Name a drafter that "
-            "does (--drafter), or leave bits and vocabulary of the draft away."
+            "does (--drafter), or leave --draft and its options away."
         )
 
 
@@ -142,6 +145,14 @@ def other_drafting(choice: Choice, proof: Proof, drafting: dict[str, Any]) -> st
     if choice.drafter != proof.drafter or (proof.scope.get("drafting") or {}) == drafting:
         return None
     return "drafts end by another policy than the certified ones"
+
+
+def other_files(choice: Choice, proof: Proof) -> str | None:
+    """Why a proof about other files of a rule does not cover this choice; None where it does."""
+    if choice.rule != proof.rule or "rule_data" not in proof.scope:
+        return None
+    same = fingerprint(*named_files(choice.settings)) == proof.scope["rule_data"]
+    return None if same else "the rule reads other files than the certified ones"
 
 
 def named_proof(wishes: Wishes) -> Proof | None:

@@ -57,10 +57,26 @@ def check_parts(
     if target.dtype != torch.float32:
         used["engine"] = engine
     if "rule_data" in proof.scope:
-        used["rule_data"] = fingerprint(*named_files(settings or {}))
+        used["rule_data"] = files_behind(settings or {})
     if data is not None:
         used["drafter_data"] = fingerprint(data)
     refuse(proof.mismatch(gate, target, draft, tokenizer, **used))
+
+
+def files_behind(settings: dict[str, Any]) -> str:
+    """Fingerprint of the files that settings of a rule name.
+
+    Raises:
+        UserError: there are none, though the certificate was made with some.
+    """
+    found = named_files(settings)
+    if not found:
+        names = ", ".join(f"{name}={value}" for name, value in settings.items() if isinstance(value, str)) or "none"
+        raise UserError(
+            f"The certificate was made with a file that its rule reads, and no such file is here ({names}). Start in "
+            "the folder that this path is relative to."
+        )
+    return fingerprint(*found)
 
 
 def check_request(proof: Proof, *, temperature: float = 0.0, chat: bool = False, system: str | None = None) -> None:

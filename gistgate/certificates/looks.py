@@ -33,7 +33,7 @@ SOMETIMES = ("drafting", "judge", "rule_data")
 """The same where it is there; a hash without them is that of earlier ledgers."""
 MODELS = ("target", "draft")
 """Parts whose weights rounding may change where a run trains them; their forms it may not."""
-TRAINED = ("gate", "drafter_data")
+TRAINED = ("gate", "drafter_data", "rule_data")
 """Parts that every run makes anew."""
 
 UNPUBLISHABLE = (
@@ -90,7 +90,7 @@ class Looks:
             warnings.warn(UNPUBLISHABLE.format(claim=self.claim, remedy=self.remedy), stacklevel=2)
         enter(local, look, self.hashes, error, self.problems, self.remedy)
         marks = {"hashes": self.hashes, **({"problem_hashes": self.problems} if self.problems else {})}
-        return {**asdict(look), "error": error, **{key: " ".join(sorted(found)) for key, found in marks.items()}}
+        return {**asdict(look), **{key: " ".join(sorted(found)) for key, found in marks.items()}}
 
     def before(self, method: Method, request: Request, ternary: bool, scope: Mapping[str, Any]) -> Taking:
         """What `gistgate.certificates.calibration.calibrate` calls before it decodes calibration prompts.

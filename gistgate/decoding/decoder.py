@@ -217,6 +217,8 @@ class Decoder:
             UserError: as `generate`.
         """
         sampling = sampling or Sampling()
+        check_seeds(seeds, len(continuations))
+        check_ids(models_of(self.target, self.drafter), [added for _, added in continuations])
         self._check(sampling, prompt_lengths, max_new_tokens)
         slots = slots or Slots()
         starts = continued(memories, continuations, prompt_lengths, seeds)
@@ -228,7 +230,12 @@ class Decoder:
 
     @torch.inference_mode()
     def remember(self, texts: Sequence[Sequence[int]]) -> list[Memory]:
-        """Read texts with both models and return what they remember, to `resume` from any token of them."""
+        """Read texts with both models and return what they remember, to `resume` from any token of them.
+
+        Raises:
+            UserError: a text holds ids that a model does not know.
+        """
+        check_ids(models_of(self.target, self.drafter), texts)
         targets = remembered(self.target, texts)
         drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]

@@ -13,7 +13,7 @@ DIGITS = 10
 """Hexadecimal digits of a mark."""
 
 
-def made_by(pair: Pair) -> str:
+def maker_of(pair: Pair) -> str:
     """Fingerprint of all of a pair that decides an answer: weights and forms of its models, and how texts are read."""
     models = [model_scope(identify_model(model)) for model in pair.models]
     return fingerprint(models, tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer))

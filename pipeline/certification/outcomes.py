@@ -24,7 +24,7 @@ from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
 from pipeline.certification.agreement import TOGETHER, Agreement, SharedAnswers, read_agreement, rules_of
-from pipeline.certification.marks import made_by, mark
+from pipeline.certification.marks import maker_of, mark
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
@@ -64,7 +64,7 @@ class Setup:
     @cached_property
     def maker(self) -> str:
         """What strict answers have to be made by."""
-        return made_by(self.pair)
+        return maker_of(self.pair)
 
     @cached_property
     def reference(self) -> dict[str, Row]:

@@ -22,7 +22,7 @@ import torch
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.files import read_json_lines, write_json, write_json_lines
 from pipeline.certification.agreement import TOGETHER, Agreement, agreement_file, rules_beside_strict
-from pipeline.certification.marks import made_by, mark
+from pipeline.certification.marks import maker_of, mark
 from pipeline.certification.strict_answers import watched
 from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
@@ -62,7 +62,7 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
     params, folder = settings
     pair, task, rules = load_pair(params), load_task(params), rules_beside_strict(params)
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-    rounds, maker = pair.target.dtype != torch.float32, made_by(pair)
+    rounds, maker = pair.target.dtype != torch.float32, maker_of(pair)
 
     def size(split: str) -> int:
         return (TOGETHER if rounds and split in CALIBRATED else BATCHES) * params.decoding.batch_size

@@ -45,6 +45,9 @@ def test_other_counts_of_a_rule_are_refused(tmp_path):
     counts.write_text("new")
     with pytest.raises(UserError, match="another rule_data"):
         checked(scope, settings=settings)
+    counts.unlink()
+    with pytest.raises(UserError, match=r"no such file is here \(counts=.*pairs.safetensors\)"):
+        checked(scope, settings=settings)
 
 
 def test_a_table_that_changes_with_every_answer_is_not_tested(tmp_path):

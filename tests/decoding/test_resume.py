@@ -100,6 +100,17 @@ def test_a_text_that_ended_leaves_nothing_to_one_that_remembers_nothing(draft: s
         assert rows[1][0].ids == [5, 2]
 
 
+def test_what_no_prompt_may_hold_is_refused_in_remembered_texts_as_well():
+    decoder = decoder_of("llama", "model")
+    with pytest.raises(UserError, match="Prompt 1 holds the token id 1000000"):
+        decoder.remember([[5], [7, 10**6]])
+    memories = decoder.remember([[5, 7]])
+    with pytest.raises(UserError, match="token id 1000000"):
+        decoder.resume(memories, [(2, [10**6])], [2], max_new_tokens=4)
+    with pytest.raises(UserError, match="2 seeds for 1 prompts"):
+        decoder.resume(memories, [(2, [])], [2], max_new_tokens=4, seeds=[1, 2])
+
+
 def test_a_row_may_be_decided_early():
     decoder, batch = decoder_of("llama", "model"), prompts(9, 4)
     rows = decoder.resume(

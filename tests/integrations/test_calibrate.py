@@ -131,7 +131,13 @@ def test_a_judge_that_nobody_asks_is_refused():
 
 @pytest.mark.parametrize(
     ("certified", "draft", "drafter"),
-    [(None, "d", "model"), (None, None, "lookup"), ("suffix", None, "suffix"), ("model", None, "lookup")],
+    [
+        (None, "d", "model"),
+        (None, None, "lookup"),
+        ("suffix", None, "suffix"),
+        ("model", None, "lookup"),
+        ("tree", None, "lookup"),
+    ],
 )
 def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     known = certified and SimpleNamespace(drafter=certified)

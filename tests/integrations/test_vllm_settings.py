@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,8 +18,9 @@ from gistgate.gates.gate import Gate
 from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.integrations.vllm.identity import check_proof
 from gistgate.integrations.vllm.policy import make_policy
-from gistgate.integrations.vllm.served import Served
+from gistgate.integrations.vllm.served import Served, eos_ids
 from gistgate.integrations.vllm.settings import Settings, read_settings
+from gistgate.request import stopping
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -239,3 +241,12 @@ def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):
     assert replace(served, method="ngram").drafter == "lookup"
     assert replace(served, method="ngram", lookup=(5, 5)).drafter == "ngram of 5 to 5 tokens"
     assert replace(served, method="suffix").drafter == "vLLM's suffix"  # it reads other requests, ours does not
+
+
+def test_what_ends_a_request_is_asked_of_generation_settings_and_tokenizer_alone():
+    """vLLM does not read the end of text of config.json, and neither does this library, which names the rest."""
+    model = SimpleNamespace(try_get_generation_config=lambda: {"eos_token_id": [7, 2]})
+    assert eos_ids(model, byte_tokenizer()) == (2, 7)
+    target = tiny_pair()[0]
+    target.config.eos_token_id, target.generation_config.eos_token_id = 9, [7, 2]
+    assert stopping.eos_ids(target, byte_tokenizer()) == [2, 7]

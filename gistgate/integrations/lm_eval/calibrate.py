@@ -185,7 +185,7 @@ def method_of(options: Options, models: Models) -> Method:
 def usual_drafter(proof: Proof | None, draft: PreTrainedModel | None) -> str:
     """The drafter that the gate's certificate names; where it would ask a draft model that is not there, `lookup`."""
     certified = proof.drafter if proof is not None else "model"
-    return "lookup" if certified == "model" and draft is None else certified
+    return "lookup" if draft is None and asks_draft(certified) else certified
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:

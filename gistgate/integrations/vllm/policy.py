@@ -6,7 +6,7 @@ import logging
 from dataclasses import dataclass
 from typing import Any
 
-from gistgate.certificates.holds import load_proof
+from gistgate.certificates.holds import files_behind, load_proof
 from gistgate.errors import UserError
 from gistgate.integrations.vllm.identity import check_gate, check_proof
 from gistgate.integrations.vllm.served import Served
@@ -65,8 +65,9 @@ def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str
     """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
     if settings.certificate is not None:
         proof = load_proof(settings.certificate)
-        check_proof(proof, served, gate, block=served.block)
         point = proof.operating_point(settings.budget)
+        files = {"rule_data": files_behind(point.settings)} if "rule_data" in proof.scope else {}
+        check_proof(proof, served, gate, block=served.block, **files)
         return proof.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
     name, values = settings.rule or "autojudge", dict(settings.settings)
     if name != "autojudge" or gate is None or "risk" in values:

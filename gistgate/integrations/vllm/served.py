@@ -46,6 +46,8 @@ class Served:
     """The tokenizer; None where the engine has none."""
     eos_ids: tuple[int, ...] = ()
     """Ids that end an answer."""
+    config_eos_ids: tuple[int, ...] = ()
+    """Ids that the model's config.json calls ends, which vLLM does not ask."""
     max_requests: int = 256
     """Requests of the largest batch."""
     draft: str | None = None
@@ -89,7 +91,7 @@ class Served:
     @property
     def protected(self) -> tuple[int, ...]:
         """Ids that steer the protocol: ends of text and every added token (chat, think and tool markers)."""
-        return tuple(sorted({*self.eos_ids, *added_ids(self.tokenizer)}))
+        return tuple(sorted({*self.eos_ids, *self.config_eos_ids, *added_ids(self.tokenizer)}))
 
 
 def read_served(config: Any) -> Served:
@@ -109,7 +111,8 @@ def read_served(config: Any) -> Served:
         vocabulary_size=text.vocab_size,
         dtype=str(model.dtype).removeprefix("torch."),
         tokenizer=tokenizer,
-        eos_ids=eos_ids(model, text, tokenizer),
+        eos_ids=eos_ids(model, tokenizer),
+        config_eos_ids=listed(text.eos_token_id),
         max_requests=config.scheduler_config.max_num_seqs,
         draft=str(speculation.draft_model_config.model) if speculation.method == "draft_model" else None,
         lookup=(speculation.prompt_lookup_min or 0, speculation.prompt_lookup_max or 0),
@@ -135,13 +138,16 @@ def load_tokenizer(model: Any) -> Any:
     )
 
 
-def eos_ids(model: Any, text: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Every id that ends an answer: those of model, generation settings and tokenizer."""
+def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Every id that ends an answer: those of generation settings and tokenizer."""
     generation = model.try_get_generation_config() or {}
-    found: set[int] = set()
-    for ids in (text.eos_token_id, generation.get("eos_token_id"), getattr(tokenizer, "eos_token_id", None)):
-        found.update(ids if isinstance(ids, list | tuple) else [] if ids is None else [ids])
-    return tuple(sorted(found))
+    own = getattr(tokenizer, "eos_token_id", None)
+    return tuple(sorted({*listed(generation.get("eos_token_id")), *listed(own)}))
+
+
+def listed(ids: Any) -> tuple[int, ...]:
+    """One id, several or none, as configurations have them."""
+    return tuple(ids) if isinstance(ids, list | tuple) else () if ids is None else (ids,)
 
 
 def folder_fingerprint(model: str) -> str | None:

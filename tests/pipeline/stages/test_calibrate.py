@@ -85,7 +85,7 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "load_task", lambda params: task)
     monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
     monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
-    monkeypatch.setattr(outcomes, "made_by", lambda pair: "tiny")
+    monkeypatch.setattr(outcomes, "maker_of", lambda pair: "tiny")
     monkeypatch.setattr(scope, "identify_model", lambda model: identity)
     monkeypatch.setattr(scope, "eos_ids", lambda target, tokenizer: [2])
     monkeypatch.setattr(scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"})

@@ -11,7 +11,7 @@ import yaml
 
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
-from pipeline.certification.marks import made_by
+from pipeline.certification.marks import maker_of
 from pipeline.certification.outcomes import Setup, read_reference
 from pipeline.common.decoders import read_prompts
 from pipeline.common.paths import prompts_of, reference_of
@@ -88,9 +88,9 @@ def test_strict_answers_of_other_weights_or_other_prompts_are_refused() -> None:
     assert len(read_reference("calibration", prompts, setup.maker)) == len(prompts)
     with torch.no_grad():
         setup.pair.target.lm_head.weight += 1
-    assert made_by(setup.pair) != setup.maker
+    assert maker_of(setup.pair) != setup.maker
     with pytest.raises(UserError, match="was made with other weights or another tokenizer"):
-        read_reference("calibration", prompts, made_by(setup.pair))
+        read_reference("calibration", prompts, maker_of(setup.pair))
     other = [{**prompts[0], "ids": [*prompts[0]["ids"], 7]}, *prompts[1:]]
     with pytest.raises(UserError, match="answers other prompts"):
         read_reference("calibration", other, setup.maker)
