@@ -76,6 +76,18 @@ def test_published_looks_name_their_place_and_are_entered_once(tmp_path: Path):
         publish({"claim": "gate"}, "docs/results/summary.json", tmp_path / "published.json")
 
 
+def test_a_report_of_an_earlier_version_can_be_published(tmp_path: Path):
+    """It says nothing about problems; a report of this version does, and its ledger reads back."""
+    record = take(tmp_path)
+    old = {key: value for key, value in record.items() if key != "problems"}
+    publish(old, "docs/results/summary.json", tmp_path / "published.json")
+    asked = replace(LOOKS, claim="other", problems=["aa", "bb"])
+    publish(take(tmp_path, asked), "docs/results/summary.json", tmp_path / "published.json")
+    first, second = Ledger.read(tmp_path / "published.json").looks
+    assert (first.error, first.problems) == (0.05, "") and second.problems
+    assert Ledger.read(tmp_path / "published.json").problems[second.problems] == ["aa", "bb"]
+
+
 def test_planned_looks_divide_the_error(tmp_path: Path):
     spent = 1 - level(0.95, 2)
     assert spent == pytest.approx(0.025)
@@ -93,7 +105,7 @@ def test_an_edited_ledger_is_refused(tmp_path: Path):
         take(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["drafting", "judge", "block"])
+@pytest.mark.parametrize("part", ["drafting", "judge", "block", "rule_data"])
 def test_another_way_to_draft_or_to_judge_is_another_choice(tmp_path: Path, part: str):
     """Only parts that are there count, so that ledgers without them keep their hashes."""
     selection: Any = SimpleNamespace(settings=[1])
@@ -115,6 +127,7 @@ def test_weights_that_a_run_trains_may_differ_by_rounding_and_forms_and_ready_ma
     retrained = {**decoding, "gate": "b", "target": {"fingerprint": "b"}}
     assert way_of(retrained, ready_made=False) == way_of(decoding, ready_made=False)
     assert way_of(retrained) != way_of(decoding)
+    assert way_of({**decoding, "rule_data": "counts"}) == way_of(decoding)  # which every run makes, and older looks lack
     for other in ({"rule": "prob"}, {"draft": {"quantisation": "int8"}}, {"drafting": {"policy": "p"}}):
         assert way_of({**decoding, **other}, ready_made=False) != way_of(decoding, ready_made=False)
 
