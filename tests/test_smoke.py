@@ -9,7 +9,9 @@ import sys
 import pytest
 import yaml
 
+from gistgate.errors import UserError
 from pipeline import smoke
+from pipeline.report.origin import check_finished
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,7 @@ def project(tmp_path_factory):
 @pytest.mark.slow
 def test_every_stage_runs(project):
     smoke.check_outputs(project)
+    check_finished("dvc.yaml", root=project)  # which publishing asks: nothing waits behind a finished run
     summary = json.loads((project / "reports" / "summary.json").read_text())
     assert set(summary["methods"]) == {"exact", "fly", "autojudge"}
     assert summary["methods"]["exact"]["accuracy_difference"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
@@ -62,6 +65,8 @@ def test_a_head_repeats_only_what_depends_on_it(project):
     params = yaml.safe_load((project / "params.yaml").read_text())
     changed = smoke.merged(params, {"train": {"dropout": 0.2}})
     (project / "params.yaml").write_text(yaml.safe_dump(changed, sort_keys=False))
+    with pytest.raises(UserError, match="The results are older than .*heads"):
+        check_finished("dvc.yaml", root=project)
     ran = re.findall(r"Running stage '(.+)'", smoke.dvc(project, "repro", quiet=True))
     assert ran == ["heads", "report"]
 

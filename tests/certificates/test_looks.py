@@ -127,7 +127,7 @@ def test_weights_that_a_run_trains_may_differ_by_rounding_and_forms_and_ready_ma
     retrained = {**decoding, "gate": "b", "target": {"fingerprint": "b"}}
     assert way_of(retrained, ready_made=False) == way_of(decoding, ready_made=False)
     assert way_of(retrained) != way_of(decoding)
-    assert way_of({**decoding, "rule_data": "counts"}) == way_of(decoding)  # which every run makes, and older looks lack
+    assert way_of({**decoding, "rule_data": "counts"}) == way_of(decoding)  # older looks lack them
     for other in ({"rule": "prob"}, {"draft": {"quantisation": "int8"}}, {"drafting": {"policy": "p"}}):
         assert way_of({**decoding, **other}, ready_made=False) != way_of(decoding, ready_made=False)
 

@@ -1,6 +1,7 @@
 """The built wheel in a fresh environment without the clone: a project is made, and every stage runs in it."""
 
 import os
+import re
 import shutil
 import site
 import subprocess
@@ -65,5 +66,6 @@ def test_every_stage_runs_in_a_project_and_a_second_run_has_nothing_to_do(fresh)
     path.write_text(yaml.safe_dump(merged(base, TINY), sort_keys=False))
     run("-m", "dvc", "repro", cwd=project)
     assert [name for name in OUTPUTS if not (project / name).is_file()] == []
-    assert "Running stage" not in run("-m", "dvc", "repro", cwd=project)
+    again = re.findall(r"Running stage '(.+)'", run("-m", "dvc", "repro", cwd=project))
+    assert again == ["settings"]  # which looks for changed documents where DVC does not
     assert "certificate rule autojudge" in run("-m", "gistgate", "inspect", "models/export", cwd=project)
