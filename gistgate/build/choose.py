@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import TASK, OperatingPoint, Proof
 from gistgate.errors import UserError
-from gistgate.rules import PRESETS, RULES, make_rule
+from gistgate.rules import RULES, complete, make_rule, meant
 
 BLOCK = 8
 """K where neither user nor certificate names one, in tokens."""
@@ -93,9 +93,10 @@ def rule_and_settings(wishes: Wishes, proof: Proof | None, has_gate: bool) -> tu
         UserError: there is no such rule or setting, or a setting is out of range.
     """
     name = wishes.rule or default_rule(proof, has_gate and bool(wishes.settings))
-    made = make_rule(name, **wishes.settings)
-    preset = PRESETS[name][1] if name in PRESETS else {}
-    return made.id, {**preset, **wishes.settings}
+    rule, preset = meant(name)
+    certified = proof.fixed if proof is not None and name == proof.rule else {}  # a rule may need a file, as csd does
+    make_rule(name, **{**certified, **wishes.settings})
+    return rule, {**preset, **wishes.settings}
 
 
 def default_rule(proof: Proof | None, is_gated: bool) -> str:
@@ -109,8 +110,7 @@ def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: there is no such rule.
     """
-    names = [item.name for item in fields(make_rule(rule))]  # type: ignore[arg-type]
-    return {name: arguments.pop(name) for name in names if name in arguments}
+    return {name: arguments.pop(name) for name in complete(meant(rule)[0], {}) if name in arguments}
 
 
 def uncertified_rule(rule: str, proof: Proof | None) -> str:
@@ -177,10 +177,10 @@ def refusal(wishes: Wishes, proof: Proof) -> str:
 
 
 def differences(proof: Proof, settings: dict[str, Any], block: int, drafter: str) -> tuple[str, ...]:
-    """What differs from the certified combination besides the knob, as sentences."""
-    wanted = {"block": proof.block, "drafter": proof.drafter, **proof.fixed}
-    found = {**settings, "block": block, "drafter": drafter}
-    return differing({name: found.get(name, value) for name, value in wanted.items()}, wanted)
+    """What differs from the certified combination besides the knob, as sentences; unnamed settings are at defaults."""
+    wanted = {"block": proof.block, "drafter": proof.drafter, **complete(proof.rule, proof.fixed)}
+    found = {"block": block, "drafter": drafter, **complete(proof.rule, settings)}
+    return differing({name: value for name, value in found.items() if name != proof.knob}, wanted)
 
 
 def differing(found: dict[str, Any], certified: dict[str, Any]) -> tuple[str, ...]:
@@ -202,7 +202,8 @@ def as_certified(wishes: Wishes, proof: Proof) -> Choice:
     if point is None:
         raise UserError(f"The certificate cannot be kept: {refusal(wishes, proof)}. Decode without the certificate.")
     asked = {"rule": wishes.rule, "drafter": wishes.drafter, "block": wishes.block, "segments": wishes.segments}
-    certified = {"rule": proof.rule, "drafter": proof.drafter, "block": proof.block, **point.settings}
+    rule = complete(proof.rule, point.settings)
+    certified = {"rule": proof.rule, "drafter": proof.drafter, "block": proof.block, **rule}
     named = {**{name: value for name, value in asked.items() if value is not None}, **wishes.settings}
     for name, value in named.items():
         if value != certified.get(name):

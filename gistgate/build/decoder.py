@@ -5,8 +5,10 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from gistgate.build.choose import GATED, NONE, STRICT, Choice, Policy, choose, take_settings
@@ -65,10 +67,10 @@ def build_decoder(
         used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards, "drafting": binding_of(drafter)}
         used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
         check_parts(proof, gate, target, draft, tokenizer, **used)
-    elif known is not None and (doubt := other_drafting(choice, known, binding_of(drafter))) is not None:
-        choice = replace(choice, doubts=(*choice.doubts, doubt))
-    if proof is None and known is not None and (doubt := other_files(choice, known)) is not None:
-        choice = replace(choice, doubts=(*choice.doubts, doubt))
+    elif known is not None:
+        engine = None if target.dtype == torch.float32 else wishes.engine  # both engines give the same ids there
+        doubts = other_parts(choice, known, binding_of(drafter), engine, sources.behind(choice.drafter))
+        choice = replace(choice, doubts=(*choice.doubts, *doubts))
     if proof is None and gate is not None and gate.reservation is not None:
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
@@ -138,21 +140,30 @@ def fitted_elsewhere(drafter: Drafter | None, rule: str) -> str | None:
     )
 
 
-def other_drafting(choice: Choice, proof: Proof, drafting: dict[str, Any]) -> str | None:
-    """Why a proof about other ends of drafts does not cover this choice; None where it does, or nothing can be lost."""
-    if choice.drafter == NONE or not choice.block or RULES[choice.rule].knob is None:
-        return None
-    if choice.drafter != proof.drafter or (proof.scope.get("drafting") or {}) == drafting:
-        return None
-    return "drafts end by another policy than the certified ones"
+def other_parts(
+    choice: Choice, proof: Proof, drafting: dict[str, Any], engine: str | None, data: Path | None
+) -> tuple[str, ...]:
+    """Why a proof about other parts does not cover a choice of its rule; empty where it does or nothing can be lost.
 
-
-def other_files(choice: Choice, proof: Proof) -> str | None:
-    """Why a proof about other files of a rule does not cover this choice; None where it does."""
-    if choice.rule != proof.rule or "rule_data" not in proof.scope:
-        return None
-    same = fingerprint(*named_files(choice.settings)) == proof.scope["rule_data"]
-    return None if same else "the rule reads other files than the certified ones"
+    Args:
+        choice: what runs; doubts about its rule, settings, K and drafter are known already.
+        proof: the certificate beside the gate.
+        drafting: the drafter's `binding`.
+        engine: the engine; None where it changes no id.
+        data: folder or file behind the drafter; None without one.
+    """
+    if choice.drafter == NONE or not choice.block or choice.rule != proof.rule:
+        return ()
+    scope, doubts = proof.scope, []
+    if engine is not None and engine != scope.get("engine", engine):
+        doubts.append(f"the engine is {engine}, but {scope['engine']} was certified")
+    if choice.drafter == proof.drafter and (scope.get("drafting") or {}) != drafting:
+        doubts.append("drafts end by another policy than the certified ones")
+    if choice.drafter == proof.drafter and data is not None and fingerprint(data) != scope.get("drafter_data"):
+        doubts.append("the drafter reads other texts than the certified ones")
+    if "rule_data" in scope and fingerprint(*named_files(choice.settings)) != scope["rule_data"]:
+        doubts.append("the rule reads other files than the certified ones")
+    return tuple(doubts)
 
 
 def named_proof(wishes: Wishes) -> Proof | None:

@@ -47,6 +47,11 @@ class Method:
                 f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later ones. "
                 "Set table to 'frozen', with counts that are made before."
             )
+        if any({**self.fixed, **variant}.get("kappa", 0) for variant in self.variants):
+            raise UserError(
+                f"{self.rule}: with kappa the costs of requests loosen the rule. Calibration decodes without costs, so "
+                "that no test of it speaks of requests that have some. Leave kappa at 0."
+            )
 
     @property
     def files(self) -> list[Path]:

@@ -35,6 +35,8 @@ class Drafter:
     """Hidden states of the target that the blocks given to `observe` have to carry."""
     learns: bool = False
     """True when it learns from the target's rows, that is when it has an `observe` of its own."""
+    shared: Any = None
+    """The texts of other requests that it reads and extends; None where it keeps to its own."""
     asks_room: bool = False
     """True when a shorter proposal is the beginning of a longer one and costs less. It is then asked for no more
     tokens than the longest row has room for. All others are asked for K, or proposals would depend on neighbours."""

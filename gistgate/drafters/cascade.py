@@ -29,14 +29,14 @@ class CascadeDrafter(ModelDrafter):
         """`inner`, prompt lookup unless another is given, proposes up to `inner_block` tokens per forward of `model`.
 
         Raises:
-            UserError: the inner drafter has a model, proposes trees or learns from the rows that verify it, or the
-                block is below 1.
+            UserError: the inner drafter has a model, proposes trees, learns from the rows that verify it or shares
+                texts, in which unverified drafts would stay; or the block is below 1.
         """
         inner = PromptLookup() if inner is None else inner
-        if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes:
+        if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes or inner.shared:
             raise UserError(
-                f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone, such as "
-                "PromptLookup or SuffixDrafter. Change the one that does not."
+                f"cascade: inner_block {inner_block} is 1 or more, and the inner drafter reads texts alone and shares "
+                "none with other requests, such as PromptLookup. Change the one that does not."
             )
         self.inner, self.inner_block = inner, inner_block
         super().__init__(model)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 from gistgate.errors import UserError
@@ -49,6 +51,23 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 """Names for published settings of a rule: (rule id, settings)."""
 
 
+def meant(name: str) -> tuple[str, dict[str, Any]]:
+    """The id of a rule and the settings that the name of a preset stands for.
+
+    Raises:
+        UnknownIdError: there is no such rule or preset (the nearest known name is offered).
+    """
+    rule_id, preset = PRESETS.get(name, (name, {}))
+    if rule_id not in RULES:
+        raise UnknownIdError(f"There is no rule '{name}'. {nearest(name, [*RULES, *PRESETS])}")
+    return rule_id, preset
+
+
+def complete(rule_id: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Every setting of a rule: those that are given, and the others at their defaults."""
+    return {item.name: settings.get(item.name, item.default) for item in fields(RULES[rule_id])}
+
+
 def is_infinite(value: Any) -> bool:
     """Whether a value is an infinite number, at which some rules are strict or accept everything."""
     return isinstance(value, float) and math.isinf(value)
@@ -60,11 +79,8 @@ def make_rule(rule_id: str, **settings: Any) -> Rule:
     Raises:
         UserError: an unknown id or setting (the nearest known name is offered), or a value out of range.
     """
-    if rule_id in PRESETS:
-        rule_id, preset = PRESETS[rule_id]
-        settings = {**preset, **settings}
-    if rule_id not in RULES:
-        raise UnknownIdError(f"There is no rule '{rule_id}'. {nearest(rule_id, [*RULES, *PRESETS])}")
+    rule_id, preset = meant(rule_id)
+    settings = {**preset, **settings}
     kind = RULES[rule_id]
     known = hints(kind)
     for name, value in settings.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -40,7 +39,7 @@ class Csd(LooseRule):
     table: Literal["frozen", "online"] = "frozen"
     """frozen: counts from calibration only; online: counts go on while decoding (the paper)."""
     counts: str | Path | PairCounts | None = None
-    """File of pair counts, or a table in memory; an online table may begin with nothing."""
+    """File of pair counts, or a table in memory, which a made rule has in any case; an online table may begin empty."""
     id: ClassVar[str] = "csd"
     knob: ClassVar[str | None] = "tau_c"
     looser: ClassVar[Literal["up", "down"]] = "down"
@@ -58,14 +57,15 @@ class Csd(LooseRule):
                 "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
                 "and tau_c=2, which is strict and only counts, write rule.pairs.save(file), then pass counts=file."
             )
-        _ = self.pairs  # a file that cannot be read is refused before decoding starts
+        # Read once: stricter copies of the rule share the table, and a damaged file is refused before decoding starts.
+        table = PairCounts() if self.counts is None else self.counts
+        object.__setattr__(self, "counts", table if isinstance(table, PairCounts) else PairCounts.load(table))
 
-    @cached_property
+    @property
     def pairs(self) -> PairCounts:
         """The table."""
-        if isinstance(self.counts, PairCounts):
-            return self.counts
-        return PairCounts() if self.counts is None else PairCounts.load(self.counts)
+        assert isinstance(self.counts, PairCounts)
+        return self.counts
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         return Counting() if self.table == "online" else Context()

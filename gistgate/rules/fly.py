@@ -19,7 +19,8 @@ from gistgate.rules.base import LooseRule, State
 class Fly(LooseRule):
     """Entropy gate and deferred window, in the form of the vLLM port unless set otherwise.
 
-    Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches).
+    Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches,
+    for greedy requests; AMD's code samples in another way than this rule).
     """
 
     theta: float = 0.3

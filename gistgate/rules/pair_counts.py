@@ -61,8 +61,8 @@ class PairCounts:
         save_tensors(path, {"keys": self.keys, "counts": self.counts, "seen": self.seen})
 
     @classmethod
-    def load(cls, path: str | Path, capacity: int = CAPACITY) -> PairCounts:
-        """Read a table.
+    def load(cls, path: str | Path) -> PairCounts:
+        """Read a table, all of it; its capacity is the usual one, or its size where that is larger.
 
         Raises:
             UserError: the file is missing or damaged, or it is no such table.
@@ -73,12 +73,11 @@ class PairCounts:
                 f"{path} is no table of pair counts (keys in ascending order, their counts, when they were met last). "
                 "Count again and write it with PairCounts.save."
             )
-        table = cls(capacity)
+        table = cls(max(CAPACITY, tensors["keys"].numel()))
         table.keys, table.counts, table.seen = tensors["keys"], tensors["counts"], tensors["seen"]
         if len(table):
             table.clock = int(table.seen.max()) + 1
             table.num_ids = int(torch.maximum(table.keys // STRIDE, table.keys % STRIDE).max()) + 1
-        table._forget()
         return table
 
     def to(self, device: torch.device) -> None:

@@ -10,7 +10,7 @@ Axis letters: B rows, K drafted tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -80,7 +80,11 @@ class Shadow(LooseRule):
         if self.watcher is not None:
             self.watcher(block, would)
         counts = self._counted(block, acceptance, would, state)
-        return counts | {INNER + name: value for name, value in self.rule.advance(block, would, inner).items()}
+        # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
+        judged_B = counts["shadow_judged"] > state.get("shadow_judged", torch.zeros_like(counts["shadow_judged"]))
+        met = replace(block, valid=block.valid & judged_B[:, None])
+        after = self.rule.advance(met, would, inner)
+        return counts | {INNER + name: kept_where(judged_B, value, inner.get(name)) for name, value in after.items()}
 
     def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
         none_B = torch.zeros_like(strict.length)
@@ -101,6 +105,12 @@ class Shadow(LooseRule):
             "shadow_next": judged_B * (behind_B - known["shadow_next"]),
         }
         return {name: value + more[name] for name, value in known.items()}
+
+
+def kept_where(judged_B: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    """What a rule remembers of each row: new where the row's block was judged, else the old, which begins at zero."""
+    before = torch.zeros_like(new) if old is None else old
+    return torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, before)
 
 
 def until_protocol(block: Block, length_B: Tensor) -> Tensor:

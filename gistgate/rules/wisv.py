@@ -33,13 +33,14 @@ class Costs(Context):
 class Wisv(LooseRule):
     """Accept where P(harm) <= min(risk + kappa cost, limit), with the request's cost in [0, 1], 0 where unknown.
 
-    Quality depends on the cost: a promise about it has to be tested at cost 1, the loosest the rule becomes.
+    Quality depends on the cost, and calibration decodes without costs. A certificate therefore holds at kappa = 0, and
+    where a larger kappa is named, it is uncertified.
     """
 
     risk: float = 0.05
     """Tolerated probability of harm at cost 0; below 0 is strict at any cost."""
-    kappa: float = 0.1
-    """Probability of harm that the full cost adds."""
+    kappa: float = 0.0
+    """Probability of harm that the full cost adds; at 0 costs change nothing."""
     limit: float = 1.0
     """Largest tolerated probability of harm: set it to what calibration allowed."""
     upload: Literal["all", "mismatch"] = "all"

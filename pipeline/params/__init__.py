@@ -170,7 +170,7 @@ def check_rules(params: Params) -> None:
                 f"params.yaml: the method '{name}' has the rule '{method.rule}', which does not exist. "
                 f"{nearest(method.rule, known, 'rules')}"
             )
-        kind = rules.RULES[rules.PRESETS.get(method.rule, (method.rule,))[0]]
+        kind = rules.RULES[rules.meant(method.rule)[0]]
         if method.knob is None and kind.knob is not None:
             raise UserError(
                 f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "

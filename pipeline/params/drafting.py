@@ -56,7 +56,7 @@ def check_probabilities(methods: dict[str, MethodParams], train: TrainParams, dr
         return
     rules, features = import_module("gistgate.rules"), import_module("gistgate.gates.features")
     for name, method in methods.items():
-        if "q" in rules.RULES[rules.PRESETS.get(method.rule, (method.rule,))[0]].needs:
+        if "q" in rules.RULES[rules.meant(method.rule)[0]].needs:
             raise UserError(
                 f"params.yaml: the method '{name}' has the rule '{method.rule}', which reads draft probabilities, and "
                 f"the pair's drafter '{drafter}' has none. Remove the method, or choose a pair with a draft model."

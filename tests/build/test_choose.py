@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gistgate.build.choose import Choice, choose
+from gistgate.build.decoder import wishes_from
 from gistgate.build.models import parse_settings
 from gistgate.build.segments import choose_segments
 from gistgate.build.wishes import NAMES, Wishes
@@ -17,6 +18,7 @@ from gistgate.certificates.certificate import Proof
 from gistgate.errors import UserError
 from gistgate.optional.segments.files import Probes
 from gistgate.optional.segments.probes import Probe
+from gistgate.rules.pair_counts import PairCounts
 from tests.certificates.proofs import point, proof
 
 PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
@@ -94,3 +96,29 @@ def test_without_a_draft_model_nothing_drafts_until_a_certificate_names_a_drafte
 def test_a_preset_brings_its_own_settings() -> None:
     choice = choose(Wishes(rule="fly-amd", settings={"theta": 0.5}), has_draft=True)
     assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})
+
+
+def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
+    certified = proof(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
+    looser = choose(Wishes(settings={"w": 0.0}), certified, has_gate=True, has_draft=True)
+    assert looser.doubts == ("w is 0.0, but 0.3 was certified",)
+    assert not choose(Wishes(settings={"w": 0.3}), certified, has_gate=True, has_draft=True).doubts
+    with pytest.raises(UserError, match="The certificate says w 0.3, and w 0.0 is asked for"):
+        choose(Wishes(certificate="somewhere", settings={"w": 0.0}), certified)
+    assert choose(Wishes(certificate="somewhere", settings={"w": 0.3}), certified).settings == {"risk": 0.2}
+
+
+def test_a_preset_is_another_setting_than_the_certified_default() -> None:
+    certified = proof(point(0.03, settings={"theta": 0.9}), rule="fly", knob="theta")
+    assert choose(Wishes(rule="fly-amd"), certified, has_draft=True).doubts == ("window is 5, but 6 was certified",)
+
+
+def test_a_rule_that_reads_a_file_takes_it_from_its_certificate(tmp_path: Path) -> None:
+    file = str(tmp_path / "pairs.safetensors")
+    PairCounts().save(file)
+    certified = proof(point(0.03, settings={"tau_c": 0.5, "counts": file}), rule="csd", knob="tau_c")
+    choice = choose(Wishes(), certified, has_gate=True, has_draft=True)
+    assert (choice.settings, choice.doubts) == ({"tau_c": 0.5, "counts": file}, ())
+    said = wishes_from({"rule": "csd", "counts": file, "tau_c": 0.9})
+    assert said.settings == {"counts": file, "tau_c": 0.9}
+    assert choose(said, certified, has_draft=True).doubts == ("tau_c 0.9 is not among the certified values (0.5)",)

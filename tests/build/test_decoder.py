@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gistgate.build.decoder import build_decoder
+from gistgate.build.choose import Choice
+from gistgate.build.decoder import build_decoder, other_parts
 from gistgate.build.drafters import KNOWN
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import Proof
@@ -191,6 +192,25 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
     assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
     with pytest.raises(UserError, match="another drafter_data"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    "engine, texts, words",
+    [
+        ("eager", "own", ()),
+        ("compiled", "own", ("the engine is compiled, but eager was certified",)),
+        (None, "other", ("the drafter reads other texts than the certified ones",)),
+    ],
+)
+def test_a_certificate_beside_a_gate_doubts_other_parts(
+    tmp_path: Path, engine: str | None, texts: str, words: tuple[str, ...]
+) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).write_text(name)
+    known = proof(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
+    choice = Choice("prob", {"r": 0.5}, 4, "corpus")
+    assert other_parts(choice, known, {}, engine, tmp_path / texts) == words
+    assert other_parts(replace(choice, drafter="none"), known, {}, engine, tmp_path / texts) == ()
 
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:

@@ -50,6 +50,11 @@ def test_other_counts_of_a_rule_are_refused(tmp_path):
         checked(scope, settings=settings)
 
 
+def test_costs_that_calibration_does_not_have_are_not_certified():
+    with pytest.raises(UserError, match="Leave kappa at 0"):
+        Method("wisv", "model", 4, "risk", (0.1,), fixed={"kappa": 0.1})
+
+
 def test_a_table_that_changes_with_every_answer_is_not_tested(tmp_path):
     counts = tmp_path / "pairs.safetensors"
     counts.write_text("old")

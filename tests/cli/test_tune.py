@@ -1,6 +1,7 @@
 """`gistgate tune` on a tiny pair: what takes part, what is saved, and how decoding follows it."""
 
 import json
+import warnings
 from dataclasses import replace
 
 import pytest
@@ -123,6 +124,16 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     tune()
     assert preferred(Wishes(gate=str(gate))).certificate == str(gate / "tuned")
     assert preferred(Wishes(gate=str(gate), **said)).certificate is None
+
+
+def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
+    tune()
+    asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--gate", gate, "--max-new-tokens", 4)
+    with pytest.warns(UserWarning, match="left aside, because it was measured with guards none"):
+        assert run("generate", *asked, "--guard", "loop")[0] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert run("generate", *asked)[0] == 0
 
 
 @pytest.mark.parametrize("damage", ["[]", '"text"', "{}"])

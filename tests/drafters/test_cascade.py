@@ -11,6 +11,7 @@ from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.suffix_shared import SharedSuffixes
 from gistgate.errors import UserError
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.optional.trees.lookup import LookupTree
@@ -54,6 +55,7 @@ def test_what_cannot_be_an_inner_drafter_is_refused():
     with pytest.raises(UserError, match="cascade: inner_block"):
         CascadeDrafter(pair("llama")[1], PromptLookup(), 0)
     _, draft = pair("llama")
-    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree()):
+    sharing = SuffixDrafter(scope="global", shared=SharedSuffixes())
+    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree(), sharing):
         with pytest.raises(UserError, match="reads texts alone"):
             CascadeDrafter(draft, inner)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from gistgate.errors import UserError
 from gistgate.files import save_tensors
 from gistgate.rules.base import State, settle
 from gistgate.rules.csd import Csd, met_so_far
-from gistgate.rules.pair_counts import STRIDE, PairCounts
+from gistgate.rules.pair_counts import CAPACITY, STRIDE, PairCounts
 from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 
 
@@ -203,20 +204,37 @@ def test_a_full_table_forgets_what_was_met_longest_ago():
 def test_a_table_is_saved_with_its_order(tmp_path: Path):
     path = tmp_path / "pairs.safetensors"
     counted({(1, 0): 9, (2, 0): 1, (3, 0): 1}).save(path)
-    whole, small = PairCounts.load(path), PairCounts.load(path, capacity=2)
+    whole = PairCounts.load(path)
     assert known(whole, (1, 0), (2, 0), (3, 0)) == [9, 1, 1] and whole.num_ids == 4
-    assert known(small, (1, 0), (2, 0), (3, 0)) == [0, 1, 1]
-    small.add(torch.tensor([9]), torch.tensor([9]))  # newer than all that was read
-    assert known(small, (2, 0), (3, 0), (9, 9)) == [0, 1, 1]
 
 
 def test_what_is_met_after_reading_is_newer_than_all_that_was_read(tmp_path: Path):
     path = tmp_path / "pairs.safetensors"
     counted({(1, 0): 1, (2, 0): 1, (3, 0): 1, (4, 0): 1}).save(path)
-    table = PairCounts.load(path, capacity=4)
+    table = PairCounts.load(path)
+    table.capacity = 4
     for pair in ((1, 0), (9, 9)):
         table.add(torch.tensor([pair[0]]), torch.tensor([pair[1]]))
     assert known(table, (1, 0), (2, 0), (9, 9)) == [2, 0, 1]
+
+
+def test_a_table_larger_than_usual_is_read_whole(tmp_path: Path):
+    num = CAPACITY + 10
+    table = PairCounts(num)
+    table.add(torch.arange(num), torch.zeros(num))
+    table.save(tmp_path / "pairs.safetensors")
+    read = PairCounts.load(tmp_path / "pairs.safetensors")
+    assert len(read) == num and known(read, (0, 0), (num - 1, 0)) == [1, 1]
+
+
+def test_stricter_copies_share_a_table_that_is_read_once(tmp_path: Path):
+    path = tmp_path / "pairs.safetensors"
+    counted({(1, 0): 9}).save(path)
+    rule = Csd(counts=path)
+    path.unlink()
+    assert replace(rule, tau_c=0.5).pairs is rule.pairs
+    learning = Csd(table="online")
+    assert replace(learning, tau_c=0.5).pairs is learning.pairs
 
 
 @pytest.mark.parametrize("pair, expected", [((7, 2), 8), ((2, 7), 8), ((0, 0), 1)])

@@ -12,6 +12,7 @@ from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.base import State, settle
+from gistgate.rules.pair_counts import PairCounts
 from gistgate.rules.shadow import Shadow, until_protocol
 from gistgate.rules.wisv import Costs
 from tests.blocks import SURE, TORN, block, random_block, rows_of
@@ -127,10 +128,16 @@ def test_the_watched_rule_keeps_its_own_memory():
     assert Shadow(make_rule("trt-relaxed")).context(tokenizer, ("<think>", "</think>")).protocol_ids == (4, 5)
     state = rule.advance(judged, settle(rule, judged, {}), {})
     state = rule.advance(judged, settle(rule, judged, state), state)
-    inner: State = {}
-    for _ in range(2):
-        inner = rule.rule.advance(judged, settle(rule.rule, judged, inner), inner)
-    assert torch.equal(state["rule.uplink_bytes"], inner["uplink_bytes"]) and inner["uplink_bytes"].any()
+    once = rule.rule.advance(judged, settle(rule.rule, judged, {}), {})["uplink_bytes"]
+    assert torch.equal(state["rule.uplink_bytes"], once * state["shadow_judged"])
+    assert state["shadow_judged"].unique().tolist() == [1, 2]  # blocks within a loose span are not met
+
+
+def test_a_watched_table_counts_judged_blocks_alone():
+    """The text advances by 2 and a loose one by 4, so that two of these four blocks are judged."""
+    one, table = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2]), PairCounts()
+    counted(Shadow(make_rule("csd", table="online", counts=table, min_count=0)), *[one] * 4)
+    assert table.counts.tolist() == [2]
 
 
 @pytest.mark.parametrize("rule_id", ["wisv", "reflective", "mars-margin", "block"])

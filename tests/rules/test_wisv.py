@@ -34,7 +34,7 @@ DOUBT = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.9, 0.7])
 )
 def test_the_cost_loosens_up_to_the_limit(cost: float | None, limit: float, expected: list[bool]):
     judged = DOUBT if cost is None else replace(DOUBT, cost=torch.tensor([cost]))
-    assert Wisv(limit=limit).accept(judged, {}).tolist() == [expected]
+    assert Wisv(kappa=0.1, limit=limit).accept(judged, {}).tolist() == [expected]
 
 
 def test_every_row_pays_its_own_cost():
@@ -45,7 +45,7 @@ def test_every_row_pays_its_own_cost():
         gate_probs=torch.full((3, 1), 0.9),
         cost=torch.tensor([0.0, 0.7, 0.2]),
     )
-    assert accepted(Wisv(), whole).length.tolist() == [0, 1, 0]
+    assert accepted(Wisv(kappa=0.1), whole).length.tolist() == [0, 1, 0]
 
 
 def test_costs_are_read_from_the_requests():

@@ -40,7 +40,7 @@ from gistgate.integrations.lm_eval.decoding import decode_prompts
 from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, hashes_of
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
-from gistgate.rules import PRESETS, RULES, make_rule, nearest
+from gistgate.rules import RULES, make_rule, meant, nearest
 from gistgate.typed import dataclass_from
 
 MEMORY_MB = 1000
@@ -160,9 +160,7 @@ def method_of(options: Options, models: Models) -> Method:
         UserError: no such rule, or it has no knob.
     """
     name = options.rule or (GATED if options.gate else STRICT)
-    rule_id, preset = PRESETS.get(name, (name, {}))
-    if rule_id not in RULES:
-        raise UserError(f"There is no rule '{name}'. {nearest(name, [*RULES, *PRESETS])}")
+    rule_id, preset = meant(name)
     rule = RULES[rule_id]
     if rule.knob is None or not rule.grid:
         raise UserError(f"The rule '{name}' has no knob to calibrate. Choose another, such as prob-ratio or fly.")
