@@ -171,7 +171,7 @@ def cut(methods: dict[str, dict[str, Any]]) -> str:
     """How many answers of each method the limit ended; nothing where none was, and for results without this count."""
     counts = {name: method["cut"] for name, method in methods.items() if method.get("cut")}
     listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-    return f" Answers cut at the limit: {listed}." if counts else ""
+    return f" Test answers cut at the limit: {listed}." if counts else ""
 
 
 BESIDE = (

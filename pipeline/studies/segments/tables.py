@@ -47,7 +47,7 @@ def methods(summary: dict[str, Any]) -> str:
     text = (
         "`loss` and `bound` on n prompts, those of calibration where something is certified (bold) and of development "
         "elsewhere; `test` is lm-eval's accuracy minus the strict one on other prompts (90 % interval); `passed` "
-        "is the share of finished segments that the opinion let through; `draft` counts draft forwards per token; "
+        "is the share of finished segments that the score let through; `draft` counts draft forwards per token; "
         f"`speed` is the processor time of {summary['reference']} over that of the method on the same "
         f"{summary['speed_prompts']} test prompts, one row and one thread, with its 90 % interval."
     )

@@ -78,7 +78,7 @@ def test_speeds_are_those_to_the_best_of_transformers(folder):
 def test_answers_cut_at_the_limit_are_shown(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
     del summary["timed"]
-    assert tables.caption(summary).endswith(" %. Answers cut at the limit: judge 2.")
+    assert tables.caption(summary).endswith(" %. Test answers cut at the limit: judge 2.")
     for method in summary["methods"].values():
         del method["cut"]
     assert tables.caption(summary).endswith(" %.")
