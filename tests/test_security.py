@@ -15,6 +15,7 @@ import torch
 from gistgate.build.models import load_target
 from gistgate.errors import UserError
 from gistgate.files import load_tensors
+from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.transformers.flatten import certified_modules, flatten
 from gistgate.pages.rendering import render
 from pipeline.common import tracking
@@ -119,6 +120,8 @@ def test_a_planted_pickle_is_refused_and_not_read(tmp_path: Path):
     (tmp_path / "target/pytorch_model.bin").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(UserError, match="could not be loaded"):
         load_target(str(tmp_path / "target"))
+    with pytest.raises(UserError, match="could not be loaded"):
+        GatedLM(str(tmp_path / "target"), device="cpu")
     torch.save({"a": Trap()}, tmp_path / "model.safetensors")
     with pytest.raises(UserError, match="is damaged"):
         load_tensors(tmp_path / "model.safetensors")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -68,9 +67,7 @@ def build_decoder(
         used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
         check_parts(proof, gate, target, draft, tokenizer, **used)
     elif known is not None:
-        engine = None if target.dtype == torch.float32 else wishes.engine  # both engines give the same ids there
-        doubts = other_parts(choice, known, binding_of(drafter), engine, sources.behind(choice.drafter))
-        choice = replace(choice, doubts=(*choice.doubts, *doubts))
+        choice = replace(choice, doubts=(*choice.doubts, *other_parts(choice, known, wishes, target, drafter)))
     if proof is None and gate is not None and gate.reservation is not None:
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
@@ -141,26 +138,24 @@ def fitted_elsewhere(drafter: Drafter | None, rule: str) -> str | None:
 
 
 def other_parts(
-    choice: Choice, proof: Proof, drafting: dict[str, Any], engine: str | None, data: Path | None
+    choice: Choice, proof: Proof, wishes: Wishes, target: PreTrainedModel, drafter: Drafter | None
 ) -> tuple[str, ...]:
     """Why a proof about other parts does not cover a choice of its rule; empty where it does or nothing can be lost.
 
-    Args:
-        choice: what runs; doubts about its rule, settings, K and drafter are known already.
-        proof: the certificate beside the gate.
-        drafting: the drafter's `binding`.
-        engine: the engine; None where it changes no id.
-        data: folder or file behind the drafter; None without one.
+    Doubts about rule, settings, K and drafter are not repeated: `choose` has them.
     """
     if choice.drafter == NONE or not choice.block or choice.rule != proof.rule:
         return ()
     scope, doubts = proof.scope, []
-    if engine is not None and engine != scope.get("engine", engine):
-        doubts.append(f"the engine is {engine}, but {scope['engine']} was certified")
-    if choice.drafter == proof.drafter and (scope.get("drafting") or {}) != drafting:
-        doubts.append("drafts end by another policy than the certified ones")
-    if choice.drafter == proof.drafter and data is not None and fingerprint(data) != scope.get("drafter_data"):
-        doubts.append("the drafter reads other texts than the certified ones")
+    is_exact = target.dtype == torch.float32  # there both engines give the same ids
+    if not is_exact and wishes.engine != scope.get("engine", wishes.engine):
+        doubts.append(f"the engine is {wishes.engine}, but {scope['engine']} was certified")
+    if choice.drafter == proof.drafter:
+        data = Sources(target, datastore=wishes.datastore, corpus=wishes.corpus).behind(choice.drafter)
+        if (scope.get("drafting") or {}) != binding_of(drafter):
+            doubts.append("drafts end by another policy than the certified ones")
+        if data is not None and fingerprint(data) != scope.get("drafter_data"):
+            doubts.append("the drafter reads other texts than the certified ones")
     if "rule_data" in scope and fingerprint(*named_files(choice.settings)) != scope["rule_data"]:
         doubts.append("the rule reads other files than the certified ones")
     return tuple(doubts)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof
+from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json
 from gistgate.gates.gate import Gate
 
@@ -40,7 +41,10 @@ def preferred(wishes: Wishes) -> Wishes:
     place = Path(wishes.gate) / TUNED
     if not (place / CERTIFICATE_FILE).is_file():
         return wishes
-    measured = read_json(place / MEASURED)
+    try:
+        measured = read_json(place / MEASURED)
+    except UserError:  # missing or cut
+        measured = None
     if not isinstance(measured, dict) or measured.get("certificate") != chosen_among(wishes.gate):
         warnings.warn(
             f"{place} is damaged, or was chosen when the gate had another certificate, and is left aside. Run "

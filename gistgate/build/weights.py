@@ -98,13 +98,15 @@ def file_bytes(file: Path, dtype: Any) -> int:
 def whole_model(name: str, **options: Any) -> PreTrainedModel:
     """A model from safetensors files that hold all of its weights, all finite; pickled weights are never read.
 
+    Code from elsewhere runs only where `options` say `trust_remote_code=True`.
+
     transformers fills weights that a file lacks with random numbers, and says so in a warning only.
 
     Raises:
         ValueError: weights are missing or not finite; transformers raises further errors.
     """
-    safe = {"use_safetensors": None if options.get("gguf_file") else True, "trust_remote_code": False}
-    model, report = AutoModelForCausalLM.from_pretrained(name, **{**options, **safe}, output_loading_info=True)
+    options = {"trust_remote_code": False, **options, "use_safetensors": None if options.get("gguf_file") else True}
+    model, report = AutoModelForCausalLM.from_pretrained(name, **options, output_loading_info=True)
     found: PreTrainedModel = model
     if file := options.get("gguf_file"):  # the configuration names the folder alone
         found.gguf_file = str(cached_file(name, file, revision=options.get("revision"), local_files_only=True))

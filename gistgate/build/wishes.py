@@ -10,6 +10,11 @@ from gistgate.errors import UserError
 
 AUTO = "auto"
 """In place of a number of rows: measure up to which batch size speculation pays."""
+MEASURED_BY = (
+    "speculate_up_to=auto (--speculate-up-to) is measured by `gistgate generate` and the lm-eval model alone. Give a "
+    "number of rows, or leave it away."
+)
+"""What everybody else says about it."""
 
 
 @dataclass(frozen=True)

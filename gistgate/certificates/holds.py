@@ -105,12 +105,17 @@ def check_greedy(temperature: float) -> None:
         raise UserError(f"Segments were certified for greedy decoding, and the temperature is {temperature:g} here.")
 
 
-def warn_uncovered(check: Callable[[], None]) -> None:
-    """Run a check of requests, and warn of what it refuses: nobody named the certificate, so that decoding goes on."""
+def warn_uncovered(check: Callable[[], None]) -> str | None:
+    """Run a check of requests, and warn of what it refuses: nobody named the certificate, so that decoding goes on.
+
+    Returns what it refuses; None where it passes.
+    """
     try:
         check()
     except UserError as error:
         warnings.warn(f"No certificate covers these requests. {error}", stacklevel=2)
+        return str(error)
+    return None
 
 
 def refuse(broken: str | None) -> None:

@@ -33,7 +33,7 @@ from gistgate.errors import UserError
 OF_SERVERS = (
     "task", "budget", "confidence", "prompts", "stop", "task_data", "allow_code", "out", "draw", "looks", "seed",
     "strict_endpoint", "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat",
-    "system", "num_fewshot", "concurrent",
+    "system", "num_fewshot", "concurrent", "gate",
 )  # fmt: skip
 """Options that mean something where two servers are compared."""
 

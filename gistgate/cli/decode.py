@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gistgate.build.asking import Asking
-from gistgate.build.wishes import AUTO, Wishes
+from gistgate.build.wishes import AUTO, MEASURED_BY, Wishes
 from gistgate.cli.options import (
     AsJson,
     Chat,
@@ -61,7 +61,7 @@ def generate(
 
     if in_shadow and wishes.speculate_up_to is not None:
         raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
-    loaded = load(target, dtype, wishes, Asking((), chat, system, temperature), gguf)
+    loaded = load(target, dtype, wishes, Asking((), chat, system, temperature), gguf, measures=True)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
     ids = loaded.target.encode(read_prompt(prompt), chat, system)
@@ -72,7 +72,7 @@ def generate(
     if as_json:
         answer = loaded.decoder.generate([ids], **request)[0]
         text = loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True)
-        typer.echo(json.dumps(show.answered(text, answer), ensure_ascii=False))
+        typer.echo(show.in_json(show.answered(text, answer)))
     else:
         answer = write_streaming(loaded.decoder, ids, loaded.target.tokenizer, request)
     typer.echo(show.counted(answer), err=True)
@@ -111,7 +111,7 @@ def trace(
     if html is not None:
         from gistgate.pages.trace import write_trace
 
-        write_trace(html, loaded, text, ids, wishes, loaded.request(max_new_tokens, stop))
+        write_trace(html, loaded, text, ids, loaded.request(max_new_tokens, stop))
         typer.echo(f"{html} is written.")
         return
     answer, tokens = traced(loaded.decoder, ids, loaded.target.tokenizer, **loaded.request(max_new_tokens, stop))
@@ -155,14 +155,22 @@ class Loaded:
 
     target: Target
     decoder: Decoder
+    wishes: Wishes
+    """What the user says, with a certificate that `gistgate tune` preferred."""
+    uncovered: str | None = None
+    """Why the certificate beside the gate does not cover the requests; None where it does and where there is none."""
 
     def request(self, max_new_tokens: int, stops: list[str]) -> dict[str, Any]:
         """Arguments of `Decoder.generate` that all prompts share."""
         return {"max_new_tokens": max_new_tokens, "stops": list(stops), "eos_ids": self.target.eos_ids}
 
 
-def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | None = None) -> Loaded:
+def load(
+    target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | None = None, measures: bool = False
+) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
+
+    `measures` says that the command finds out itself up to how many rows speculation pays.
 
     Raises:
         UserError: parts do not fit together, or a named certificate does not cover such requests.
@@ -175,6 +183,8 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     from gistgate.forward.allocation import keep_freed_memory
 
     Engine(wishes.engine)
+    if wishes.speculate_up_to == AUTO and not measures:
+        raise UserError(MEASURED_BY)
     wishes = preferred(wishes)
     proof = named_proof(wishes)
     if proof is not None:
@@ -184,8 +194,9 @@ def load(target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | No
     if proof is not None:
         asking.check(proof, loaded)
     decoder = build_decoder(loaded.model, loaded.tokenizer, wishes)
+    uncovered = None
     if proof is None and (beside := proof_in_use(decoder)) is not None:
-        warn_uncovered(lambda: asking.check(beside, loaded))
+        uncovered = warn_uncovered(lambda: asking.check(beside, loaded))
     if wishes.segments is not None:
-        warn_uncovered(lambda: check_greedy(asking.temperature))
-    return Loaded(loaded, decoder)
+        uncovered = warn_uncovered(lambda: check_greedy(asking.temperature))
+    return Loaded(loaded, decoder, wishes, uncovered)

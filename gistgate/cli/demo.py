@@ -38,7 +38,7 @@ def demo(
             loaded.decoder,
             loaded.target,
             rule,
-            {value: claim(wishes, loaded.decoder, rule, value) for value in knob_values(rule)},
+            {value: claim(loaded.wishes, loaded.decoder, rule, value, loaded.uncovered) for value in knob_values(rule)},
             name=heading(target, wishes),
             max_new_tokens=max_new_tokens,
             request=loaded.request(max_new_tokens, stop),

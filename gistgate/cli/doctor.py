@@ -9,11 +9,24 @@ import typer
 
 from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import AsJson, Chat, Dtype, Gguf, Length, Prompts, System, TargetName, with_wishes
+from gistgate.cli.options import (
+    AsJson,
+    Chat,
+    Dtype,
+    Gguf,
+    Length,
+    Prompts,
+    System,
+    TargetName,
+    refuse_wishes,
+    with_wishes,
+)
 from gistgate.cli.reading import read_prompts
 
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
+IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
+"""Wishes that change nothing here: strict decoding is measured, with whole drafts and at every K of the table."""
 MOST = 20
 """Prompts that are enough for one recommendation."""
 
@@ -36,6 +49,7 @@ def doctor(
     from gistgate.cli.decode import load
     from gistgate.observing.outlook import Mismatches, advice, labelling, measure, outlook, strict_run
 
+    refuse_wishes(wishes, IGNORED, "changes nothing that is measured: strict decoding with whole drafts at several K")
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)

@@ -93,6 +93,9 @@ def main() -> None:
         leave(str(error), 1)
     except (Interrupted, KeyboardInterrupt):
         leave("Interrupted.", 130)
+    except OSError as error:
+        place = error.filename or "The output"
+        leave(f"{place} could not be read or written ({error.strerror or error}). Mend that and repeat the command.", 1)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Annotated, Any
 
 import typer
 
 from gistgate.build.wishes import Wishes
+from gistgate.errors import UserError
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
@@ -98,6 +99,18 @@ def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
     with_options.__signature__ = inspect.Signature([*keyword, *added])  # type: ignore[attr-defined]
     with_options.__annotations__ = {}  # Typer reads the signature, whose annotations are evaluated
     return with_options
+
+
+def refuse_wishes(wishes: Wishes, names: Sequence[str], why: str) -> None:
+    """Refuse wishes that a command would not follow.
+
+    Raises:
+        UserError: one of these was expressed; `why` ends the sentence.
+    """
+    for name in names:
+        if getattr(wishes, name) not in (getattr(Wishes(), name), []):
+            shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
+            raise UserError(f"--{shown} {why}. Leave that option out.")
 
 
 def default_of(defaults: Wishes, name: str) -> Any:

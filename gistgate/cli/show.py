@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from gistgate.observing.tuning import Finding
 from gistgate.request.rows import Generation
 from gistgate.request.statistics import Statistics
 
+CONTROLS = re.compile(r"[\x7f-\x9f]")
+"""Control characters that json writes as they are."""
 COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
@@ -76,7 +79,12 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
 
 def as_lines(tokens: Sequence[TracedToken]) -> str:
     """One JSON object per token."""
-    return "\n".join(json.dumps(token.as_dict(), ensure_ascii=False) for token in tokens)
+    return "\n".join(in_json(token.as_dict()) for token in tokens)
+
+
+def in_json(value: Any) -> str:
+    """JSON on one line that cannot steer a terminal: json itself escapes the control characters of ASCII alone."""
+    return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
 
 
 def compared(certificate: ServedCertificate) -> str:

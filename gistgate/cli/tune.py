@@ -13,7 +13,18 @@ import typer
 
 from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import AsJson, Chat, Dtype, Length, Prompts, Stops, System, TargetName, with_wishes
+from gistgate.cli.options import (
+    AsJson,
+    Chat,
+    Dtype,
+    Length,
+    Prompts,
+    Stops,
+    System,
+    TargetName,
+    refuse_wishes,
+    with_wishes,
+)
 from gistgate.cli.reading import read_prompts
 from gistgate.errors import UserError
 
@@ -79,9 +90,7 @@ def gate_of(wishes: Wishes) -> str:
     Raises:
         UserError: there is none, or the user decides what tuning is to decide.
     """
-    named = [name for name in CHOSEN if getattr(wishes, name)]
-    if named:
-        raise UserError(f"Tuning decides about '{named[0]}' itself, or does not time it. Leave that option out.")
+    refuse_wishes(wishes, CHOSEN, "is decided by tuning itself, or not timed by it")
     if wishes.gate is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     return str(wishes.gate)
@@ -104,6 +113,7 @@ def save(gate: Path, found: Finding, prompts: int) -> Path:
     """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
     from gistgate.build.preference import MEASURED, TUNED, chosen_among
     from gistgate.files import write_atomic, write_json
+    from gistgate.integrations.transformers.flatten import FOLDER, write_code
 
     winner: Candidate | None = found.winner
     assert winner is not None and winner.proof is not None and winner.point is not None
@@ -116,6 +126,8 @@ def save(gate: Path, found: Finding, prompts: int) -> Path:
         write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
 
     write_atomic(gate / TUNED, write)
+    if (gate / FOLDER).is_dir():  # the code for plain transformers has to hold what was chosen
+        write_code(gate)
     return gate / TUNED
 
 

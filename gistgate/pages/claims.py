@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from gistgate.build.choose import choose
-from gistgate.build.decoder import named_proof
+from gistgate.build.decoder import named_proof, other_parts
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.decoding.decoder import Decoder
@@ -18,17 +18,29 @@ def proof_of(wishes: Wishes, decoder: Decoder) -> Proof | None:
     return named_proof(wishes) or beside
 
 
-def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float) -> str:
-    """What the certificate says about the rule of this decoder at that value of its knob."""
+def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
+    """What the certificate says about the rule of this decoder at that value of its knob.
+
+    Args:
+        wishes: what the user says, with a certificate that `gistgate tune` preferred.
+        decoder: what they became.
+        rule: the rule, and `value` that of its knob.
+        uncovered: why the certificate does not cover the requests themselves; None where it does.
+    """
     if wishes.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
     proof = proof_of(wishes, decoder)
+    if decoder.drafter is None or not decoder.block:
+        return "Decoding is plain, so that nothing can be lost."
     if proof is None:
         return "Not certified: there is no certificate."
     settings = {**wishes.settings, str(rule.knob): value}
     wish = replace(wishes, rule=rule.id, settings=settings, budget=None, certificate=None)
     has_draft, has_gate = wishes.draft is not None, decoder.parts.gate is not None
-    doubts = choose(wish, proof, has_gate=has_gate, has_draft=has_draft).doubts
+    choice = choose(wish, proof, has_gate=has_gate, has_draft=has_draft)
+    doubts = (*choice.doubts, *other_parts(choice, proof, wishes, decoder.target, decoder.drafter))
+    if uncovered is not None:
+        doubts = (*doubts, uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
     return promise(next(point for point in proof.certified if point.settings[str(rule.knob)] == value))
@@ -42,10 +54,10 @@ def promise(point: OperatingPoint) -> str:
     )
 
 
-def own_claim(wishes: Wishes, decoder: Decoder) -> str | None:
+def own_claim(wishes: Wishes, decoder: Decoder, uncovered: str | None = None) -> str | None:
     """The claim about the setting that the decoder runs with; None for a rule without a knob."""
     rule: Any = decoder.rule
-    return None if rule.knob is None else claim(wishes, decoder, rule, getattr(rule, rule.knob))
+    return None if rule.knob is None else claim(wishes, decoder, rule, getattr(rule, rule.knob), uncovered)
 
 
 def certificate_table(wishes: Wishes, decoder: Decoder) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gistgate.build.wishes import Wishes
 from gistgate.files import write_text
 from gistgate.pages.alignment import Difference, differences, segments
 from gistgate.pages.claims import certificate_table, own_claim, provenance_table
@@ -62,17 +61,14 @@ def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
     }
 
 
-def write_trace(
-    path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], wishes: Wishes, request: Mapping[str, Any]
-) -> None:
+def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]) -> None:
     """Decode one prompt as the user wishes and strictly, and write the page of both.
 
     Args:
         path: the file to write.
-        loaded: `target` and `decoder`, as the command line loads them.
+        loaded: `target`, `decoder`, `wishes` and `uncovered`, as the command line loads them.
         prompt: the text that the user typed.
         ids: the same as token ids.
-        wishes: what the user says about decoding.
         request: other arguments of `Decoder.generate`.
 
     Raises:
@@ -85,8 +81,8 @@ def write_trace(
         prompt,
         run,
         strict,
-        claim=own_claim(wishes, decoder),
-        certificate=certificate_table(wishes, decoder),
+        claim=own_claim(loaded.wishes, decoder, loaded.uncovered),
+        certificate=certificate_table(loaded.wishes, decoder),
         provenance=provenance_table(decoder),
     )
     write_text(path, html)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -195,22 +196,24 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "engine, texts, words",
+    "dtype, engine, texts, words",
     [
-        ("eager", "own", ()),
-        ("compiled", "own", ("the engine is compiled, but eager was certified",)),
-        (None, "other", ("the drafter reads other texts than the certified ones",)),
+        (torch.bfloat16, "eager", "own", ()),
+        (torch.bfloat16, "compiled", "own", ("the engine is compiled, but eager was certified",)),
+        (torch.float32, "compiled", "own", ()),
+        (torch.float32, "eager", "other", ("the drafter reads other texts than the certified ones",)),
     ],
 )
 def test_a_certificate_beside_a_gate_doubts_other_parts(
-    tmp_path: Path, engine: str | None, texts: str, words: tuple[str, ...]
+    tmp_path: Path, dtype: torch.dtype, engine: str, texts: str, words: tuple[str, ...]
 ) -> None:
     for name in ("own", "other"):
         (tmp_path / name).write_text(name)
     known = proof(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
-    choice = Choice("prob", {"r": 0.5}, 4, "corpus")
-    assert other_parts(choice, known, {}, engine, tmp_path / texts) == words
-    assert other_parts(replace(choice, drafter="none"), known, {}, engine, tmp_path / texts) == ()
+    choice, wishes = Choice("prob", {"r": 0.5}, 4, "corpus"), Wishes(engine=engine, corpus=str(tmp_path / texts))
+    target: Any = SimpleNamespace(dtype=dtype)
+    assert other_parts(choice, known, wishes, target, None) == words
+    assert other_parts(replace(choice, drafter="none"), known, wishes, target, None) == ()
 
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:

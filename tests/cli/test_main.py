@@ -1,7 +1,9 @@
 """The command line from end to end on a tiny pair: what it prints, and the one sentence it prints otherwise."""
 
+import errno
 import io
 import json
+import os
 import shutil
 import warnings
 from dataclasses import replace
@@ -9,6 +11,8 @@ from dataclasses import replace
 import pytest
 
 from gistgate.certificates.certificate import read_proof
+from gistgate.cli import main as command_line
+from gistgate.cli import show
 from gistgate.observing import race as timing
 from tests.certificates.proofs import point, proof
 
@@ -195,3 +199,45 @@ def test_standard_input_that_is_no_text_is_refused(run, pair, monkeypatch):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8", errors=errors))
         status, _, said = run("generate", pair / "target", "-")
         assert status == 1 and "Standard input is no text in UTF-8" in said
+
+
+def test_export_does_not_follow_links_out_of_a_gate(run, pair, tmp_path):
+    shutil.copytree(pair / "gate", tmp_path / "gate")
+    (tmp_path / "secret").write_text("of the user")
+    (tmp_path / "gate/notes.txt").symlink_to(tmp_path / "secret")
+    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
+    assert status == 1 and "leads out of its folder" in said and not (tmp_path / "served").exists()
+    (tmp_path / "gate/notes.txt").unlink()
+    os.mkfifo(tmp_path / "gate/pipe")
+    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
+    assert status == 1 and "is no regular file" in said and not (tmp_path / "served").exists()
+
+
+def test_doctor_refuses_what_it_would_ignore(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n")
+    arguments = ("doctor", pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft")
+    for option in (("--block", 4), ("--rule", "fly"), ("--stop-drafting", 0.4), ("--guard", "loop")):
+        status, _, said = run(*arguments, *option)
+        assert status == 1 and f"{option[0]} changes nothing that is measured" in said
+
+
+def test_what_nobody_measures_is_refused(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n")
+    asked = ("bench", pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft")
+    status, _, said = run(*asked, "--speculate-up-to", "auto")
+    assert status == 1 and "is measured by `gistgate generate`" in said
+
+
+def test_json_cannot_steer_a_terminal():
+    shown = show.in_json({"text": "a\x9b2Jé\x7f"})
+    assert shown == '{"text": "a\\u009b2Jé\\u007f"}' and json.loads(shown) == {"text": "a\x9b2Jé\x7f"}
+
+
+def test_a_failing_disk_is_one_sentence(monkeypatch, capsys):
+    def full(*_arguments, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(command_line, "app", full)
+    with pytest.raises(SystemExit):
+        command_line.main()
+    assert "The output could not be read or written (No space left on device)" in capsys.readouterr().err

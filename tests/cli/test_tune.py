@@ -14,6 +14,7 @@ from gistgate.certificates.certificate import read_proof
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.integrations.transformers.flatten import write_code
 from gistgate.integrations.transformers.generate import generate
 from gistgate.observing import tuning
 from tests.certificates.proofs import point, proof_for
@@ -40,7 +41,10 @@ def tune(run, pair, gate, tmp_path, monkeypatch):
 
     def call(*options, **times):
         def times_of(candidates, prompts, request):
-            return {one.name: [{**TIMES, **times}[one.name.split()[0]]] * len(prompts) for one in candidates}
+            seconds = {**TIMES, **times}
+            return {
+                one.name: [seconds.get(one.name, seconds[one.name.split()[0]])] * len(prompts) for one in candidates
+            }
 
         monkeypatch.setattr(tuning, "times_of", times_of)
         parts = ("--draft", pair / "draft", "--gate", gate)
@@ -114,8 +118,18 @@ def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
     assert "int8" in tune("--json", "--quantise-draft", "int8")[2]
 
 
+def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
+    write_code(gate)
+    replace(read_proof(gate), drafter="recycle").save(tmp_path / "copied")
+    assert "class TokenRecycling" not in (gate / "custom_generate/drafters.py").read_text()
+    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, recycle K=4": 0.5})
+    assert read_proof(gate / "tuned").drafter == "recycle"
+    assert "class TokenRecycling" in (gate / "custom_generate/drafters.py").read_text()
+
+
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
-    assert "Tuning decides about 'rule' itself" in tune("--rule", "fly")[2]
+    assert "--rule is decided by tuning itself" in tune("--rule", "fly")[2]
+    assert "--block is decided" in tune("--block", 0)[2] and "--guard is decided" in tune("--guard", "loop")[2]
     assert "Name the folder with --gate" in run("tune", pair / "target", "prompts.txt")[2]
 
 
@@ -136,7 +150,7 @@ def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
         assert run("generate", *asked)[0] == 0
 
 
-@pytest.mark.parametrize("damage", ["[]", '"text"', "{}"])
+@pytest.mark.parametrize("damage", ["[]", '"text"', "{}", '{"to_pl'])
 def test_a_damaged_measurement_is_left_aside(tune, gate, damage):
     tune()
     (gate / "tuned/speed.json").write_text(damage)

@@ -18,6 +18,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
+from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
 from gistgate.block import Sampling
@@ -26,6 +27,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
+from gistgate.files import load_tensors
 from gistgate.identity import identify_tokenizer
 from gistgate.integrations.lm_eval.model import GatedLM, sampling
 from gistgate.observing import race as timing
@@ -181,6 +183,20 @@ def test_wrong_names_get_a_sentence(tmp_path: Path, pair: Any, tokenizer: Any, w
         GatedLM(**{**saved(tmp_path, pair, tokenizer), **wrong})
 
 
+@pytest.mark.parametrize("damage", ["lm_head.weight", None])
+def test_weights_that_are_not_whole_are_refused(tmp_path: Path, pair: Any, tokenizer: Any, damage: str | None) -> None:
+    names = saved(tmp_path, pair, tokenizer)
+    file = tmp_path / "target/model.safetensors"
+    weights = load_tensors(file)
+    if damage is None:
+        weights["model.norm.weight"][0] = float("nan")
+    else:
+        del weights[damage]
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match="is not finite" if damage is None else f"lack 1 weights, such as {damage}"):
+        GatedLM(**names)
+
+
 def run_cli(tmp_path: Path, tasks: Path, model_args: str) -> subprocess.CompletedProcess:
     command = [sys.executable, "-m", "gistgate.integrations.lm_eval", "run", "--model", "gistgate"]
     command += ["--model_args", model_args, "--tasks", str(tasks / "sums.yaml"), "--batch_size", "2"]
@@ -255,3 +271,16 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(
     lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
     with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat)
+
+
+def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(
+    tmp_path: Path, pair: Any, tokenizer: Any
+) -> None:
+    scope = {"prompting": {"chat_template": True, "system": None}, "temperature": 0.0, "guards": []}
+    scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
+    proof(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
+    lm, tasks = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path)), write_task(tmp_path)
+    lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+    evaluate(lm, tasks, limit=2, apply_chat_template=True)
+    with pytest.raises(UserError, match="another prompting"):
+        evaluate(lm, tasks, limit=2, apply_chat_template=False)

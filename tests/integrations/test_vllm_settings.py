@@ -206,6 +206,16 @@ def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served:
     check_proof(replace(kept, scope={**drafting, "drafting": None}), served, None)
 
 
+@pytest.mark.parametrize("lighter", [{"quantisation": "int4"}, {"draft_vocabulary": "abc"}])
+def test_a_certificate_of_a_lighter_draft_is_refused(folder: Path, served: Served, lighter: dict[str, str]):
+    whole = scope_of(folder)
+    scope = {**whole, "rule": "prob-ratio", "gate": None, "draft": {**whole["draft"], **lighter}}
+    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
+    for draft in (served.draft, "hub/draft"):
+        with pytest.raises(UserError, match="fewer bits or a smaller vocabulary"):
+            check_proof(kept, replace(served, draft=draft), None)
+
+
 def test_an_engine_that_ends_answers_elsewhere_is_refused(folder: Path, served: Served):
     scope = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "ends": [2]}
     kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)

@@ -48,6 +48,22 @@ def test_another_k_is_not_certified(certified):
     assert own_claim(other, decoder).startswith("Not certified: block is")
 
 
+def test_what_the_terminal_warns_of_is_not_called_certified(certified):
+    ending = Wishes(draft=DRAFT, gate=certified.gate, stop_drafting="0.4")
+    with pytest.warns(UserWarning, match="drafts end by another policy"):
+        decoder = build_decoder(TARGET, TOKENIZER, ending)
+    assert own_claim(ending, decoder).startswith("Not certified: drafts end by another policy")
+    decoder = build_decoder(TARGET, TOKENIZER, certified)
+    assert own_claim(certified, decoder, "another prompting").startswith("Not certified: another prompting")
+
+
+@pytest.mark.parametrize("named", [{"drafter": "none"}, {"block": 0}])
+def test_plain_decoding_loses_nothing(certified, named):
+    plain = Wishes(draft=DRAFT, gate=certified.gate, settings={"risk": 0.7}, **named)
+    decoder = build_decoder(TARGET, TOKENIZER, plain)
+    assert claim(plain, decoder, decoder.rule, 0.5) == "Decoding is plain, so that nothing can be lost."
+
+
 def test_without_a_certificate_the_page_says_so():
     loose = wishes(rule="autojudge", settings={"risk": 0.2})
     with pytest.warns(UserWarning, match="no certificate"):
@@ -65,9 +81,10 @@ def test_the_slider_has_the_rule_of_the_gate_where_decoding_is_strict():
 
 
 def test_the_written_page_holds_both_answers_and_the_certificate(certified, tmp_path):
-    loaded = SimpleNamespace(decoder=build_decoder(TARGET, TOKENIZER, certified), target=Target(TARGET, TOKENIZER))
+    decoder = build_decoder(TARGET, TOKENIZER, certified)
+    loaded = SimpleNamespace(decoder=decoder, target=Target(TARGET, TOKENIZER), wishes=certified, uncovered=None)
     ids = loaded.target.encode("Tom has")
-    write_trace(tmp_path / "trace.html", loaded, "Tom has", ids, certified, {"max_new_tokens": 12})
+    write_trace(tmp_path / "trace.html", loaded, "Tom has", ids, {"max_new_tokens": 12})
     page = (tmp_path / "trace.html").read_text()
     assert page.count('role="listbox"') == 2 and "autojudge, risk 0.2" in page
     assert "Certified: loses at most" in page and "budget 0.03.bound" in page and "target.architecture" in page

@@ -22,11 +22,13 @@ from gistgate.certificates.scope import task_scope
 from gistgate.certificates.served import ServedCertificate
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json
+from gistgate.gates.gate import Gate
 from gistgate.integrations.endpoints.compared import Compared
 from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Endpoint, connect
+from gistgate.integrations.lm_eval.calibrate_prompts import judged_marks, learned_by
 from gistgate.integrations.lm_eval.prompting import Document, Prompting
-from gistgate.integrations.lm_eval.prompts import distinct_documents, problems_of, used_prompts
+from gistgate.integrations.lm_eval.prompts import distinct_documents, hashes_of, problems_of, used_prompts
 from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
 
 MOST_STOPS = 4
@@ -48,6 +50,7 @@ class Options:
     loose_model: str | None = None
     strict_body: str = "{}"
     loose_body: str = "{}"
+    gate: str | None = None
     budget: float = 0.02
     confidence: float = 0.95
     prompts: int | None = None
@@ -132,6 +135,7 @@ def looks_of(options: Options, task: Task, docs: list[Document], strict: Endpoin
     return Looks(
         claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
         prompts=[list(task.question(doc).encode()) for doc in docs],
+        problems=[hashes_of([task.problem(doc)]) for doc in docs],
         error=1 - options.confidence,
         remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh calibration "
         "prompts.",
@@ -164,7 +168,8 @@ def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> 
 
 
 def documents(task: Task, options: Options) -> list[Document]:
-    """Calibration documents in random order, without problems that a finished run has used.
+    """Calibration documents in random order, without problems that a finished run used, a ledger knows from a pipeline
+    or the gate behind the loose server was trained on.
 
     Raises:
         UserError: none is left.
@@ -172,7 +177,9 @@ def documents(task: Task, options: Options) -> list[Document]:
     train = task.documents("train")
     order = random.Random(f"{options.seed} certificates")
     seen = problems_of(task, used_prompts())
-    found = [train[index] for index in distinct_documents(task, train, order, seen)]
+    known = judged_marks() | set(learned_by(None if options.gate is None else Gate.load(options.gate)).split())
+    unused = (train[index] for index in distinct_documents(task, train, order, seen))
+    found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
     confidence = level(options.confidence, options.looks)
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
     drawn = found[(options.draw - 1) * n : options.draw * n]

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 
@@ -131,8 +132,10 @@ def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:
         UserError: nobody answers, or the server does not serve such a model.
     """
     url = url.rstrip("/")
-    if not url.startswith(("http://", "https://")):
-        raise UserError(f"'{url}' is no address of a server. Write it as http://HOST:PORT/v1.")
+    if not is_address(url):
+        raise UserError(
+            f"'{url}' is no address of a server. Write it as http://HOST:PORT/v1, such as http://127.0.0.1:8000/v1."
+        )
     with explained(url):
         known = [one.id for one in Endpoint(url, model or "").client.models.list()]
     if model is None and len(known) != 1:
@@ -140,6 +143,15 @@ def connect(url: str, model: str | None, extra: Mapping[str, Any]) -> Endpoint:
     if model is not None and model not in known:
         raise UserError(f"{url} does not serve '{model}'. It serves: {', '.join(known) or 'no model'}.")
     return Endpoint(url, model or known[0], extra)
+
+
+def is_address(url: str) -> bool:
+    """Whether a client can be made for a URL."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port is no number
+        return False
 
 
 @contextmanager

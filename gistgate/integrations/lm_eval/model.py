@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
+from gistgate.build.models import unloadable
 from gistgate.build.preference import preferred
+from gistgate.build.weights import whole_model
 from gistgate.build.wishes import AUTO
 from gistgate.certificates.holds import check_greedy, check_request, proof_in_use, warn_uncovered
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
+from gistgate.errors import UserError, is_out_of_memory
 from gistgate.forward.allocation import keep_freed_memory
 from gistgate.integrations.lm_eval.served import Served
 from gistgate.observing.race import settle_batches
@@ -82,16 +85,33 @@ class GatedLM(HFLM):
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
         self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
         self.decode, self.rows, self.is_quiet = decode, 0, False
-        self.prompting: dict[str, Any] = {}
-        """Chat template and system text of the task, as far as the harness asked for them."""
+        self.rendered: dict[str, str | None] = {}
+        """Prompts that the harness put into the chat template, with their system texts."""
+        self.prompting: list[dict[str, Any]] = []
+        """Chat template and system text of the present requests, each way once."""
         self.served = Served()
         """Every answer by its prompt; after a run of several processes the first one has all."""
+
+    def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
+        """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else.
+
+        Raises:
+            UserError: they are not, or there is no such model.
+        """
+        kind: Any = self.AUTO_MODEL_CLASS  # type: ignore[has-type]
+        self.AUTO_MODEL_CLASS = Whole
+        try:
+            super()._create_model(pretrained, *arguments, **options)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
         """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
         rows: int | str = self.batch_size_per_gpu  # type: ignore[has-type]
         self.is_quiet = disable_tqdm or self.rank != 0
         self.rows = rows if isinstance(rows, int) else 0
+        ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
+        self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
         try:
             self.batch_size_per_gpu = rows * WAITING if self.rows else rows
             texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
@@ -107,8 +127,8 @@ class GatedLM(HFLM):
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The harness's own method; what it was asked for is kept for the certificate."""
         system = next((turn["content"] for turn in chat_history if turn["role"] == "system"), None)
-        self.prompting = {"chat": True, "system": system}
         text: str = super().apply_chat_template(chat_history, add_generation_prompt)
+        self.rendered[text] = system
         return text
 
     def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
@@ -124,13 +144,7 @@ class GatedLM(HFLM):
             "stops": [text for text in stop if text and text != eos],
             "sampling": sampling(kwargs),
         }
-        temperature = request["sampling"].temperature
-        if self.proof is not None:
-            check_request(self.proof, temperature=temperature, **self.prompting)
-        elif (beside := proof_in_use(self.decoder)) is not None:
-            warn_uncovered(lambda: check_request(beside, temperature=temperature, **self.prompting))
-        elif self.is_in_segments:
-            warn_uncovered(lambda: check_greedy(temperature))
+        self._check(request["sampling"].temperature)
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
@@ -141,6 +155,21 @@ class GatedLM(HFLM):
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
+
+    def _check(self, temperature: float) -> None:
+        """Refuse requests that a named certificate does not cover, and warn of those that one beside a gate does not.
+
+        Raises:
+            UserError: what differs.
+        """
+        beside = proof_in_use(self.decoder)
+        for way in self.prompting or [{}]:
+            if self.proof is not None:
+                check_request(self.proof, temperature=temperature, **way)
+            elif beside is not None:
+                warn_uncovered(partial(check_request, beside, temperature=temperature, **way))
+        if self.proof is None and beside is None and self.is_in_segments:
+            warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
         """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
@@ -167,6 +196,20 @@ class GatedLM(HFLM):
             "statistics": counted.as_dict(),
         }
         return {**super().get_model_info(), "gistgate": ours}
+
+
+class Whole:
+    """Stands in for transformers' class of models while the harness loads one."""
+
+    @staticmethod
+    def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
+        """A model whose weights are checked."""
+        try:
+            return whole_model(name, **options)
+        except Exception as error:  # damaged files and unknown architectures fail in many ways
+            if is_out_of_memory(error):
+                raise
+            raise UserError(unloadable("model", name, error)) from error
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:

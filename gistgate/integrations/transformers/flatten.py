@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gistgate.build.choose import GATED, MODEL, STRICT
+from gistgate.build.preference import TUNED
 from gistgate.certificates.certificate import read_proof
 from gistgate.drafters import DRAFTERS
 from gistgate.errors import UserError
@@ -54,11 +55,15 @@ def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
 
 
 def certified_modules(folder: str | Path) -> list[str]:
-    """The modules of the certified rule and drafter, of strict verification, and of the usual ones without a proof."""
-    proof = read_proof(folder)
-    rules = {STRICT, proof.rule if proof else GATED}
-    drafter = proof.drafter if proof and proof.drafter in DRAFTERS else MODEL
-    return sorted({*(RULES[rule].__module__ for rule in rules), DRAFTERS[drafter].__module__})
+    """The modules of strict verification and of the certified rule and drafter, or of the usual ones without a proof.
+
+    A choice of `gistgate tune` has a proof of its own.
+    """
+    places = [Path(folder), Path(folder) / TUNED]
+    proofs = [proof for place in places if place.is_dir() and (proof := read_proof(place)) is not None]
+    rules = {STRICT, *([proof.rule for proof in proofs] or [GATED])}
+    drafters = {proof.drafter for proof in proofs if proof.drafter in DRAFTERS} or {MODEL}
+    return sorted({*(RULES[rule].__module__ for rule in rules), *(DRAFTERS[name].__module__ for name in drafters)})
 
 
 def flatten(entry: str = ENTRY, extra: Sequence[str] = (), package: Package = LIBRARY) -> dict[str, str]:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gistgate.build.decoder import build_decoder, named_proof, wishes_from
 from gistgate.build.preference import preferred, settled
+from gistgate.build.wishes import AUTO, MEASURED_BY
 from gistgate.errors import UserError
 from gistgate.integrations.transformers.decoding import GatedDecoding
 from gistgate.integrations.transformers.parts import loaded_parts
@@ -64,6 +65,8 @@ def generate(
     wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
     wishes = settled(wishes, wishes.gate, model, wishes.draft)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
+    if wishes.speculate_up_to == AUTO:
+        raise UserError(MEASURED_BY)
     decoder = build_decoder(model, tokenizer, wishes)
     if tokenizer is None and decoder.rule.knob is not None:
         warnings.warn(

@@ -7,7 +7,7 @@ from typing import Any
 
 from gistgate.certificates.certificate import Proof, scope_mismatch
 from gistgate.errors import UserError
-from gistgate.identity import check_identity, check_tokenizer, gate_hash, model_scope, tokenizer_scope
+from gistgate.identity import LIGHTER, check_identity, check_tokenizer, gate_hash, model_scope, tokenizer_scope
 from gistgate.integrations.vllm.served import Served, folder_fingerprint
 
 log = logging.getLogger("vllm.gistgate")
@@ -57,6 +57,11 @@ def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
             found["ends"] = list(served.eos_ids)
     certified = {name: proof.scope.get(name) for name in found}
     draft = proof.scope.get("draft")
+    if draft is not None and any(draft.get(name) is not None for name in LIGHTER):
+        raise UserError(
+            "The certificate was made with a draft model of fewer bits or a smaller vocabulary, and vLLM serves "
+            "neither. Calibrate with the draft model as it is, or serve without the certificate."
+        )
     if draft is not None and served.draft is not None:  # vLLM chooses the draft model's dtype, so only weights count
         certified["draft"] = {"fingerprint": draft["fingerprint"]}
         found["draft"] = {"fingerprint": folder_fingerprint(served.draft)}

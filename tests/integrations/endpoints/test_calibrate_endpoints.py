@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from time import perf_counter, sleep
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from gistgate.integrations.endpoints.calibrate import Options, certify
 from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Asked, continued
 from gistgate.integrations.lm_eval import task_files
+from gistgate.integrations.lm_eval.prompts import hashes_of
 from tests.integrations.endpoints.scripted import Script, serving
 from tests.tiny import write_task
 
@@ -115,6 +117,7 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
         ({"budget": 0.001}, "cannot certify a budget"),
         ({"confidence": 1.0}, "cannot be certified"),
         ({"loose_endpoint": "localhost:1"}, "is no address of a server"),
+        ({"loose_endpoint": "http://HOST:PORT/v1"}, "is no address of a server"),
         ({"loose_endpoint": "http://127.0.0.1:9/v1"}, "cannot be reached"),
     ],
 )
@@ -134,6 +137,16 @@ def test_prompts_are_judged_once_for_a_claim(run):
         assert proof.n == 40
         with pytest.raises(UserError, match="too few for draw 3"):
             run(Script(), Script(), **both, draw=3)
+
+
+def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
+    task = command.load_task(command.TaskSpec("sums"))
+    marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
+    monkeypatch.setattr(command, "judged_marks", lambda: set(marks[:20]))
+    monkeypatch.setattr(command.Gate, "load", lambda folder: SimpleNamespace(problems=" ".join(marks[20:30])))
+    monkeypatch.setattr(command, "learned_by", lambda gate: "" if gate is None else gate.problems)
+    assert run(Script(), Script())[0].n == 60
+    assert run(Script(), Script(), gate="folder", draw=1)[0].n == 50
 
 
 def test_the_command_line_compares_servers(run, tmp_path, capsys):
