@@ -41,6 +41,7 @@ from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
 from pipeline.common.paths import SCRATCH
 from pipeline.common.progress import bar
+from pipeline.labels.schema import REFERENCE
 from pipeline.speed.clock import Contender, Prompts
 from pipeline.speed.race import lap, without_loops
 
@@ -73,7 +74,8 @@ def main(
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     ids = [one["ids"] for one in read_prompts("development")[:development]]
-    form = [sorted(request.items(), key=str), kind, development, workload.identity(points.values())]
+    read = REFERENCE if VOCABULARY in taken else None
+    form = [sorted(request.items(), key=str), bits_of(taken, kind), ids, read, workload.identity(points.values())]
     sizes_tried: list[dict[str, Any]] = []
     if VOCABULARY in taken:
         strict = strict_at(workload, strict_block)

@@ -160,7 +160,7 @@ def contenders(workload: Workload, size: int, methods: list[str], blocks: dict[s
 
 def timed(name: str, decoder: Decoder, request: dict[str, Any]) -> Contender:
     """One of ours."""
-    return Contender(name, ours(decoder, request), decoder.block)
+    return Contender(name, ours(decoder, request), decoder.block, builds=decoder.engine.name == "compiled")
 
 
 def figure(payload: dict[str, Any]) -> Any:

@@ -43,8 +43,10 @@ class Labeller:
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
         table = in_order(self._comparable(table))
         table = picked(table, table["chosen"] | is_asked_of(table))
+        unknown = table["greedy_kept"] < 0
         greedy_kept = self.greedy_kept(table, texts)
         labelled = is_intact(table, greedy_kept) & table["chosen"]
+        self.tools.cost.labels += int((labelled & unknown).sum())
         table, greedy_kept = picked(table, labelled), greedy_kept[labelled]
         kept, rollouts = self._kept(table, texts, greedy_kept)
         rest = {name: column for name, column in table.items() if name not in ("accepted", "chosen")}
@@ -61,7 +63,6 @@ class Labeller:
         unknown = (greedy_kept < 0).nonzero().flatten().tolist()
         rollouts = [self._rollout(table, texts, n, "draft_id") for n in unknown]
         found = self.tools.judge(self.params.rejoin).kept(rollouts)
-        self.tools.cost.labels += int(table["chosen"][unknown].sum())
         greedy_kept[unknown] = torch.tensor(found, dtype=torch.int8)
         return greedy_kept
 

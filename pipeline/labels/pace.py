@@ -5,10 +5,13 @@ Greedy rollouts have the same ids either way (in bfloat16 up to near ties), so t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Literal
+
+import torch
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.files import read_json, write_json
@@ -38,9 +41,22 @@ def settled(params: Params, prompts: Sequence[dict[str, Any]], file: Path) -> di
         decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
         request = {**request_of(prompts, pair), "eos_ids": (), "stops": (), "max_new_tokens": MEASURED}
         ids = [prompts[place % len(prompts)]["ids"] for place in range(params.label.batch_size)]
-        write_json(file, measured(decoder, ids, **request))
+        with threads_of(params):
+            write_json(file, measured(decoder, ids, **request))
     found: dict[str, Any] = read_json(file)
     return found
+
+
+@contextmanager
+def threads_of(params: Params) -> Iterator[None]:
+    """As many threads as the rollouts will have: where several processes share the shards, each has one."""
+    before = torch.get_num_threads()
+    if params.decoding.workers > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def measured(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> dict[str, Any]:

@@ -59,6 +59,12 @@ def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> 
         return figures
 
 
+def redraw_speed(summary: Summary, folder: Path) -> None:
+    """Draw the figure of speeds anew from a summary whose speeds have changed."""
+    with plt.rc_context(STYLE):
+        save(speed_figure(summary, looks(summary["methods"])), folder / "speed.png")
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a PNG that carries no date and no version, then forget the figure."""
     figure.savefig(path, dpi=140, metadata={"Software": None}, format="png")

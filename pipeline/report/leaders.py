@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistgate.rules import RULES
+from gistgate.rules import RULES, meant
 
 
 def asks_gate(method: dict[str, Any]) -> bool:
     """Whether a method's rule asks a trained gate."""
-    return "gate" in RULES[method["rule"]].needs
+    return "gate" in RULES[meant(method["rule"])[0]].needs
 
 
 def best(methods: dict[str, Any], *, gate: bool) -> str:

@@ -25,6 +25,7 @@ from pipeline.common.entry import run
 from pipeline.common.paths import REPORTS, RESULTS, STUDIES
 from pipeline.params import read_params
 from pipeline.report import headline, leaders, markers, tables
+from pipeline.report.figures import redraw_speed
 from pipeline.report.looks import publish_looks
 from pipeline.report.origin import check_finished, line, origin
 from pipeline.speed.occasions import joined
@@ -109,6 +110,7 @@ def publish_again(reports: Path, results: Path, code: dict[str, Any]) -> None:
         for name, method in summary["methods"].items()
     }
     found = {**summary, "methods": methods, "occasions": occasions}
+    redraw_speed(found, results / "figures")
     write_published(results / "summary.json", found, code, shown_in(results))
 
 

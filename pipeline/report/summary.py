@@ -139,12 +139,17 @@ def frontier(results: Results) -> list[dict[str, Any]]:
 
 
 def frontier_row(name: str, calibration: dict[str, Any], split: str, setting: dict[str, Any]) -> dict[str, Any]:
-    """One setting: its net loss against strict, and the budgets that it is certified for."""
+    """One setting: its net loss against strict, and the budgets that it is certified for.
+
+    The settings are tested from strict to loose, and all in front of the one that a budget keeps have passed it too.
+    """
+    knobs = [one["knob"] for one in calibration["settings"]]
     budgets = [
         budget
         for budget, verdict in sorted(calibration["budgets"].items(), key=lambda pair: float(pair[0]))
-        if split == "calibration" and verdict["certified"] and verdict["knob"] == setting["knob"]
-    ]
+        if split == "calibration" and verdict["certified"]
+        and knobs.index(setting["knob"]) <= knobs.index(verdict["knob"])
+    ]  # fmt: skip
     return {
         "method": name,
         "rule": calibration["rule"],

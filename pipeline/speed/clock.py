@@ -78,6 +78,8 @@ class Contender:
     block: int
     """K; 0 without a draft."""
     is_baseline: bool = False
+    builds: bool = False
+    """Whether it builds programs for the shape of each batch, which has to be done before anything is timed."""
     also: tuple[str, ...] = ()
     """Methods that decode exactly like this and share its times."""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gistgate.decoding.decoder import Decoder
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import operating_point
@@ -27,13 +28,16 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]], blocks
     exact, engine = MethodParams("exact"), params.benchmark.engine
     points = {name: operating_point(params, name) for name in params.methods}
     strictly = tuple(name for name, point in points.items() if point.rule == "exact" and point.drafter == pair.drafter)
+    builds = engine == "compiled"
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
+
+    def strict_at(block: int) -> Decoder:
+        return make_decoder(pair, exact, {}, block, engine=engine)
+
     field = [
-        Contender("plain", ours(plain, request), 0, True),
-        Contender("strict", ours(make_decoder(pair, exact, {}, own, engine=engine), request), own, True, strictly),
-        Contender(
-            f"strict_{common}", ours(make_decoder(pair, exact, {}, common, engine=engine), request), common, True
-        ),
+        Contender("plain", ours(plain, request), 0, True, builds),
+        Contender("strict", ours(strict_at(own), request), own, True, builds, strictly),
+        Contender(f"strict_{common}", ours(strict_at(common), request), common, True, builds),
         Contender("transformers_generate", theirs(pair, request), 0, True),
         *(replace(one, name=NAMES[one.name], is_baseline=True) for one in baselines.at(pair, request, blocks)),
     ]
@@ -41,7 +45,7 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]], blocks
         if name not in strictly:
             gate = load_gate(point.head, pair) if point.head else None
             decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
-            field.append(Contender(name, ours(decoder, request), point.block))
+            field.append(Contender(name, ours(decoder, request), point.block, builds=builds))
     return field
 
 

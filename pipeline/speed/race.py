@@ -16,12 +16,14 @@ Times = dict[str, dict[str, Any]]
 def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 1, title: str | None = None) -> Times:
     """Time every contender on every batch, in an order that rotates, so that a slower machine slows all of them.
 
-    The first batch warms up, because the first call of everything pays for what later calls find done. A batch that any
+    The first batch warms up, because the first call of everything pays for what later calls find done; contenders that
+    build programs warm up on all batches. A batch that any
     contender answers with a loop is dropped for all, since loops are easy to draft; all are kept if every batch loops.
     `title` shows a progress bar.
     """
     for contender in field:
-        contender.decode(batches[0])
+        for batch in batches if contender.builds else batches[:1]:
+            contender.decode(batch)
     times: Times = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
     loops = []
     for place, batch in enumerate(bar(batches, title=title, unit="prompt")):

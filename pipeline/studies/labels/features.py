@@ -96,7 +96,8 @@ def measured(rows: Rows, params: Params) -> dict[str, Any]:
         logits = head(rows.x)
     its_map = fit_map(params.train.map, logits[parts.calibration], rows.kept[parts.calibration])
     metrics, _ = measure_score(rows, parts.test, logits, its_map, "gated")
-    gated, every = metrics["policies"]["gated"], metrics["policies"]["all"]
+    every = metrics["policies"]["all"]
+    gated = metrics["policies"].get("gated", {"auc": None, "ap": None, "ece": None, "n": 0})  # no such row is tested
     return {
         "width": rows.x.shape[1], "loss": min(losses.values()), "auc": gated["auc"], "ap": gated["ap"],
         "ece": gated["ece"], "n": gated["n"], "auc_all": every["auc"], "ap_all": every["ap"], "n_all": every["n"],
@@ -105,10 +106,8 @@ def measured(rows: Rows, params: Params) -> dict[str, Any]:
 
 def shown(row: dict[str, Any]) -> str:
     """A line of a Markdown table."""
-    return (
-        f"| {', '.join(row['features'])} | {row['width']} | {row['loss']:.4f} | {row['auc']:.3f} | {row['ap']:.3f} | "
-        f"{row['auc_all']:.3f} | {row['ap_all']:.3f} |"
-    )
+    figures = ["–" if row[key] is None else f"{row[key]:.3f}" for key in ("auc", "ap", "auc_all", "ap_all")]
+    return f"| {', '.join(row['features'])} | {row['width']} | {row['loss']:.4f} | {' | '.join(figures)} |"
 
 
 if __name__ == "__main__":

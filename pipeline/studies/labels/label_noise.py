@@ -32,12 +32,19 @@ def main() -> None:
     for name in PASSES:
         shards = read_records(LABEL_FOLDER / name, LABELS)
         found = report[name] = repetition(concatenated([records for records, _ in shards]))
-        low, high = found["interval"]
-        print(
-            f"{name}: {found['lost']} of {found['labels']} greedy rollouts lose the meaning; a repetition agrees with "
-            f"{found['agreement']:.3f} of them ({low:.3f} to {high:.3f}), {found['all_repeat']:.3f} repeat every time"
-        )
+        print(f"{name}: {found['lost']} of {found['labels']} greedy rollouts lose the meaning; {repeated(found)}")
     write_result(OUTPUT, report, "pipeline.studies.labels.label_noise")
+
+
+def repeated(found: dict[str, Any]) -> str:
+    """What repetitions say, as the end of a sentence."""
+    if not found["repeated"]:
+        return "none of them was sampled again (label.rollouts)"
+    low, high = found["interval"]
+    return (
+        f"a repetition agrees with {found['agreement']:.3f} of them ({low:.3f} to {high:.3f}), "
+        f"{found['all_repeat']:.3f} repeat every time"
+    )
 
 
 def repetition(table: Table) -> dict[str, Any]:

@@ -60,7 +60,8 @@ Key = tuple[int, int, int]
 
 def main(folds: Annotated[int, typer.Option(help="Folds of the problems.", min=2)] = 6) -> None:
     params = read_params()
-    table = concatenated([shard for name in PASSES for shard in read_shards(FEATURE_FOLDER / name)])
+    shards = [shard for name in PASSES for shard in read_shards(FEATURE_FOLDER / name)]
+    table = concatenated([shard for shard in shards if num_rows(shard)])  # one without labels has no features
     rank(table, [names for names in SETS if all(name in table for name in names)], params, folds, OUTPUT)
 
 

@@ -31,5 +31,6 @@ def label_costs(results: Path) -> Iterator[str]:
 def cost_line(name: str, cost: dict[str, Any]) -> list[str]:
     """One pass."""
     per_label = [f"{cost[key]:.1f}" for key in ("rollouts_per_label", "rollout_tokens_per_label")]
-    idle = f"{100 * cost['idle_share_of_slots']:.0f}"
+    share = cost["idle_share_of_slots"]
+    idle = "–" if share is None else f"{100 * share:.0f}"  # a serving engine does not say it
     return [f"`{name}`", str(cost["labels"]), f"{cost['labels_per_hour']:.0f}", *per_label, idle]

@@ -42,12 +42,13 @@ def main() -> None:
 def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]]) -> list[Contender]:
     """Plain decoding, and every method where it may run."""
     request, engine = request_of(prompts, pair), params.benchmark.engine
+    builds = engine == "compiled"
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
     points = {name: operating_point(params, name, reports=REPORTS) for name in params.methods}
     return [
-        Contender("plain", ours(plain, request), 0, True),
+        Contender("plain", ours(plain, request), 0, True, builds),
         *(
-            Contender(name, ours(decoder_of(point, pair, engine=engine), request), point.block)
+            Contender(name, ours(decoder_of(point, pair, engine=engine), request), point.block, builds=builds)
             for name, point in points.items()
         ),
     ]

@@ -31,6 +31,7 @@ FOLDER = Path("reports/segments/evaluation")
 
 def main() -> None:
     params, methods = read_params(), methods_of(read_segment_params())
+    FOLDER.mkdir(parents=True, exist_ok=True)  # DVC expects it, also where nothing is certified
     names = [name for name in methods if read_json(REPORTS / f"{name}.json")["certified"] is not None]
     side_by_side(evaluator, params, names, params.decoding.workers, "evaluate", "method")
 

@@ -256,6 +256,8 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
         answer = [*prefix, *greedy(target, [*PROMPTS[problem], *prefix], 24 - len(prefix))]
         expected.append(same(problem, answer, references[problem]))
     assert is_intact(table, greedy_kept).tolist() == expected
+    labels = num_rows(maker.label(table, texts))
+    assert maker.tools.cost.labels == labels == sum(expected)  # others cost rollouts, and are no labels
     assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
 
 

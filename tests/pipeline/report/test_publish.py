@@ -9,11 +9,12 @@ import pytest
 
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, write_json
-from pipeline.report import publish, tables
+from pipeline.report import leaders, publish, tables
 from pipeline.report.markers import begin, end, part
 from pipeline.report.publish import PART
 from pipeline.report.results import read_results
 from pipeline.report.summary import summarise
+from pipeline.studies.real.label_costs import cost_line
 from tests.pipeline.report.made_up import PARAMS, folder
 
 __all__ = ["folder"]
@@ -54,6 +55,19 @@ def test_another_run_gets_one_line_beside_the_published_one(folder):
     lines = part(Path("README.md").read_text(), PART).splitlines()[-2:]
     assert lines[0].startswith("| published | 75.0 |")
     assert lines[1].startswith("| seed-2 | 12.5 |") and "| judge |" in lines[1]
+
+
+def test_a_preset_is_led_by_its_rule():
+    methods = {
+        "a": {"rule": "fly-amd", "mean_accepted_length": 2.0},
+        "b": {"rule": "autojudge", "mean_accepted_length": 1},
+    }
+    assert (leaders.best(methods, gate=False), leaders.best(methods, gate=True)) == ("a", "b")
+
+
+def test_labels_of_an_engine_that_counts_no_slots_are_shown():
+    cost = {"labels": 5, "labels_per_hour": 9.0, "rollouts_per_label": 1.0, "rollout_tokens_per_label": 7.0}
+    assert cost_line("label-gated", {**cost, "idle_share_of_slots": None})[-1] == "–"
 
 
 def test_publish_without_markers_changes_nothing(folder):

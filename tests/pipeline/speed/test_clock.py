@@ -71,6 +71,20 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
         assert [len(repeats) for repeats in one["seconds"]] == [2, 2]
 
 
+def test_who_builds_programs_decodes_every_batch_before_the_clock_runs():
+    decoded: dict[str, list[int]] = {"eager": [], "compiled": []}
+
+    def contender(name: str) -> Contender:
+        def decode(batch):
+            decoded[name].append(batch[0][0])
+            return [[1, 2]], 1
+
+        return Contender(name, decode, 0, builds=name == "compiled")
+
+    race([contender("eager"), contender("compiled")], [[[1]], [[2]], [[3]]])
+    assert decoded == {"eager": [1, 1, 2, 3], "compiled": [1, 2, 3, 1, 2, 3]}
+
+
 def test_what_cannot_decode_is_a_result_with_its_reason():
     def broken(batch):
         raise RuntimeError("no kernel\nmore")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gistgate.errors import UserError
-from gistgate.files import write_json, write_json_lines
+from gistgate.files import read_json, write_json, write_json_lines
 from pipeline.report import tables
 from pipeline.report.page import page
 from pipeline.report.results import read_results
@@ -113,6 +113,16 @@ def test_frontier_holds_every_setting(folder):
         ("judge", "calibration", "0.1"),
     ]
     assert rows[0]["loss"] == "0.015"  # the mean, which scores between 0 and 1 do not share with the counts
+
+
+def test_a_setting_in_front_of_the_kept_one_is_certified_as_well(folder):
+    path = Path("reports/calibration/learned/judge.json")
+    found = read_json(path)
+    (kept,) = found["settings"]
+    settings = [{**kept, "knob": 0.1}, kept, {**kept, "knob": 0.3}]
+    write_json(path, {**found, "settings": settings})
+    rows = [row for row in frontier(read_results(PARAMS)) if (row["method"], row["split"]) == ("judge", "calibration")]
+    assert [row["certified_budgets"] for row in rows] == [["0.1"], ["0.1"], []]
 
 
 def test_methods_on_different_prompts_are_refused(folder):

@@ -11,7 +11,7 @@ from pipeline.heads.rows import Rows
 from pipeline.params import Params
 from pipeline.studies.labels import features, learning_curve
 from pipeline.studies.labels.calibration_error import measured
-from pipeline.studies.labels.label_noise import repetition
+from pipeline.studies.labels.label_noise import repeated, repetition
 from pipeline.studies.labels.learning_curve import curve, next_labels
 
 ROOT = Path(__file__).parents[4]
@@ -28,6 +28,11 @@ def test_repetition_counts_the_sampled_rollouts_alone():
     assert (found["labels"], found["lost"], found["repeated"]) == (4, 3, 3)
     assert found["agreement"] == pytest.approx(0.5, abs=1e-6)
     assert found["all_repeat"] == pytest.approx(1 / 3)
+
+
+def test_where_nothing_was_sampled_again_a_sentence_says_so():
+    table = {"greedy_kept": torch.ones(2), "kept": torch.ones(2), "rollouts": torch.ones(2), "problem": torch.arange(2)}
+    assert "none of them was sampled again" in repeated(repetition(table))
 
 
 def world(n: int, seed: int) -> Rows:
