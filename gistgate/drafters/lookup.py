@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.block import Draft, Sampling
 from gistgate.drafters.base import Drafter
-from gistgate.drafters.chains import ragged, shared
+from gistgate.drafters.chains import occurrences, ragged, shared
 from gistgate.errors import UserError
 
 
@@ -41,10 +41,5 @@ class PromptLookup(Drafter):
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the latest token never occurred before."""
-        for n in range(min(self.n_max, len(text) - 1), 0, -1):
-            starts = range(len(text) - n) if self.pick == "first" else range(len(text) - n - 1, -1, -1)
-            pattern = list(text[-n:])
-            for start in starts:
-                if text[start] == pattern[0] and list(text[start : start + n]) == pattern:
-                    return list(text[start + n : start + n + num_draft])
-        return []
+        found = occurrences(text, self.n_max, latest=self.pick == "last")
+        return next((list(text[start : start + num_draft]) for _, start in found), [])

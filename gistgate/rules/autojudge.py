@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import LooseRule, State
+from gistgate.rules.base import LooseRule, State, kept_probs
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,4 @@ class AutoJudge(LooseRule):
             raise UserError(f"autojudge: risk is {self.risk}, but a probability is at most 1. Below 0 is strict.")
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.gate_probs is None:
-            raise UserError("autojudge judges by a gate, and none was given. Pass gate=Gate.load(folder).")
-        return 1 - block.gate_probs <= self.risk
+        return 1 - kept_probs(block, self.id) <= self.risk

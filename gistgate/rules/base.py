@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gistgate.block import Acceptance, Block, Reason
+from gistgate.errors import UserError
 
 State = dict[str, Tensor]
 """What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
@@ -113,6 +114,17 @@ class LooseRule:
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         return Context()
+
+
+def kept_probs(block: Block, rule: str) -> Tensor:
+    """The gate's probability that the meaning is kept [B, K], for the rule of this id.
+
+    Raises:
+        UserError: there is no gate.
+    """
+    if block.gate_probs is None:
+        raise UserError(f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+    return block.gate_probs
 
 
 def allowed(block: Block) -> Tensor:

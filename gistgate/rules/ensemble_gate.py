@@ -10,7 +10,7 @@ from torch import Tensor
 from gistgate.block import Block
 from gistgate.errors import UserError
 from gistgate.rules.autojudge import AutoJudge
-from gistgate.rules.base import LooseRule, State
+from gistgate.rules.base import LooseRule, State, kept_probs
 from gistgate.rules.ensemble import Ensemble
 
 
@@ -42,6 +42,5 @@ class EnsembleGate(LooseRule):
             raise UserError(f"ensemble-gate: w is {self.w}, but a weight lies in [0, 1]. 1 is strict.")
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.gate_probs is None:
-            raise UserError("ensemble-gate judges by a gate, and none was given. Pass gate=Gate.load(folder).")
-        return Ensemble(w=self.w).accept(block, state) & AutoJudge(self.risk).accept(block, state)
+        harmless_BK = 1 - kept_probs(block, self.id) <= self.risk
+        return Ensemble(w=self.w).accept(block, state) & harmless_BK

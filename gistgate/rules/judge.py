@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gistgate.block import Block
 from gistgate.errors import UserError
-from gistgate.rules.base import LooseRule, State
+from gistgate.rules.base import LooseRule, State, kept_probs
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,5 @@ class Judge(LooseRule):
             raise UserError(f"judge: delta is {self.delta}, but a probability is at least 0. 1 is strict.")
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.gate_probs is None:
-            raise UserError("judge judges by a gate, and none was given. Pass gate=Gate.load(folder).")
-        if self.delta >= 1:  # so that a rounded probability cannot pass
-            return block.strict
-        return block.gate_probs > self.delta
+        probs_BK = kept_probs(block, self.id)
+        return block.strict if self.delta >= 1 else probs_BK > self.delta  # a rounded probability cannot pass at 1

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
-from gistgate.rules.base import Context, LooseRule, State
+from gistgate.rules.base import Context, LooseRule, State, kept_probs
 
 ID_BYTES = 4
 """Bytes of one token id."""
@@ -69,14 +69,13 @@ class Wisv(LooseRule):
         return Costs()
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.gate_probs is None:
-            raise UserError("wisv judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+        probs_BK = kept_probs(block, self.id)
         if self.risk < 0:
             return block.strict
         # P(harm) <= thr(c) = min(thr_0 + kappa c, limit)
-        cost_B = block.gate_probs.new_zeros(block.gate_probs.shape[0]) if block.cost is None else block.cost.clamp(0, 1)
+        cost_B = probs_BK.new_zeros(len(probs_BK)) if block.cost is None else block.cost.clamp(0, 1)
         threshold_B1 = (self.risk + self.kappa * cost_B).clamp_max(self.limit)[:, None]
-        return 1 - block.gate_probs <= threshold_B1
+        return 1 - probs_BK <= threshold_B1
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         """Count under "uplink_bytes" [B]: the ids of every draft, and the states that are sent with it or after it."""

@@ -5,14 +5,14 @@ After prompt lookup (apoorvumang/prompt-lookup-decoding) and the tries of SENSE 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from gistgate.block import Draft, Sampling
 from gistgate.drafters.base import Drafter
-from gistgate.drafters.chains import shared
+from gistgate.drafters.chains import occurrences, shared
 from gistgate.errors import UserError
 from gistgate.optional.trees.merge import Candidate, merge
 
@@ -56,12 +56,3 @@ class LookupTree(Drafter):
             if len(best) == self.candidates:
                 break
         return list(best.items())
-
-
-def occurrences(text: Sequence[int], n_max: int) -> Iterator[tuple[int, int]]:
-    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, n_max first, then the latest."""
-    for length in range(min(n_max, len(text) - 1), 0, -1):
-        pattern = list(text[-length:])
-        for start in range(len(text) - length - 1, -1, -1):
-            if text[start] == pattern[0] and list(text[start : start + length]) == pattern:
-                yield length, start + length

@@ -11,6 +11,7 @@ import torch
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
+from gistgate.drafters.chains import occurrences
 from gistgate.errors import UserError
 from gistgate.identity import TokenizerIdentity, identify_model
 from gistgate.optional.retrieval.config import DatastoreConfig
@@ -19,7 +20,6 @@ from gistgate.optional.retrieval.search import ExactIndex
 from gistgate.optional.retrieval.sen import SenDrafter, longest_matches
 from gistgate.optional.retrieval.sen_tree import SenTree
 from gistgate.optional.retrieval.store import Datastore
-from gistgate.optional.trees.lookup import occurrences
 from gistgate.request.slots import Slots
 from gistgate.request.statistics import total
 from gistgate.rules import make_rule
