@@ -4,7 +4,8 @@
 
 A project's params.yaml is short. The stages of its dvc.yaml depend on the keys of settings.yaml, so a changed value
 repeats exactly the stages that read it, whether it was a default before or not. The stage runs every time, because the
-documents behind `task_data` lie where DVC does not look: their fingerprint stands behind the folder's name.
+documents behind `task_data` and the prompts of `adversarial.file` lie where DVC does not look: their fingerprints stand
+behind their names.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GRAPH = Path("dvc.yaml")
 
 def main() -> None:
     params = read_params()
-    content = {**settings(params), "task_data": documents(params.task_data)}
+    content = {**settings(params), "task_data": with_content(params.task_data)}
+    content["adversarial"]["file"] = with_content(params.adversarial.file)
     check_graph(content, read_yaml(GRAPH))
     write_text(SETTINGS, yaml.safe_dump(content, sort_keys=False))
 
@@ -44,9 +46,9 @@ def settings(params: Params) -> dict[str, Any]:
     return {**content, "methods": groups}
 
 
-def documents(folder: str | None) -> str | None:
-    """The folder of the task's documents with what they are; a missing one is for the stage `prompts` to refuse."""
-    return f"{folder}, {fingerprint(Path(folder))}" if folder and Path(folder).is_dir() else folder
+def with_content(path: str | None) -> str | None:
+    """A file or folder with the fingerprint of what it holds; a missing one is for the stage that reads it to refuse."""
+    return f"{path}, {fingerprint(Path(path))}" if path and Path(path).exists() else path
 
 
 def check_graph(content: dict[str, Any], graph: dict[str, Any]) -> None:

@@ -64,17 +64,20 @@ def test_changed_documents_change_the_settings(tmp_path, monkeypatch):
     """DVC sees neither the folder of `task_data` nor, without a run of this stage, that its files are others."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "dvc.yaml").write_text(yaml.safe_dump(GRAPH))
-    (tmp_path / "params.yaml").write_text("task_data: documents\n")
+    (tmp_path / "params.yaml").write_text("task_data: documents\nadversarial: {file: prompts.jsonl}\n")
     assert GRAPH["stages"]["settings"]["always_changed"]
 
     def said(rows):
         (tmp_path / "documents").mkdir(exist_ok=True)
         (tmp_path / "documents/train.jsonl").write_text("{}\n" * rows)
+        (tmp_path / "prompts.jsonl").write_text("{}\n" * rows)
         main()
-        return yaml.safe_load((tmp_path / "settings.yaml").read_text())["task_data"]
+        found = yaml.safe_load((tmp_path / "settings.yaml").read_text())
+        return found["task_data"], found["adversarial"]["file"]
 
-    first = said(1)
-    assert first.startswith("documents, ") and first == said(1) != said(2)
+    first, second = said(1), said(2)
+    assert first[0].startswith("documents, ") and first[1].startswith("prompts.jsonl, ") and first == said(1)
+    assert first[0] != second[0] and first[1] != second[1]
 
 
 @pytest.mark.parametrize("change", [{"train": {"headline_head": "mlp"}}, {"methods": {"learned": {}}}])
