@@ -67,7 +67,10 @@ def label(name: str, engine: str, engines: list[str]) -> str:
 
 def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str, Any]:
     """One method at every K."""
-    field = [Contender(str(k), ours(decoder_of(workload, name, k, engine), workload.request), k) for k in ks]
+    builds = engine == "compiled"
+    field = [
+        Contender(str(k), ours(decoder_of(workload, name, k, engine), workload.request), k, builds=builds) for k in ks
+    ]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times = side_by_side(field, [[ids] for ids in workload.ids], say=False)

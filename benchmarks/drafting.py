@@ -74,7 +74,7 @@ def main(
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     ids = [one["ids"] for one in read_prompts("development")[:development]]
-    read = REFERENCE if VOCABULARY in taken else None
+    read = fingerprint(REFERENCE) if VOCABULARY in taken else None
     form = [sorted(request.items(), key=str), bits_of(taken, kind), ids, read, workload.identity(points.values())]
     sizes_tried: list[dict[str, Any]] = []
     if VOCABULARY in taken:

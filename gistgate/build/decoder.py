@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,6 +48,33 @@ def build_decoder(
     draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
     gate = load_gate(wishes.gate, target, draft, tokenizer)
     wishes = settled(wishes, gate, target, draft)
+    loaded = Loaded(target, tokenizer, draft, gate)
+    try:
+        return chosen(loaded, wishes, policy, **shared)
+    except UserError as error:
+        if not isinstance(wishes.certificate, Preferred):
+            raise
+        warnings.warn(f"What `gistgate tune` chose is left aside. {error}", stacklevel=2)
+        return chosen(loaded, replace(wishes, certificate=None), policy, **shared)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The parts of a decoder that take time to load."""
+
+    target: PreTrainedModel
+    tokenizer: Any
+    draft: PreTrainedModel | None
+    gate: Gate | None
+
+
+def chosen(loaded: Loaded, wishes: Wishes, policy: Policy, **shared: Any) -> Decoder:
+    """The decoder of these parts; `shared` go to `Decoder`.
+
+    Raises:
+        UserError: wishes do not fit together or contradict a certificate, or the certificate is of other parts.
+    """
+    target, tokenizer, draft, gate = loaded.target, loaded.tokenizer, loaded.draft, loaded.gate
     proof = named_proof(wishes)
     if wishes.segments and proof is None:
         from gistgate.build.segments import build_segments
@@ -71,7 +98,9 @@ def build_decoder(
     if proof is None and gate is not None and gate.reservation is not None:
         choice = held_back(choice, gate.reservation)
     choice.voice(policy)
-    return assemble(target, tokenizer, choice, drafter, gate, **shared)
+    decoder = assemble(target, tokenizer, choice, drafter, gate, **shared)
+    decoder.certificate = proof
+    return decoder
 
 
 def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:

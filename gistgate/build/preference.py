@@ -11,13 +11,11 @@ import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from gistgate.build.wishes import Wishes
-from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof
+from gistgate.certificates.certificate import CERTIFICATE_FILE, read_proof
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json
 from gistgate.gates.gate import Gate
@@ -56,36 +54,12 @@ def preferred(wishes: Wishes) -> Wishes:
 
 
 def settled(wishes: Wishes, gate: Gate | None, target: PreTrainedModel, draft: PreTrainedModel | None) -> Wishes:
-    """The wishes without a preferred certificate that does not hold with them.
-
-    That is one of other weights where these hold the gate back, and one of other guards, engine or ends of drafts,
-    which a warning names.
-    """
-    if not isinstance(wishes.certificate, Preferred) or gate is None:
+    """The wishes without a preferred certificate of other weights, where these weights hold the gate back."""
+    if not isinstance(wishes.certificate, Preferred) or gate is None or gate.reservation is None:
         return wishes
-    left, proof = replace(wishes, certificate=None), read_proof(wishes.certificate)
-    if gate.reservation is not None and (proof is None or proof.mismatch(target=target, draft=draft)):
-        return left
-    if proof is None or not (others := named_otherwise(wishes, proof, target)):
-        return wishes
-    warnings.warn(
-        f"What `gistgate tune` chose is left aside, because it was measured with {others}. Tune again with the options "
-        "of this command to have a choice for them.",
-        stacklevel=3,
-    )
-    return left
-
-
-def named_otherwise(wishes: Wishes, proof: Proof, target: PreTrainedModel) -> str:
-    """Of the options that a user may name beside a preferred certificate, those that it says otherwise, in words."""
-    said: dict[str, Any] = {"guards": list(wishes.guards), "engine": wishes.engine}
-    if target.dtype == torch.float32:  # both engines give the same ids
-        del said["engine"]
-    others = [f"{name} {proof.scope.get(name) or 'none'}" for name, value in said.items()
-              if proof.scope.get(name) != value]  # fmt: skip
-    if wishes.stop_drafting is not None and not proof.scope.get("drafting"):
-        others.append("drafts that end at K")
-    return ", ".join(others)
+    proof = read_proof(wishes.certificate)
+    is_of_others = proof is None or proof.mismatch(target=target, draft=draft)
+    return replace(wishes, certificate=None) if is_of_others else wishes
 
 
 def chosen_among(gate: str | Path) -> str | None:

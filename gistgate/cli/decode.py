@@ -156,7 +156,7 @@ class Loaded:
     target: Target
     decoder: Decoder
     wishes: Wishes
-    """What the user says, with a certificate that `gistgate tune` preferred."""
+    """What the user says."""
     uncovered: str | None = None
     """Why the certificate beside the gate does not cover the requests; None where it does and where there is none."""
 
@@ -177,7 +177,6 @@ def load(
     """
     from gistgate.build.decoder import build_decoder, named_proof
     from gistgate.build.models import load_target
-    from gistgate.build.preference import preferred
     from gistgate.certificates.holds import check_greedy, proof_in_use, warn_uncovered
     from gistgate.decoding.engines.choice import Engine
     from gistgate.forward.allocation import keep_freed_memory
@@ -185,17 +184,16 @@ def load(
     Engine(wishes.engine)
     if wishes.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
-    wishes = preferred(wishes)
-    proof = named_proof(wishes)
-    if proof is not None:
+    if (proof := named_proof(wishes)) is not None:
         asking.check(proof)
     loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
     if proof is not None:
         asking.check(proof, loaded)
-    decoder = build_decoder(loaded.model, loaded.tokenizer, wishes)
-    uncovered = None
-    if proof is None and (beside := proof_in_use(decoder)) is not None:
+    decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, wishes), None
+    if decoder.certificate is not None:  # also one that nobody named, of `gistgate tune`
+        asking.check(decoder.certificate, loaded)
+    elif (beside := proof_in_use(decoder)) is not None:
         uncovered = warn_uncovered(lambda: asking.check(beside, loaded))
     if wishes.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(asking.temperature))

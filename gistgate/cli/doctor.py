@@ -8,6 +8,7 @@ from dataclasses import asdict
 import typer
 
 from gistgate.build.asking import Asking
+from gistgate.build.drafters import HYBRID
 from gistgate.build.wishes import Wishes
 from gistgate.cli.options import (
     AsJson,
@@ -22,11 +23,12 @@ from gistgate.cli.options import (
     with_wishes,
 )
 from gistgate.cli.reading import read_prompts
+from gistgate.errors import UserError
 
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
-"""Wishes that change nothing here: strict decoding is measured, with whole drafts and at every K of the table."""
+"""Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
 MOST = 20
 """Prompts that are enough for one recommendation."""
 
@@ -49,7 +51,9 @@ def doctor(
     from gistgate.cli.decode import load
     from gistgate.observing.outlook import Mismatches, advice, labelling, measure, outlook, strict_run
 
-    refuse_wishes(wishes, IGNORED, "changes nothing that is measured: strict decoding with whole drafts at several K")
+    refuse_wishes(wishes, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
+    if wishes.drafter == HYBRID:
+        raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)

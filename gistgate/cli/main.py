@@ -94,8 +94,10 @@ def main() -> None:
     except (Interrupted, KeyboardInterrupt):
         leave("Interrupted.", 130)
     except OSError as error:
+        if error.errno is None:  # a hub or a dataset that cannot be reached, or is not there
+            leave(f"{type(error).__name__}: {error}", 1)
         place = error.filename or "The output"
-        leave(f"{place} could not be read or written ({error.strerror or error}). Mend that and repeat the command.", 1)
+        leave(f"{place} could not be read or written ({error.strerror}). Mend that and repeat the command.", 1)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise

@@ -41,6 +41,10 @@ from gistgate.rules.base import Rule
 class Decoder:
     """Speculative decoding of a target with any drafter and any acceptance rule (arXiv 2211.17192 and relatives)."""
 
+    certificate: Any = None
+    """The certificate that this decoder was built to keep, by name or as `gistgate tune` chose; None without one.
+    Whoever passes requests on compares them with it (`gistgate.certificates.holds.check_request`)."""
+
     def __init__(
         self,
         target: PreTrainedModel,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -77,7 +77,7 @@ class Playground:
         return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
 
     def _setting(self, value: float) -> Setting:
-        rule: Any = replace(self.rule, **{str(self.rule.knob): value})  # type: ignore[type-var]
+        rule: Any = self.rule.changed(**{str(self.rule.knob): value})
         claim = self.claims.get(value, "Nothing is certified here.")
         return Setting(rule_name(rule), self.decoder.having(rule=rule), claim)
 

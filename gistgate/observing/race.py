@@ -74,9 +74,13 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
 
 
 def interleaved(clocks: Sequence[Clock], prompts: Sequence[Sequence[int]], **request: Any) -> list[Lap]:
-    """Every prompt decoded by every clock, in an order that rotates; the first prompt warms up."""
+    """Every prompt decoded by every clock, in an order that rotates.
+
+    The first prompt warms up; the compiled engine, which builds other programs for longer prompts, decodes all of them.
+    """
     for clock in clocks:
-        clock.decoder.generate([prompts[0]], **request)
+        for ids in prompts if clock.decoder.engine.name == "compiled" else prompts[:1]:
+            clock.decoder.generate([ids], **request)
     rounds = []
     for place, ids in enumerate(prompts):
         turn = place % len(clocks)

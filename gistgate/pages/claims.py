@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from typing import Any
 
 from gistgate.build.choose import choose
-from gistgate.build.decoder import named_proof, other_parts
+from gistgate.build.decoder import other_parts
 from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import OperatingPoint, Proof
 from gistgate.decoding.decoder import Decoder
 
 
-def proof_of(wishes: Wishes, decoder: Decoder) -> Proof | None:
-    """The certificate that the user names, else the one beside the gate, else None."""
-    beside: Proof | None = getattr(decoder.parts.gate, "proof", None)
-    return named_proof(wishes) or beside
+def proof_of(decoder: Decoder) -> Proof | None:
+    """The certificate that the decoder keeps, else the one beside its gate; None for a gate of other weights."""
+    gate = decoder.parts.gate
+    beside = None if getattr(gate, "reservation", None) else getattr(gate, "proof", None)
+    found: Proof | None = decoder.certificate or beside
+    return found
 
 
 def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
     """What the certificate says about the rule of this decoder at that value of its knob.
 
     Args:
-        wishes: what the user says, with a certificate that `gistgate tune` preferred.
+        wishes: what the user says.
         decoder: what they became.
         rule: the rule, and `value` that of its knob.
         uncovered: why the certificate does not cover the requests themselves; None where it does.
     """
     if wishes.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
-    proof = proof_of(wishes, decoder)
+    proof = proof_of(decoder)
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
     if proof is None:
         return "Not certified: there is no certificate."
-    settings = {**wishes.settings, str(rule.knob): value}
+    settings = {item.name: getattr(rule, item.name) for item in fields(rule)} | {str(rule.knob): value}
     wish = replace(wishes, rule=rule.id, settings=settings, budget=None, certificate=None)
     has_draft, has_gate = wishes.draft is not None, decoder.parts.gate is not None
     choice = choose(wish, proof, has_gate=has_gate, has_draft=has_draft)
@@ -60,9 +62,9 @@ def own_claim(wishes: Wishes, decoder: Decoder, uncovered: str | None = None) ->
     return None if rule.knob is None else claim(wishes, decoder, rule, getattr(rule, rule.knob), uncovered)
 
 
-def certificate_table(wishes: Wishes, decoder: Decoder) -> dict[str, Any]:
+def certificate_table(decoder: Decoder) -> dict[str, Any]:
     """The certificate for a page; empty without one."""
-    proof = proof_of(wishes, decoder)
+    proof = proof_of(decoder)
     if proof is None:
         return {}
     points = {f"budget {point.budget:g}": asdict(point) for point in proof.points}

@@ -82,7 +82,7 @@ def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], 
         run,
         strict,
         claim=own_claim(loaded.wishes, decoder, loaded.uncovered),
-        certificate=certificate_table(loaded.wishes, decoder),
+        certificate=certificate_table(decoder),
         provenance=provenance_table(decoder),
     )
     write_text(path, html)

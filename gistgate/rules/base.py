@@ -6,6 +6,7 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -63,6 +64,10 @@ class Rule(Protocol):
         """The positions that may stay [B, K], bool."""
         ...
 
+    def changed(self, **settings: Any) -> Any:
+        """A copy with other settings, which shares whatever the rule remembers beside them."""
+        ...
+
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         """The target's token behind the accepted prefix [B]."""
         ...
@@ -105,6 +110,10 @@ class LooseRule:
     @property
     def known_by(self) -> tuple[object, ...]:
         return (repr(self),)
+
+    def changed(self, **settings: Any) -> Any:
+        """A copy of the rule with other settings, which shares whatever the rule remembers beside them."""
+        return replace(self, **settings)  # type: ignore[type-var]
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
         return own_token(block, length_B)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -39,7 +40,7 @@ class Csd(LooseRule):
     table: Literal["frozen", "online"] = "frozen"
     """frozen: counts from calibration only; online: counts go on while decoding (the paper)."""
     counts: str | Path | PairCounts | None = None
-    """File of pair counts, or a table in memory, which a made rule has in any case; an online table may begin empty."""
+    """File of pair counts, or a table in memory; an online table may begin with nothing."""
     id: ClassVar[str] = "csd"
     knob: ClassVar[str | None] = "tau_c"
     looser: ClassVar[Literal["up", "down"]] = "down"
@@ -57,15 +58,18 @@ class Csd(LooseRule):
                 "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
                 "and tau_c=2, which is strict and only counts, write rule.pairs.save(file), then pass counts=file."
             )
-        # Read once: stricter copies of the rule share the table, and a damaged file is refused before decoding starts.
-        table = PairCounts() if self.counts is None else self.counts
-        object.__setattr__(self, "counts", table if isinstance(table, PairCounts) else PairCounts.load(table))
+        _ = self.pairs  # a file that cannot be read is refused before decoding starts
 
-    @property
+    @cached_property
     def pairs(self) -> PairCounts:
         """The table."""
-        assert isinstance(self.counts, PairCounts)
-        return self.counts
+        if isinstance(self.counts, PairCounts):
+            return self.counts
+        return PairCounts() if self.counts is None else PairCounts.load(self.counts)
+
+    def changed(self, **settings: Any) -> Csd:
+        """A copy with other settings, which shares the table."""
+        return replace(self, **{"counts": self.pairs, **settings})
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         return Counting() if self.table == "online" else Context()

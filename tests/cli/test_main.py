@@ -218,7 +218,13 @@ def test_doctor_refuses_what_it_would_ignore(run, pair, tmp_path):
     arguments = ("doctor", pair / "target", tmp_path / "prompts.txt", "--draft", pair / "draft")
     for option in (("--block", 4), ("--rule", "fly"), ("--stop-drafting", 0.4), ("--guard", "loop")):
         status, _, said = run(*arguments, *option)
-        assert status == 1 and f"{option[0]} changes nothing that is measured" in said
+        assert status == 1 and f"{option[0]} is no part of what is measured" in said
+
+
+def test_doctor_measures_one_kind_of_draft(run, pair, tmp_path):
+    (tmp_path / "prompts.txt").write_text("Tom has\n")
+    status, _, said = run("doctor", pair / "target", tmp_path / "prompts.txt", "--drafter", "hybrid")
+    assert status == 1 and "Name model or suffix" in said
 
 
 def test_what_nobody_measures_is_refused(run, pair, tmp_path):
@@ -241,3 +247,10 @@ def test_a_failing_disk_is_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         command_line.main()
     assert "The output could not be read or written (No space left on device)" in capsys.readouterr().err
+
+
+def test_what_a_library_calls_an_error_of_input_keeps_its_words(monkeypatch, capsys):
+    monkeypatch.setattr(command_line, "app", lambda: (_ for _ in ()).throw(ConnectionError("Couldn't reach 'x'")))
+    with pytest.raises(SystemExit):
+        command_line.main()
+    assert capsys.readouterr().err == "ConnectionError: Couldn't reach 'x'\n"

@@ -143,8 +143,12 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
 def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
     tune()
     asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--gate", gate, "--max-new-tokens", 4)
-    with pytest.warns(UserWarning, match="left aside, because it was measured with guards none"):
+    with pytest.warns(UserWarning, match="chose is left aside.*another guards"):
         assert run("generate", *asked, "--guard", "loop")[0] == 0
+    with pytest.warns(UserWarning, match="chose is left aside.*another drafting"):
+        assert run("generate", *asked, "--stop-drafting", "0.4")[0] == 0
+    with pytest.warns(UserWarning, match="No certificate covers these requests"):  # the gate's own one decides then
+        assert run("generate", *asked, "--guard", "loop", "--temperature", "0.7")[0] == 0
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         assert run("generate", *asked)[0] == 0

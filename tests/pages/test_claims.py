@@ -1,5 +1,6 @@
 """What a page says about the certificate of a gate, and the page that the command line writes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -48,6 +49,21 @@ def test_another_k_is_not_certified(certified):
     assert own_claim(other, decoder).startswith("Not certified: block is")
 
 
+def test_a_preset_is_judged_by_its_own_settings():
+    named = wishes(point(0.03, settings={"theta": 0.9}), rule="fly-amd", settings={"theta": 0.9})
+    named.gate.proof = replace(named.gate.proof, rule="fly", knob="theta")
+    with pytest.warns(UserWarning, match="window is 5, but 6 was certified"):
+        decoder = build_decoder(TARGET, TOKENIZER, named)
+    assert own_claim(named, decoder) == "Not certified: window is 5, but 6 was certified."
+
+
+def test_a_gate_of_other_weights_certifies_nothing(certified):
+    decoder = build_decoder(TARGET, TOKENIZER, certified)
+    decoder.parts.gate.reservation = "other weights"
+    assert claim(certified, decoder, decoder.rule, 0.2) == "Not certified: there is no certificate."
+    decoder.parts.gate.reservation = None
+
+
 def test_what_the_terminal_warns_of_is_not_called_certified(certified):
     ending = Wishes(draft=DRAFT, gate=certified.gate, stop_drafting="0.4")
     with pytest.warns(UserWarning, match="drafts end by another policy"):
@@ -69,7 +85,7 @@ def test_without_a_certificate_the_page_says_so():
     with pytest.warns(UserWarning, match="no certificate"):
         decoder = build_decoder(TARGET, TOKENIZER, loose)
     assert own_claim(loose, decoder) == "Not certified: there is no certificate."
-    assert certificate_table(loose, decoder) == {} and provenance_table(decoder)["seed"] == 7
+    assert certificate_table(decoder) == {} and provenance_table(decoder)["seed"] == 7
 
 
 def test_the_slider_has_the_rule_of_the_gate_where_decoding_is_strict():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -232,9 +231,9 @@ def test_stricter_copies_share_a_table_that_is_read_once(tmp_path: Path):
     counted({(1, 0): 9}).save(path)
     rule = Csd(counts=path)
     path.unlink()
-    assert replace(rule, tau_c=0.5).pairs is rule.pairs
+    assert rule.changed(tau_c=0.5).pairs is rule.pairs and rule.counts == path
     learning = Csd(table="online")
-    assert replace(learning, tau_c=0.5).pairs is learning.pairs
+    assert learning.changed(tau_c=0.5).pairs is learning.pairs and learning.changed(tau_c=0.5).tau_c == 0.5
 
 
 @pytest.mark.parametrize("pair, expected", [((7, 2), 8), ((2, 7), 8), ((0, 0), 1)])

@@ -20,9 +20,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
-from gistgate.build.decoder import build_decoder, named_proof, wishes_from
+from gistgate.build.decoder import build_decoder, wishes_from
 from gistgate.build.models import unloadable
-from gistgate.build.preference import preferred
 from gistgate.build.weights import whole_model
 from gistgate.build.wishes import AUTO
 from gistgate.certificates.holds import check_greedy, check_request, proof_in_use, warn_uncovered
@@ -74,8 +73,8 @@ class GatedLM(HFLM):
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        wishes = preferred(replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name)))
-        self.proof, self.is_in_segments = named_proof(wishes), wishes.segments is not None
+        wishes = replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
+        self.is_in_segments = wishes.segments is not None
         super().__init__(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
@@ -83,6 +82,7 @@ class GatedLM(HFLM):
         self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
+        self.proof = self.decoder.certificate
         self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
         self.decode, self.rows, self.is_quiet = decode, 0, False
         self.rendered: dict[str, str | None] = {}

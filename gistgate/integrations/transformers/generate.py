@@ -15,8 +15,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.build.decoder import build_decoder, named_proof, wishes_from
-from gistgate.build.preference import preferred, settled
+from gistgate.build.decoder import build_decoder, wishes_from
+from gistgate.build.preference import preferred
 from gistgate.build.wishes import AUTO, MEASURED_BY
 from gistgate.errors import UserError
 from gistgate.integrations.transformers.decoding import GatedDecoding
@@ -63,7 +63,6 @@ def generate(
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     # What `gistgate tune` prefers lies in the gate's folder, which a loaded gate does not know.
     wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
-    wishes = settled(wishes, wishes.gate, model, wishes.draft)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     if wishes.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
@@ -75,7 +74,7 @@ def generate(
             stacklevel=2,
         )
     is_gated = wishes.gate is not None or wishes.segments is not None
-    decoding = GatedDecoding(decoder, strings, report, is_gated, named_proof(wishes))
+    decoding = GatedDecoding(decoder, strings, report, is_gated, decoder.certificate)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.

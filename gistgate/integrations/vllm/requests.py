@@ -7,7 +7,7 @@ import logging
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gistgate.errors import UserError
@@ -111,5 +111,5 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ValueError(f"'{knob}' is {value!r}, which is no number")
     kept = min(value, current) if rule.looser == "up" else max(value, current)
-    changed: Rule = replace(rule, **{knob: kept})  # type: ignore[type-var]
+    changed: Rule = rule.changed(**{knob: kept})
     return changed

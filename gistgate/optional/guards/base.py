@@ -6,7 +6,6 @@ Axis letters: B rows, K drafted tokens.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import torch
@@ -95,7 +94,8 @@ def narrowed(rule: Rule, verdict: Verdict) -> Rule:
     if verdict == CLOSED or rule.knob is None or not is_stricter(rule, float(verdict or 0)):
         return Exact()
     changes: dict[str, Any] = {rule.knob: verdict}
-    return replace(rule, **changes)  # type: ignore[type-var]
+    narrower: Rule = rule.changed(**changes)
+    return narrower
 
 
 def is_stricter(rule: Rule, value: float) -> bool:
