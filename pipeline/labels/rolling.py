@@ -16,12 +16,16 @@ from gistgate.decoding.session import Session
 from gistgate.request.rows import Generation, Memory, Row
 from gistgate.request.slots import Slots
 from pipeline.labels.cost import Cost
+from pipeline.labels.kept_rollouts import KeptRollouts
 from pipeline.labels.memories import Memories
 from pipeline.labels.rollouts import Ended, Rollout, Supply, stop_of
 
 
 class Roller:
     """Makes rollouts from remembered keys and values; every text is read once."""
+
+    kept: KeptRollouts | None = None
+    """Keeps those that have ended; None: an interruption loses them."""
 
     def __init__(self, decoder: Decoder, memories: Memories, batch_size: int, cost: Cost, **request: Any) -> None:
         """`decoder` goes on from `memories`, `batch_size` rows at a time; `cost` counts what is spent."""
@@ -39,6 +43,7 @@ class Roller:
             self.cost.rolled(len(answer.ids) - coming.rollouts[index].position - 1)
             coming.end(index, answer)
 
+        supply = supply if self.kept is None else self.kept.over(supply, sampling)
         coming = Coming(supply, self.memories, self.batch_size)
         slots = Slots(self.batch_size, retire)
         waiting = Waiting(coming, self.batch_size)

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.block import Sampling
 from gistgate.request.rows import Row
 from pipeline.labels.cost import Cost
+from pipeline.labels.kept_rollouts import KeptRollouts
 from pipeline.labels.memories import Memories
 from pipeline.labels.rolling import begun
 from pipeline.labels.rollouts import Ended, Rollout, Supply, stop_of
@@ -44,6 +45,9 @@ GoOn = Callable[[Sequence[Asked], Sampling, Sequence[int]], list[list[int]]]
 class ServedRoller:
     """Makes rollouts as `pipeline.labels.rollouts.Roller` does, with the engine behind `go_on`."""
 
+    kept: KeptRollouts | None = None
+    """As of `Roller`."""
+
     def __init__(
         self, go_on: GoOn, memories: Memories, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any
     ) -> None:
@@ -53,6 +57,7 @@ class ServedRoller:
 
     def serve(self, supply: Supply, sampling: Sampling | None = None) -> None:
         """Make what `supply` asks for until it asks for nothing more; arguments as of `Roller.serve`."""
+        supply = supply if self.kept is None else self.kept.over(supply, sampling)
         rows: dict[Rollout, Row] = {}
         while live := self._live(rows, supply):
             asked = [Asked(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]

@@ -9,6 +9,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import make_decoder, request_of
 from pipeline.labels.cost import Cost
+from pipeline.labels.kept_rollouts import KeptRollouts
 from pipeline.labels.memories import Memories
 from pipeline.labels.pace import Way, plain_of
 from pipeline.labels.rolling import Roller
@@ -31,6 +32,7 @@ class Tools:
         way: Way,
         cost: Cost,
         engine: GoOn | None = None,
+        kept: KeptRollouts | None = None,
         **request: Any,
     ) -> None:
         """Put the parts together; nothing is read yet.
@@ -43,6 +45,7 @@ class Tools:
                 draws depend on it.
             cost: counts what is spent.
             engine: makes the rollouts instead of the decoder; `way` means nothing to it.
+            kept: keeps rollouts over an interruption.
             request: arguments of the decoder that all prompts share.
         """
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
@@ -56,6 +59,7 @@ class Tools:
         else:
             self.roller = ServedRoller(engine, self.memories, meaning.tokenizer, cost, **request)
             self.sampler = self.roller
+        self.roller.kept = self.sampler.kept = kept
 
     def _rolling(self, way: Way) -> Roller:
         decoder = plain_of(self.decoder) if way == "plain" else self.decoder
@@ -89,8 +93,9 @@ def tools_of(
     way: Way,
     cost: Cost,
     engine: GoOn | None = None,
+    kept: KeptRollouts | None = None,
 ) -> Tools:
-    """The tools of a pair and a task; `references` by problem, as token ids, `engine` as in `Tools`."""
+    """The tools of a pair and a task; `references` by problem, as token ids, the rest as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
-    return Tools(decoder, meaning, params, way, cost, engine, **request_of(prompts, pair))
+    return Tools(decoder, meaning, params, way, cost, engine, kept, **request_of(prompts, pair))

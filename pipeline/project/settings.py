@@ -47,7 +47,7 @@ def settings(params: Params) -> dict[str, Any]:
 
 
 def with_content(path: str | None) -> str | None:
-    """A file or folder with the fingerprint of what it holds; a missing one is for the stage that reads it to refuse."""
+    """A file or folder with the fingerprint of what it holds; a missing one is refused by the stage that reads it."""
     return f"{path}, {fingerprint(Path(path))}" if path and Path(path).exists() else path
 
 

@@ -4,8 +4,8 @@
     python -m pipeline.stages.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
 
 Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<pass>/rows-*.safetensors: places and
-tokens, no features. What that cost is in reports/labels/collect-<pass>.json. An interruption costs one shard: finished
-ones wait in .scratch.
+tokens, no features. What that cost is in reports/labels/collect-<pass>.json. Finished shards
+and rollouts wait in .scratch, so that an interruption loses little: a pilot gate's texts of one shard at most.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, sources
 from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
 from pipeline.labels.cost import Cost, Costs
+from pipeline.labels.kept_rollouts import KeptRollouts, kept_file
 from pipeline.labels.pace import Way, settled
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
 from pipeline.labels.tables import Table
@@ -78,7 +79,8 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
         with cost.counting(pair.models):
             if name == "strict":
                 going: Way = "speculative" if way is None else way["way"]
-                tools = tools_of(params, pair, load_task(params), prompts, read_references(), going, cost, engine)
+                own = load_task(params), prompts, read_references()
+                tools = tools_of(params, pair, *own, going, cost, engine, KeptRollouts(kept_file(shards, index), cost))
                 collect = strict_collector(params, tools, prompts)
             else:
                 collect = gated_collector(params, pair, prompts)

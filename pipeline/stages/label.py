@@ -5,8 +5,8 @@
 Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
 rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
 target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
-which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
-in .scratch.
+which. What the labels cost is in reports/labels/label-<pass>.json. Finished shards and
+rollouts wait in .scratch, so that an interruption loses the rollouts that are under way.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pipeline.common.entry import run
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import Shards, num_shards, sources
 from pipeline.labels.cost import Cost, Costs
+from pipeline.labels.kept_rollouts import KeptRollouts, kept_file
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.pace import settled
 from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, REFERENCE, Policy, checked
@@ -71,8 +72,9 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
     def produce(index: int) -> Table:
         (records, texts), cost = found[index], Cost()
         records = {column: values for column, values in records.items() if column in MISMATCHES}
+        kept = KeptRollouts(kept_file(shards, index), cost)
         with cost.counting(pair.models):
-            tools = tools_of(params, pair, task, prompts, references, way["way"], cost, engine)
+            tools = tools_of(params, pair, task, prompts, references, way["way"], cost, engine, kept)
             labels = Labeller(tools, prompts, params.label, params.seed).label(records, texts, chosen[index])
         Costs(shards.folder).save(index, cost)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())

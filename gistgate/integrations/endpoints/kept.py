@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 
-from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.integrations.endpoints.server import Asked, Endpoint, Served
+from gistgate.sqlite import opened
 
 Waiting = dict[Future[Served], str]
 """Requests on their way, and the key of each."""
@@ -32,7 +32,6 @@ class KeptAnswers:
             UserError: the file is none that this class wrote, or cannot be written.
         """
         self.path, self.run = path, run
-        path.parent.mkdir(parents=True, exist_ok=True)
         with self._base() as base, base:
             base.execute("create table if not exists kept (run text, key text, answer text, primary key (run, key))")
 
@@ -90,22 +89,5 @@ class KeptAnswers:
         known[key] = done.result()
         return None
 
-    @contextmanager
-    def _base(self) -> Iterator[sqlite3.Connection]:
-        """The open file.
-
-        Raises:
-            UserError: it cannot be read or written.
-        """
-        try:
-            with closing(sqlite3.connect(self.path, timeout=60)) as base:
-                yield base
-        except sqlite3.OperationalError as error:  # no room, no permission, or another process holds the file
-            raise UserError(
-                f"{self.path} cannot be written ({error}). Make room there and run the command again: answers that "
-                "have come are kept."
-            ) from error
-        except sqlite3.DatabaseError as error:
-            raise UserError(
-                f"{self.path} cannot be read ({error}). Remove it; the answers are then asked again."
-            ) from error
+    def _base(self) -> AbstractContextManager[sqlite3.Connection]:
+        return opened(self.path, "the answers are then asked again")
