@@ -11,14 +11,14 @@ and rollouts wait in .scratch, so that an interruption loses little: a pilot gat
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines
+from gistgate.files import load_tensors, read_json_lines
 from pipeline.common import ranks
 from pipeline.common.decoders import read_prompts
 from pipeline.common.entry import run
@@ -30,7 +30,7 @@ from pipeline.labels.kept_rollouts import KeptRollouts, kept_file
 from pipeline.labels.pace import Way, settled
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
 from pipeline.labels.tables import Table
-from pipeline.labels.texts import AnswerText, pack, read_references
+from pipeline.labels.texts import pack, read_references
 from pipeline.labels.tools import engine_of, tools_of
 from pipeline.pairs.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
@@ -52,6 +52,7 @@ def main(name: str) -> None:
     side_by_side(collecting, (params, name, way), missing, params.decoding.workers, f"collect, {name}", "shard")
     if not ranks.is_first():
         return
+    check_met(shards, count)
     Costs(shards.folder).report(f"collect-{name}", count, way)
     shards.publish(count, MISMATCH_FOLDER / name)
 
@@ -84,9 +85,10 @@ def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[
                 collect = strict_collector(params, tools, prompts)
             else:
                 collect = gated_collector(params, pair, prompts)
-            shard = shard_of(*collect(problems[index * size : (index + 1) * size]), index=index)
+            records, texts = collect(problems[index * size : (index + 1) * size])
         Costs(shards.folder).save(index, cost)
-        return shard
+        records = records or no_records(params.decoding.block, of_gate=name == "gated")
+        return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
     def work(index: int) -> None:
         shards.make(index, lambda: produce(index), {"pass": name})
@@ -111,18 +113,24 @@ def minable(params: Params) -> list[int]:
     return problems
 
 
-def shard_of(records: Table, texts: Sequence[AnswerText], index: int) -> Table:
-    """The shard's tensors.
+def no_records(block: int, of_gate: bool) -> Table:
+    """The columns of a shard without mismatches at K = `block`; others may have some."""
+    widths = {"behind": (block - 1,)}
+    columns = {name: torch.zeros(0, *widths.get(name, ()), dtype=column.dtype) for name, column in MISMATCHES.items()}
+    return {**columns, **({"probability": torch.zeros(0)} if of_gate else {})}
+
+
+def check_met(shards: Shards, count: int) -> None:
+    """Refuse a pass without a single mismatch.
 
     Raises:
-        UserError: there is no mismatch, or a record breaks the schema.
+        UserError: there is none.
     """
-    if not records:
+    if not any(len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)):
         raise UserError(
-            f"Shard {index} has no mismatch: target and draft agree on all of its answers, or none could be read. "
-            "Raise collect.shard_prompts if it has few problems; else choose a weaker draft or check the task's filter."
+            "No text has a mismatch: target and draft agree on all answers, or none could be read. Take more training "
+            "prompts if they are few; else choose a weaker draft or check the task's filter."
         )
-    return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,48 @@
+"""A shard of problems on whose answers target and draft agree is empty, and no obstacle to the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.errors import UserError
+from pipeline.common.resume import Shards
+from pipeline.labels.labelling import Labeller
+from pipeline.labels.schema import LABELS, MISMATCHES, checked
+from pipeline.labels.tables import concatenated, num_rows
+from pipeline.labels.texts import pack, unpack
+from pipeline.params import LabelParams
+from pipeline.stages.collect import check_met, no_records
+from tests.pipeline.labels.test_mining import PROMPTS, mined, pair, tools_for
+
+__all__ = ["mined", "pair"]
+
+
+@pytest.mark.parametrize("of_gate", [False, True])
+def test_an_empty_shard_stands_beside_others(mined: Any, of_gate: bool) -> None:
+    empty, _ = unpack(pack(checked(no_records(4, of_gate), MISMATCHES, "nothing"), []))
+    table, _ = mined
+    full = {**table, **({"probability": torch.ones(num_rows(table))} if of_gate else {})}
+    for tables in ([empty, full], [full, empty]):
+        joined = concatenated(tables)
+        assert num_rows(joined) == num_rows(table) and ("probability" in joined) is of_gate
+
+
+def test_nothing_to_label_is_no_error(pair: Any) -> None:
+    labels = Labeller(tools_for(pair), [{"ids": ids} for ids in PROMPTS], LabelParams(), 1).label(
+        no_records(4, True), {}
+    )
+    assert num_rows(checked(labels, LABELS, "nothing")) == 0
+
+
+def test_a_pass_without_any_mismatch_is_refused(tmp_path: Path, mined: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shards = Shards("collect", "test")
+    shards.make(0, lambda: pack(no_records(4, False), []), {})
+    with pytest.raises(UserError, match="No text has a mismatch"):
+        check_met(shards, 1)
+    shards.make(1, lambda: pack(mined[0], []), {})
+    check_met(shards, 2)
