@@ -70,7 +70,7 @@ def test_a_changed_digit_is_noticed():
 
 
 @pytest.fixture
-def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Two methods in a.json, and a list of the text's figures."""
     monkeypatch.setattr(sources, "ROOT", tmp_path)
     rows = {"x": {"tau": 4.126, "low": 0.0315, "n": 200}, "y": {"tau": 5.0, "low": 0.5, "n": 300}}
@@ -79,9 +79,12 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "test_it.py").write_text("docs/page.md")
     lines = ["4.13 = a.json > methods > x > tau", "0.83 = a.json > methods > x > tau / a.json > methods > y > tau"]
     (tmp_path / "tests/prose.yaml").write_text(json.dumps({"page.md": [*lines, "0.7 = set"]}))
-    for cached in (binding.leaves, binding.places, prose.listed, prose.content):
+    caches = binding.leaves, binding.places, prose.listed, prose.content
+    for cached in caches:
         cached.cache_clear()
-    return tmp_path
+    yield tmp_path
+    for cached in caches:
+        cached.cache_clear()
 
 
 HEAD = "| method | tau | low | n |\n|---|---|---|---|\n"

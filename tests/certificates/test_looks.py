@@ -11,7 +11,7 @@ import pytest
 
 from gistgate.certificates.calibration import Request
 from gistgate.certificates.ledger import Ledger, Look
-from gistgate.certificates.looks import Looks, level, publish, way_of
+from gistgate.certificates.looks import PARTS, SOMETIMES, Looks, level, publish, way_of
 from gistgate.errors import UserError
 
 LOOKS = Looks("pair, task: gate", [[1, n] for n in range(20)], 0.05, "code", "choice", "Set prompts.draw to 2.")
@@ -105,8 +105,8 @@ def test_an_edited_ledger_is_refused(tmp_path: Path):
         take(tmp_path)
 
 
-@pytest.mark.parametrize("part", ["drafting", "judge", "block", "rule_data"])
-def test_another_way_to_draft_or_to_judge_is_another_choice(tmp_path: Path, part: str):
+@pytest.mark.parametrize("part", [*PARTS, *SOMETIMES])
+def test_another_part_of_what_decodes_or_judges_is_another_choice(tmp_path: Path, part: str):
     """Only parts that are there count, so that ledgers without them keep their hashes."""
     selection: Any = SimpleNamespace(settings=[1])
     method: Any = SimpleNamespace(settings=lambda one: {"r": one})
@@ -118,6 +118,7 @@ def test_another_way_to_draft_or_to_judge_is_another_choice(tmp_path: Path, part
         taking(selection)
         return seen[0].sequence
 
+    assert {"target", "draft", "tokenizer", "gate", "rule", "drafter", "task", "prompting"} <= {*PARTS}
     assert look({}) == look({"drafting": None}) == look({"judge": {}})
     assert len({look({}), look({part: {"a": 1}}), look({part: {"a": 2}})}) == 3
 

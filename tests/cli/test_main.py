@@ -13,6 +13,7 @@ import pytest
 from gistgate.certificates.certificate import read_proof
 from gistgate.cli import main as command_line
 from gistgate.cli import show
+from gistgate.gates.gate import Gate
 from gistgate.observing import race as timing
 from tests.certificates.proofs import point, proof
 
@@ -254,3 +255,12 @@ def test_what_a_library_calls_an_error_of_input_keeps_its_words(monkeypatch, cap
     with pytest.raises(SystemExit):
         command_line.main()
     assert capsys.readouterr().err == "ConnectionError: Couldn't reach 'x'\n"
+
+
+def test_inspect_and_export_write_a_hostile_gate_as_escapes(run, pair, tmp_path):
+    gate = Gate.load(pair / "gate")
+    target = replace(gate.config.target, name="\x1b[2J\x9bnice")
+    Gate(replace(gate.config, target=target)).save(tmp_path / "gate")
+    for command in (("inspect", tmp_path / "gate"), ("export", tmp_path / "gate", tmp_path / "served")):
+        status, out, err = run(*command)
+        assert status == 0 and "\\x1b[2J\\x9bnice" in out and not {"\x1b", "\x9b"} & {*out, *err}

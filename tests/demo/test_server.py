@@ -2,6 +2,8 @@
 
 import http.client
 import json
+import re
+from html import unescape
 from urllib.parse import urlsplit
 
 import pytest
@@ -33,6 +35,16 @@ def test_an_answer_arrives_as_lines_of_both_sides(address):
     events = [json.loads(line) for line in response.read().splitlines()]
     assert events[0]["side"] == "loose"
     assert events[-2]["side"] == "strict" and events[-2]["numbers"]["tokens"] == "12" and "differences" in events[-1]
+
+
+def test_the_page_forbids_foreign_scripts_and_addresses(address):
+    connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
+    connection.request("GET", "/")
+    page = connection.getresponse().read().decode()
+    policy = unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', page).group(1))
+    for rule in ("default-src 'none'", "connect-src 'self'", "script-src 'sha256-"):
+        assert rule in policy
+    assert "unsafe" not in policy
 
 
 def test_a_reader_who_leaves_ends_decoding_and_the_next_one_is_served(address):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -51,6 +51,8 @@ class Case:
     what: str
     damage: do.Damage
     command: str
+    words: str = ""
+    """What the sentence has to say; empty where damage may be told in several ways."""
 
     @property
     def id(self) -> str:
@@ -82,11 +84,13 @@ def whole_files() -> Iterator[Case]:
         yield case(file, "a pickle", do.content(pickle.dumps({"weight": [1.0]})))
         yield case(file, "a link to a device", do.link("/dev/zero"))
         yield case(file, "a link out of the folder", do.link("../prompts.txt"))
+        yield replace(case(file, "a link to the whole file elsewhere", do.moved), words="leads out of its folder")
         yield case(file, "a link to itself", do.link(file.split("/")[1]))
         yield case(file, "a pipe", do.pipe)
         yield case(file, "a folder", do.folder)
         yield case(file, "a terabyte", do.grown(1 << 40))
-    for file in ("gate/model.safetensors", "probes/model.safetensors", "gate/domain.safetensors"):
+    small = "gate/model.safetensors", "probes/model.safetensors", "gate/domain.safetensors"
+    for file in (*small, "store/projection.safetensors"):
         for share, bit in ((0.5, 2), (0.7, 5), (0.9, 7), (0.999, 1)):
             yield case(file, f"bit {bit} flipped at {share:.1%}", do.flip(share, bit))
     for file in ("gate/config.json", "gate/certificate.json"):

@@ -53,6 +53,13 @@ def link(target: str) -> Damage:
     return change
 
 
+def moved(path: Path) -> None:
+    """The file lies outside its folder, undamaged, and a link leads there."""
+    outside = path.parent.parent / f"outside-{path.parent.name}-{path.name}"
+    path.rename(outside)
+    path.symlink_to(outside)
+
+
 def pipe(path: Path) -> None:
     """A pipe that nobody writes to: a reader would wait for ever."""
     path.unlink()

@@ -44,6 +44,8 @@ def complaint(case: Case, world: Path, folder: Path) -> str | None:
     sentence = said[-1]
     if not sentence.endswith((".", "?")) or not 4 < len(sentence.split()) < 200 or not sentence.isprintable():
         return f"no clear sentence: {sentence!r}"
+    if case.words not in sentence:
+        return f"another sentence: {sentence!r}"
     if out:
         return f"it said {out!r} first"
     if listing(folder) != before:

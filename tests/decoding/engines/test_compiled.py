@@ -71,6 +71,23 @@ def test_large_drafts_are_programs_of_one_step(traced: None, sampling: Sampling,
     assert sorted(names, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", reading.STRETCH["cpu"])]
 
 
+def test_protocol_tokens_are_strict_in_programs_too(traced: None):
+    """Every other token is accepted loosely; a second request on the same programs protects other tokens."""
+    target, draft = pair("llama", noise=0.1)
+    answers = {}
+    for engine in ("eager", "compiled"):
+        for protected in ((), tuple(range(3, 130))):
+            rule = make_rule("random", rate=1.0)
+            decoder = Decoder(target, ModelDrafter(draft), rule, 4, protocol_ids=protected, engine=engine)
+            for ends in ([], list(range(200, 259))):
+                done = decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=ends, seeds=[1, 2, 3, 4])
+                answers[engine, protected, len(ends)] = [(one.ids, one.reasons, one.finish) for one in done]
+            assert not decoder.engine.fell_back
+    by_engine = [[one for key, one in answers.items() if key[0] == engine] for engine in ("eager", "compiled")]
+    assert by_engine[0] == by_engine[1]
+    assert len({str(one) for one in by_engine[1]}) == 4  # protection and ends change the texts
+
+
 @pytest.mark.parametrize("block", [0, 3])
 def test_without_a_draft_model(traced: None, block: int):
     eager, compiled = both("llama", make_rule("exact"), block, drafter="lookup")
@@ -134,10 +151,10 @@ def test_programs_belong_to_their_inputs_and_to_the_form_of_the_model(traced: No
     target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
     for rule in (make_rule("exact"), make_rule("random", rate=0.5)):
         Decoder(target, ModelDrafter(draft), rule, 3, engine="compiled").generate(BATCH[:1], max_new_tokens=6)
-    known = store.store_of(draft)
+    known, kept = store.store_of(draft), store.store_of(target)
     assert len([key for key in known.programs if "draft" in key]) == 2
     quantise(draft, "int8")
-    assert store.store_of(draft) is not known and store.store_of(target) is store.store_of(target)
+    assert store.store_of(draft) is not known and store.store_of(target) is kept
 
 
 def test_the_model_is_left_as_it_was(traced: None):

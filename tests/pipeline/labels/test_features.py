@@ -94,8 +94,13 @@ def test_features_of_drafts_without_a_model_equal_the_recorded_ones(pair, prompt
         torch.testing.assert_close(again[name], table[name].float(), atol=1e-3, rtol=1e-3)
 
 
-def test_the_target_says_the_same_as_in_the_decode(again):
+def test_the_target_says_the_same_as_in_the_decode(pair, prompts, recorded, again):
     assert again["same_target"].float().mean() >= 0.99
+    table, texts = recorded
+    other = {**table, "target_id": table["target_id"].clone()}
+    other["target_id"][3] = (other["target_id"][3] + 1) % 259
+    found = FeatureReader(pair, prompts, ("scalars",), BLOCK).read(other, texts, batch_size=23, **REQUEST)
+    assert (found["same_target"] != again["same_target"]).nonzero().flatten().tolist() == [3]
 
 
 def test_a_head_ranks_as_well_on_features_read_again(recorded, again):

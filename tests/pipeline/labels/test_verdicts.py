@@ -7,7 +7,7 @@ import pytest
 from gistgate.integrations.lm_eval.task import Task, TaskSpec
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decided
-from pipeline.labels.verdicts import Judge, Meaning
+from pipeline.labels.verdicts import Judge, Meaning, is_trustworthy
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()
@@ -119,6 +119,15 @@ def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
     judge = Judge(Played(texts), meaning.same, lambda _rollout, _answer: True, audit=2, rejoin=6)
     assert judge.kept([rollout(text) for text in texts]) == [True, False, True, False]
     assert judge.given is None and judge.rejoin is None
+
+
+@pytest.mark.parametrize("kept, trusted", [(98, False), (99, True)])
+def test_one_wrong_verdict_in_a_hundred_is_the_most_that_is_trusted(kept, trusted):
+    reference = list(range(20))
+    one = Rollout(0, [], reference, 0, 99, reference)
+    audited = [(one, [99, *reference[1:]], place < kept) for place in range(100)]
+    audited += [(one, [99] * 20, False)] * 50  # these never rejoin
+    assert is_trustworthy(audited, 8) is trusted
 
 
 def test_a_rollout_that_rejoins_its_reference_is_kept(meaning_of):
