@@ -15,6 +15,7 @@ import torch
 
 from gistgate import files
 from gistgate.errors import UserError
+from gistgate.plain import inside
 
 
 def writers() -> dict[str, Callable[[Path], object]]:
