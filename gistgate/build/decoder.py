@@ -42,11 +42,13 @@ def build_decoder(
     wishes = preferred(wishes or Wishes())
     shared: dict[str, Any] = {"engine": wishes.engine, "speculate_up_to": wishes.most_rows}
     if wishes.guards:
-        from gistgate.build.guards import make_guards
+        from gistgate.build.guards import check_guards, make_guards
 
         shared["guards"] = make_guards(wishes.guards, wishes.gate)
     draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
     gate = load_gate(wishes.gate, target, draft, tokenizer)
+    if wishes.guards:
+        check_guards(shared["guards"], gate, target)
     wishes = settled(wishes, gate, target, draft)
     loaded = Loaded(target, tokenizer, draft, gate)
     try:

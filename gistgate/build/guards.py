@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedModel
+
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.identity import gate_hash, identify_model
 from gistgate.optional.guards import DomainGuard, Guard, LoopGuard
 
 
@@ -17,6 +20,23 @@ def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
         UserError: there is no such guard, or no folder to read it from.
     """
     return [make_guard(name, gate) for name in names]
+
+
+def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedModel) -> None:
+    """Refuse a guard that was fitted with another gate or on other weights; older ones do not say the weights.
+
+    Raises:
+        UserError: which of the two it is.
+    """
+    for guard in guards:
+        about = guard.about if isinstance(guard, DomainGuard) else {}
+        here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}
+        for part, value in here.items():
+            if value is not None and about.get(part) not in (None, value):
+                raise UserError(
+                    f"The guard 'domain' was fitted with another {part}, so that it knows other states. Leave the "
+                    "guard out, or run the pipeline for these models and export the gate again."
+                )
 
 
 def make_guard(name: str, gate: Any = None) -> Guard:

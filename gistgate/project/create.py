@@ -100,8 +100,8 @@ def settings_files(wanted: Wanted) -> dict[str, str]:
         "dvc.yaml": shared("graph.yaml"),
         "params.yaml": filled(
             "params.yaml",
-            pair=wanted.pair,
-            task=task_name(wanted.task),
+            pair=json.dumps(wanted.pair),  # a name such as 2024 would be a number without quotation marks
+            task=json.dumps(task_name(wanted.task)),
             chat=str(wanted.chat).lower(),
             rows="128" if small else "32",
             workers="2" if small else "1",

@@ -19,7 +19,7 @@ from gistgate.block import Acceptance, Block
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic, write_json
 from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash
+from gistgate.identity import gate_hash, identify_model
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.optional.guards.domain import CONFIG_FILE, DomainGuard, fit, on_the_text
 from gistgate.request.rows import Row
@@ -33,6 +33,8 @@ from pipeline.params import Params
 DOMAIN = Path("models/domain")
 ALARMS = 0.05
 """Guard prompts that may be alarmed although nothing is wrong, as a share; both statistics take half of it."""
+FEWEST = 2 * math.ceil(2 / ALARMS - 1)
+"""Guard prompts from which on half of them have a finite quantile for each of the two thresholds."""
 LAYER = "post"
 MOST_STATES = 40_000
 """States that are kept for the covariance, in rows."""
@@ -59,10 +61,12 @@ def fit_domain(
     """A guard for the setting `point`, from these prompts of the split `guard`.
 
     Raises:
-        UserError: fewer than 20 prompts.
+        UserError: so few prompts that no threshold could be exceeded.
     """
-    if len(prompts) < 20:
-        raise UserError(f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to 20 or more.")
+    if len(prompts) < FEWEST:
+        raise UserError(
+            f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to {FEWEST} or more."
+        )
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)
@@ -85,6 +89,7 @@ def fit_domain(
             "rule": point.rule,
             "knob": point.knob,
             "gate": gate and gate_hash(gate),
+            "target": identify_model(pair.target).fingerprint,
         },
     )
 

@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from transformers import PreTrainedTokenizerBase
+
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
+from gistgate.integrations.lm_eval.prompting import chat_template
 from gistgate.protocol import added_ids
 from gistgate.request.stopping import eos_ids
 from gistgate.rules import make_rule
@@ -39,6 +42,16 @@ def main() -> None:
     write_result(REPORTS / "adversarial.json", Probe(params).found(), "pipeline.stages.adversarial")
 
 
+def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
+    """The prompts of `adversarial.file`, put as the run's own are: in the chat template, behind its system text."""
+    asked, prompting = read_file(str(params.adversarial.file)), params.prompting
+    if not prompting.chat_template:
+        return asked
+    render, system = chat_template(tokenizer), prompting.system
+    before = [] if system is None else [{"role": "system", "content": system}]
+    return [(kind, render([*before, {"role": "user", "content": text}])) for kind, text in asked]
+
+
 class Probe:
     """Adversarial prompts of a run, and the decoders that answer them."""
 
@@ -50,7 +63,7 @@ class Probe:
         self.protocol = {*added_ids(tokenizer), *eos_ids(self.pair.target, tokenizer)}
         task = load_task(params)
         texts = variants(ordinary, [tokenizer.decode([token]) for token in sorted(self.protocol)])
-        texts += read_file(params.adversarial.file) if params.adversarial.file else []
+        texts += asked_in_file(params, tokenizer) if params.adversarial.file else []
         room = context_length(read_pair(params.pair)) - self.request["max_new_tokens"]
         encoded = [(kind, task.encode(tokenizer, text)) for kind, text in texts]
         self.prompts = [(kind, ids) for kind, ids in encoded if len(ids) <= room]

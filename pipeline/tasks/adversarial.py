@@ -71,10 +71,13 @@ def read_file(path: str | Path) -> list[tuple[str, str]]:
     """
     found = []
     for number, line in enumerate(read_json_lines(path), start=1):
-        text = line.get("prompt") or line.get("question") or next(iter(line.get("turns") or ()), None)
+        known = line if isinstance(line, dict) else {}
+        turns = known.get("turns")
+        first = turns[0] if isinstance(turns, list) and turns else None
+        text = known.get("prompt") or known.get("question") or first
         if not isinstance(text, str):
             raise UserError(f"{path}, line {number}, has no text called prompt, question or turns. Name it so.")
-        found.append((str(line.get("category") or "file"), text))
+        found.append((str(known.get("category") or "file"), text))
     return found
 
 

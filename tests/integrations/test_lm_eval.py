@@ -138,6 +138,8 @@ def test_another_target_than_the_decoders_is_refused(pair: Any, tokenizer: Any) 
 def test_sampling_wishes_become_ours_and_others_are_refused() -> None:
     assert sampling({"do_sample": False, "temperature": 0.0}) == Sampling()
     assert sampling({"do_sample": True, "temperature": 0.7, "top_p": 0.9}) == Sampling(0.7, 0, 0.9)
+    assert sampling({"do_sample": True, "temperature": 0.0}) == Sampling()  # not a temperature of 1
+    assert sampling({"do_sample": True, "temperature": None}) == Sampling(1.0)
     with pytest.raises(UserError, match="num_beams=4"):
         sampling({"num_beams": 4})
 

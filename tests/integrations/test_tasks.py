@@ -110,6 +110,15 @@ def test_few_shot_examples_never_show_the_document_itself(tmp_path: Path) -> Non
         assert context.endswith(f"Q: {doc['question']}\nA:")
 
 
+def test_all_documents_of_another_split_may_be_examples(tmp_path: Path) -> None:
+    write_task(tmp_path, num_train=3)
+    few = load(tmp_path, prompting={"num_fewshot": 3})
+    test, train = few.documents("test")[0], few.documents("train")[0]
+    assert few.context(test, byte_tokenizer()).count("Q: ") == 4
+    with pytest.raises(UserError, match="too few documents to show 3 others"):
+        few.context(train, byte_tokenizer())
+
+
 def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
     write_task(tmp_path)
     few = load(tmp_path, prompting={"num_fewshot": 2})

@@ -34,6 +34,18 @@ def test_a_project_says_what_the_user_said(tmp_path):
     assert yaml.safe_load((folder / "data/tasks/gsm8k.yaml").read_text())["task"] == "gsm8k"
 
 
+@pytest.mark.parametrize("name", ["2024", "007", "on", "1.5"])
+def test_a_name_that_yaml_would_read_otherwise_stays_a_name(tmp_path, name):
+    create(Wanted(tmp_path / name, target="owner/target", draft="owner/draft", task="gsm8k"))
+    assert read_params(tmp_path / name / "params.yaml").pair == read_pair_name(tmp_path / name)
+
+
+def read_pair_name(folder):
+    """The name of the project's one pair file."""
+    (file,) = (folder / "models/pairs").glob("*.yaml")
+    return file.stem
+
+
 def test_what_the_file_leaves_out_has_the_defaults_of_the_embedded_run(tmp_path):
     """One list of defaults: an embedded project differs from this repository's parameters in nothing."""
     create(Wanted(tmp_path / "new", task="wordproblems"))

@@ -91,6 +91,8 @@ class GatedLM(HFLM):
         """Chat template and system text of the present requests, each way once."""
         self.served = Served()
         """Every answer by its prompt; after a run of several processes the first one has all."""
+        self.present = Served()
+        """Those of the present requests."""
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
         """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else.
@@ -109,7 +111,7 @@ class GatedLM(HFLM):
         """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
         rows: int | str = self.batch_size_per_gpu  # type: ignore[has-type]
         self.is_quiet = disable_tqdm or self.rank != 0
-        self.rows = rows if isinstance(rows, int) else 0
+        self.rows, self.present = rows if isinstance(rows, int) else 0, Served()
         ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
         self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
         try:
@@ -118,7 +120,7 @@ class GatedLM(HFLM):
         finally:
             self.batch_size_per_gpu = rows
         if self.world_size > 1:
-            gathered = self.gather_object(self.served) or []
+            gathered = self.gather_object(self.present) or []
             for rank, served in enumerate(gathered):
                 if rank != self.rank:
                     self.served.merge(served)
@@ -154,6 +156,7 @@ class GatedLM(HFLM):
             answers = self.decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
+            self.present.add(prompt, answer)
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
 
     def _check(self, temperature: float) -> None:
@@ -226,7 +229,9 @@ def sampling(kwargs: dict[str, Any]) -> Sampling:
             )
     if not kwargs.get("do_sample"):
         return Sampling()
-    return Sampling(kwargs.get("temperature") or 1.0, kwargs.get("top_k") or 0, kwargs.get("top_p") or 1.0)
+    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    said = {name: kwargs[name] for name in usual if kwargs.get(name) is not None}  # a temperature of 0 is greedy
+    return Sampling(**{**usual, **said})
 
 
 def right_padded(answers: Sequence[Generation], pad: int) -> Tensor:

@@ -105,7 +105,12 @@ class WithoutItself:
 
     def sample(self, n: int, **_: Any) -> Sequence[Document]:
         """`n` examples other than the document."""
-        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=self.doc)
+        pool = self.sampler.fewshot_docs()
+        # lm-eval draws one document more than it needs where it has to leave one out.
+        doc: Document | None = self.doc if len(pool) > n else None
+        if doc is None and (len(pool) < n or self.doc in pool):
+            raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
+        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=doc)
         return examples
 
 

@@ -24,9 +24,9 @@ from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
 from gistgate.optional.retrieval.choosing import index_for
 from gistgate.optional.retrieval.search import Index
-from gistgate.optional.retrieval.store import END, Datastore
+from gistgate.optional.retrieval.store import Datastore
 from gistgate.optional.retrieval.suffix_array import SuffixArray, spaced
-from gistgate.optional.retrieval.votes import Votes, chain
+from gistgate.optional.retrieval.votes import END, Votes, chain
 
 
 @dataclass

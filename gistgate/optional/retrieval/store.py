@@ -20,12 +20,11 @@ from gistgate.files import check_sealed, checksum, fingerprint, read_json, save_
 from gistgate.identity import BINDING, identify_model
 from gistgate.optional.retrieval.config import DatastoreConfig
 from gistgate.optional.retrieval.projection import Projection
+from gistgate.optional.retrieval.votes import END
 from gistgate.plain import check_regular, inside
 
 INDEX_FILE = "index.faiss"
 PROJECTION_FILE = "projection.safetensors"
-END = -1
-"""Stands behind every answer, so that none is continued with another."""
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,8 @@ from safetensors import SafetensorError, safe_open
 
 from gistgate.errors import UserError
 from gistgate.files import save_tensors
+from gistgate.optional.retrieval.votes import END
 
-END = -1
-"""Stands behind every document, so that no text is continued with another document's."""
 FORMAT = "gistgate suffix array 1"
 """Says what a file is; another layout gets another number."""
 PAIRS = 1000

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 END = -1
-"""Stands where a candidate is over; what lies behind it means nothing."""
+"""Stands behind every text that is stored, so that none goes on with another; what lies behind it means nothing."""
 
 
 class Votes(NamedTuple):

@@ -19,6 +19,8 @@ STYLES = {
 
 TAIL = 6
 """Tokens in which an ending is looked for: a blank line or a closing quote may take several."""
+MOST_TAILS = 1 << 16
+"""Tails whose verdict is remembered; beyond that all are looked at anew."""
 
 
 class Boundaries:
@@ -50,6 +52,8 @@ class Boundaries:
             return False
         tail = tuple(ids[-TAIL:])
         if tail not in self._known:
+            if len(self._known) >= MOST_TAILS:
+                self._known.clear()
             self._known[tail] = tail[-1] in self.end_ids or self._finished(tail)
         return self._known[tail]
 

@@ -27,7 +27,7 @@ class Counting:
         self.wants_q = then is not None and then.wants_q
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        judged = self.judge.lengths
+        judged = self.judge.lengths if block.draft_ids.shape[1] else []  # a plain round judges nothing
         spent = getattr(self.judge.opinion, "spent", [0] * len(rows))
         notes = getattr(self.judge.opinion, "notes", [None] * len(rows))
         if any(judged):

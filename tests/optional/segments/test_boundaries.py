@@ -3,6 +3,7 @@
 import pytest
 
 from gistgate.errors import UserError
+from gistgate.optional.segments import boundaries
 from gistgate.optional.segments.boundaries import Boundaries
 from tests.tiny import byte_tokenizer
 
@@ -27,6 +28,13 @@ def test_sentences_end_at_their_point_but_decimals_do_not():
 def test_steps_are_lines_and_a_pattern_is_what_it_says():
     assert pieces("step", "a\nb\n") == ["a\n", "b\n"]
     assert pieces("re:;$", "a;b") == ["a;", "b"]
+
+
+def test_what_is_remembered_of_tails_is_bounded(monkeypatch):
+    monkeypatch.setattr(boundaries, "MOST_TAILS", 8)
+    found = Boundaries(TOKENIZER, "step")
+    ids = TOKENIZER.encode("one\ntwo three four\nfive", add_special_tokens=False)
+    assert found.cut(ids) == found.cut(ids) and len(found.cut(ids)) == 3 and len(found._known) <= 8
 
 
 def test_an_end_id_ends_whatever_it_reads():

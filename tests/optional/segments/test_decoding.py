@@ -52,6 +52,18 @@ def test_partial_acceptance_saves_forwards():
     assert kept < sum(answer.statistics.forwards for answer in whole) == 3 * 40 - matches
 
 
+def test_plain_rounds_count_no_segments_of_the_request_before():
+    """Above so many rows decoding is plain, and nothing is judged."""
+    decoder = segment_decoder(
+        TARGET, DRAFT, TOKENIZER, Constant(1.0), SegmentRule(threshold=0.5), style=STYLE, limit=8, speculate_up_to=1
+    )
+    assert decoder.generate(PROMPTS[:1], max_new_tokens=40)[0].statistics.extra["segments"] > 0
+    for prompts in (PROMPTS, PROMPTS[:2]):
+        answers = decoder.generate(prompts, max_new_tokens=40)
+        assert [answer.ids for answer in answers] == [answer.ids for answer in plain(prompts)]
+        assert not any(answer.statistics.extra.get("segments") for answer in answers)
+
+
 def test_open_it_keeps_finished_segments_and_no_cut_ones():
     seen = []
 

@@ -45,7 +45,7 @@ def test_a_file_of_prompts_is_read(tmp_path: Path, line: dict[str, Any]):
     assert read_file(tmp_path / "prompts.jsonl") == [("file", "Go")]
 
 
-@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}])
+@pytest.mark.parametrize("line", [{}, {"turns": []}, {"prompt": 3}, "hello", [1], {"turns": 5}, {"turns": [5]}])
 def test_a_line_without_a_prompt_is_one_sentence(tmp_path: Path, line: dict[str, Any]):
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     with pytest.raises(UserError, match="line 1, has no text"):

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.build.guards import check_guards
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.optional.guards import DomainGuard
@@ -28,6 +29,7 @@ from pipeline.pairs.world.style import make_style
 from pipeline.params import MethodParams
 from pipeline.stages import domain
 from pipeline.studies.guards import page, shadow
+from tests.certificates.proofs import gate_with
 from tests.tiny import byte_tokenizer, tiny_pair
 
 ROOT = Path(__file__).parents[4]
@@ -71,8 +73,16 @@ def test_a_guard_is_fitted_from_calibration_prompts(params: Any):
     assert 0.8 < guard.far < 2 and 0 < guard.bet < math.inf
     assert guard.stricter == 0.01, "the next stricter value that was tested"
     assert guard.about["prompts"] == 80 and guard.about["gate"] is None
+    check_guards([guard], None, pair.target)
+    with torch.no_grad():
+        pair.target.model.norm.weight.mul_(1.5)
+    with pytest.raises(UserError, match="fitted with another target"):
+        check_guards([guard], None, pair.target)
+    other = replace(guard, about={"gate": "another"})
+    with pytest.raises(UserError, match="fitted with another gate"):
+        check_guards([other], gate_with(1.0), pair.target)
     with pytest.raises(UserError, match="do not say what is usual"):
-        domain_fit.fit_domain(params, pair, Echo(), None, POINT, prompts(19))  # type: ignore[arg-type]
+        domain_fit.fit_domain(params, pair, Echo(), None, POINT, prompts(77))  # type: ignore[arg-type]
 
 
 def test_the_strictest_setting_has_none_below_it(params: Any):
