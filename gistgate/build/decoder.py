@@ -41,14 +41,10 @@ def build_decoder(
     """
     wishes = preferred(wishes or Wishes())
     shared: dict[str, Any] = {"engine": wishes.engine, "speculate_up_to": wishes.most_rows}
-    if wishes.guards:
-        from gistgate.build.guards import check_guards, make_guards
-
-        shared["guards"] = make_guards(wishes.guards, wishes.gate)
     draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
     gate = load_gate(wishes.gate, target, draft, tokenizer)
     if wishes.guards:
-        check_guards(shared["guards"], gate, target)
+        shared["guards"] = guards_of(wishes, gate, target)
     wishes = settled(wishes, gate, target, draft)
     loaded = Loaded(target, tokenizer, draft, gate)
     try:
@@ -58,6 +54,19 @@ def build_decoder(
             raise
         warnings.warn(f"What `gistgate tune` chose is left aside. {error}", stacklevel=2)
         return chosen(loaded, replace(wishes, certificate=None), policy, **shared)
+
+
+def guards_of(wishes: Wishes, gate: Gate | None, target: PreTrainedModel) -> list[Any]:
+    """The guards that are named, checked against their partners.
+
+    Raises:
+        UserError: there is no such guard, or it was fitted with another gate or on other weights.
+    """
+    from gistgate.build.guards import check_guards, make_guards
+
+    guards = make_guards(wishes.guards, wishes.gate)
+    check_guards(guards, gate, target)
+    return list(guards)
 
 
 @dataclass(frozen=True)
