@@ -52,7 +52,7 @@ TINY: dict[str, Any] = {
         "check_problems": 20,
         "min_target_accuracy": 0.0,
     },
-    "prompts": {"train": 16, "development": 8, "calibration": 16, "guard": 20, "test": 8},
+    "prompts": {"train": 16, "development": 8, "calibration": 16, "guard": 80, "test": 8},
     "decoding": {"max_new_tokens": 64, "workers": 1},
     "collect": {"shard_prompts": 8, "strict_share": 1.0, "solved_only": False},
     "label": {"rollouts": 2, "audit": 4},

@@ -52,8 +52,14 @@ def build_decoder(
     except UserError as error:
         if not isinstance(wishes.certificate, Preferred):
             raise
-        warnings.warn(f"What `gistgate tune` chose is left aside. {error}", stacklevel=2)
-        return chosen(loaded, replace(wishes, certificate=None), policy, **shared)
+        decoder = chosen(loaded, replace(wishes, certificate=None), policy, **shared)
+        reason = str(error).partition(":")[0]
+        warnings.warn(
+            f"What `gistgate tune` chose is left aside: it does not go with these options ({reason}). Tune again with "
+            "them to have a choice.",
+            stacklevel=2,
+        )
+        return decoder
 
 
 def guards_of(wishes: Wishes, gate: Gate | None, target: PreTrainedModel) -> list[Any]:

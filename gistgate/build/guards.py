@@ -28,8 +28,7 @@ def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedM
     Raises:
         UserError: which of the two it is.
     """
-    for guard in guards:
-        about = guard.about if isinstance(guard, DomainGuard) else {}
+    for about in [guard.about for guard in guards if isinstance(guard, DomainGuard)]:
         here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}
         for part, value in here.items():
             if value is not None and about.get(part) not in (None, value):

@@ -13,10 +13,8 @@ from gistgate.decoding.decoder import Decoder
 
 
 def proof_of(decoder: Decoder) -> Proof | None:
-    """The certificate that the decoder keeps, else the one beside its gate; None for a gate of other weights."""
-    gate = decoder.parts.gate
-    beside = None if getattr(gate, "reservation", None) else getattr(gate, "proof", None)
-    found: Proof | None = decoder.certificate or beside
+    """The certificate that the decoder keeps, else the one beside its gate, which a gate of other weights lacks."""
+    found: Proof | None = decoder.certificate or getattr(decoder.parts.gate, "proof", None)
     return found
 
 

@@ -20,7 +20,10 @@ REPORTS = Path("reports/labels")
 
 @dataclass
 class Cost:
-    """Sums over the pieces of a stage. Everything but `seconds` is a function of the data and of the way of rolling."""
+    """Sums over the pieces of a stage. Everything but `seconds` is a function of the data and of the way of rolling.
+
+    After an interruption they hold what was done twice as well; of slots the interrupted part is missing.
+    """
 
     labels: int = 0
     """Mismatches whose outcome was found by a rollout and kept as a label."""

@@ -1,7 +1,8 @@
 """Rollouts that have come to their end, kept the moment they do: a shard that was interrupted goes on behind them.
 
 A walk or a pass of labels is made again from its beginning, and whatever it asks for that an earlier start has made is
-handed out at once. In bfloat16 the rollouts that are left then share other batches, which near ties may notice.
+handed out at once. In bfloat16 the rollouts that are left then share other batches, which near ties may notice, and
+the first rollouts, which audit the ways of stopping early, may be others. What was read and scouted is paid twice.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pipeline.common.resume import Shards
 from pipeline.labels.cost import Cost
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, Supply
 
-ENDS = ("eos", "stop", "length", REJOINED, ANSWERED)
+PARTS = (REJOINED, ANSWERED)
+"""Finishes of rollouts that stopped early."""
+ENDS = ("eos", "stop", "length", *PARTS)
 """Finishes that tell an outcome; others are a supply's own reasons, such as that nobody wants it any more."""
 LOST = "its rollouts are then made again"
 """What a damaged file costs."""
@@ -106,9 +109,10 @@ class Known:
         if ended is None:
             return False
         reason = self.supply.decided(rollout, ended.ids)
-        if reason is None and ended.finish in (REJOINED, ANSWERED):
+        if reason is None and ended.finish in PARTS:
             return False
-        self.supply.end(rollout, Ended(ended.ids, reason or ended.finish))
+        # A whole one stays whole: where it could stop early now, it might have another outcome than it had.
+        self.supply.end(rollout, ended if reason is None or reason in PARTS else Ended(ended.ids, reason))
         return True
 
     def _key(self, rollout: Rollout) -> str:

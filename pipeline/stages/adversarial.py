@@ -43,7 +43,10 @@ def main() -> None:
 
 
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:
-    """The prompts of `adversarial.file`, put as the run's own are: in the chat template, behind its system text."""
+    """The prompts of `adversarial.file`, in the chat template with its system text where the run's own are.
+
+    Solved examples and descriptions of the task stay out, since these prompts are none of its documents.
+    """
     asked, prompting = read_file(str(params.adversarial.file)), params.prompting
     if not prompting.chat_template:
         return asked

@@ -143,7 +143,7 @@ def test_who_says_what_runs_is_not_overruled(tune, gate, said):
 def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
     tune()
     asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--gate", gate, "--max-new-tokens", 4)
-    with pytest.warns(UserWarning, match="chose is left aside.*another guards"):
+    with pytest.warns(UserWarning, match="chose is left aside.*another guards.*Tune again"):
         assert run("generate", *asked, "--guard", "loop")[0] == 0
     with pytest.warns(UserWarning, match="chose is left aside.*another drafting"):
         assert run("generate", *asked, "--stop-drafting", "0.4")[0] == 0

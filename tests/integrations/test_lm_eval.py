@@ -129,6 +129,16 @@ def test_every_prompt_keeps_its_own_counters(tmp_path: Path, pair: Any, tokenize
     assert answer.statistics.tokens == len(answer.ids) <= 12
 
 
+def test_a_second_evaluation_hands_over_its_own_answers_alone(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+    """What a process had answered before was gathered then."""
+    lm = gated(pair, tokenizer, "exact")
+    tasks = write_task(tmp_path)
+    for _ in range(2):
+        before = lm.served.statistics.tokens
+        evaluate(lm, tasks, limit=2)
+        assert lm.present.statistics.tokens == lm.served.statistics.tokens - before > 0
+
+
 def test_another_target_than_the_decoders_is_refused(pair: Any, tokenizer: Any) -> None:
     decoder = Decoder(pair[0], None, make_rule("exact"))
     with pytest.raises(UserError, match="another target"):

@@ -57,13 +57,6 @@ def test_a_preset_is_judged_by_its_own_settings():
     assert own_claim(named, decoder) == "Not certified: window is 5, but 6 was certified."
 
 
-def test_a_gate_of_other_weights_certifies_nothing(certified):
-    decoder = build_decoder(TARGET, TOKENIZER, certified)
-    decoder.parts.gate.reservation = "other weights"
-    assert claim(certified, decoder, decoder.rule, 0.2) == "Not certified: there is no certificate."
-    decoder.parts.gate.reservation = None
-
-
 def test_what_the_terminal_warns_of_is_not_called_certified(certified):
     ending = Wishes(draft=DRAFT, gate=certified.gate, stop_drafting="0.4")
     with pytest.warns(UserWarning, match="drafts end by another policy"):

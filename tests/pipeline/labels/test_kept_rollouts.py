@@ -12,7 +12,7 @@ from gistgate.errors import UserError
 from pipeline.labels.cost import Cost
 from pipeline.labels.kept_rollouts import KeptRollouts
 from pipeline.labels.labelling import Labeller
-from pipeline.labels.rollouts import ANSWERED, Ended, Rollout
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout
 from pipeline.labels.schema import Policy
 from pipeline.labels.tables import Table
 from pipeline.labels.tools import Tools
@@ -110,7 +110,14 @@ class Asks:
 
 @pytest.mark.parametrize(
     "finish, reason, told",
-    [("eos", None, "eos"), (ANSWERED, ANSWERED, ANSWERED), (ANSWERED, None, None), ("eos", "given up", "given up")],
+    [
+        ("eos", None, "eos"),
+        ("eos", REJOINED, "eos"),
+        (ANSWERED, ANSWERED, ANSWERED),
+        (ANSWERED, REJOINED, ANSWERED),
+        (ANSWERED, None, None),
+        ("eos", "given up", "given up"),
+    ],
 )
 def test_a_part_of_a_rollout_counts_only_where_it_may_stop(
     tmp_path: Path, finish: str, reason: str | None, told: str | None
