@@ -13,7 +13,6 @@ from gistgate.integrations.vllm.served import Served
 from gistgate.integrations.vllm.settings import Settings
 from gistgate.rules import make_rule
 from gistgate.rules.base import Rule
-from gistgate.rules.pair_counts import PairCounts
 
 log = logging.getLogger("vllm.gistgate")
 
@@ -54,8 +53,6 @@ def make_policy(settings: Settings, served: Served) -> Policy:
         )
     gate = load_gate(settings, served)
     name, values, source, sampled = choose(settings, served, gate)
-    if isinstance(values.get("counts"), str):  # read once, and not again for each stricter setting
-        values["counts"] = PairCounts.load(values["counts"])
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
     return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all")
