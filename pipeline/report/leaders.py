@@ -14,11 +14,17 @@ def asks_gate(method: dict[str, Any]) -> bool:
 
 def best(methods: dict[str, Any], *, gate: bool) -> str:
     """The method with the largest mean accepted length among those that ask a gate, or among those that do not."""
-    names = [name for name, method in methods.items() if asks_gate(method) is gate]
+    names = candidates(methods, gate)
     return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
 
 
 def fastest(methods: dict[str, Any]) -> str:
     """The rule without training that is fastest against plain decoding."""
-    free = [name for name, method in methods.items() if not asks_gate(method)]
-    return max(free, key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
+    return max(candidates(methods, gate=False), key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
+
+
+def candidates(methods: dict[str, Any], gate: bool) -> list[str]:
+    """The methods of one kind. A refused one decodes strictly and is left out, unless all of its kind are refused."""
+    names = [name for name, method in methods.items() if asks_gate(method) is gate]
+    certified = [name for name in names if methods[name].get("certified_bound") is not None]
+    return certified or names

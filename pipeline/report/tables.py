@@ -151,7 +151,7 @@ def timed(found: dict[str, Any] | None) -> str:
 
 
 def lead(summary: dict[str, Any]) -> str:
-    """One sentence: how far the gate is ahead of the best of all rules without training, in length and in time."""
+    """The best of all certified rules without training, and the gate's mean accepted length and speed beside it."""
     methods = summary["methods"]
     gate, longest, quick = best(methods, gate=True), best(methods, gate=False), fastest(methods)
     tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
@@ -162,8 +162,8 @@ def lead(summary: dict[str, Any]) -> str:
         else f"`{longest}` has the largest mean accepted length and `{quick}` the highest speed"
     )
     return (
-        f"Of all rules without training {ahead}; `{gate}` leads by a factor of {tau:.2f} in length and of {time:.2f} "
-        "in time."
+        f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} times "
+        "that speed."
     )
 
 

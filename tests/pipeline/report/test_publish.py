@@ -37,7 +37,7 @@ def test_publish_renews_the_table_and_nothing_else(folder):
     assert published == {**json.loads(Path("reports/summary.json").read_text()), "code": CODE["code"] | shown}
     table, about = part(text, PART).rsplit("\n\n", 1)
     assert table == tables.markdown(published)
-    assert "`judge` leads by a factor of 1.00 in length and of 1.50 in time" in about
+    assert "`judge` has 1.00 times that length and 1.50 times that speed." in about
     assert "commit `abc`, with changes that were not committed (fingerprint `f00d`)" in about
     assert "| judge | 4.0 | -25.0" in text
 
@@ -63,6 +63,15 @@ def test_a_preset_is_led_by_its_rule():
         "b": {"rule": "autojudge", "mean_accepted_length": 1},
     }
     assert (leaders.best(methods, gate=False), leaders.best(methods, gate=True)) == ("a", "b")
+
+
+def test_a_refused_rule_does_not_lead_with_the_figures_of_strict_decoding():
+    figures = {"mean_accepted_length": 6.0, "speed": {"vs_plain": {"mean": 2.0}}}
+    refused = {"rule": "ensemble", "certified_bound": None, **figures}
+    strict = {"rule": "exact", "certified_bound": 0.0, **figures}
+    assert leaders.best({"a": refused, "b": strict}, gate=False) == "b"
+    assert leaders.fastest({"a": refused, "b": strict}) == "b"
+    assert leaders.best({"a": refused}, gate=False) == "a"  # something has to be named
 
 
 def test_labels_of_an_engine_that_counts_no_slots_are_shown():
