@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from gistgate.decoding.decoder import Decoder
@@ -13,12 +16,15 @@ from gistgate.observing.outlook import (
     TIMED,
     Mismatches,
     advice,
+    fastest,
     labelling,
     measure,
     outlook,
     strict_run,
     tau_at,
 )
+from gistgate.observing.race import Clock
+from gistgate.request.statistics import Statistics
 from gistgate.rules.exact import Exact
 from tests.tiny import tiny_pair
 
@@ -86,3 +92,15 @@ def test_costs_need_few_prompts():
     assert measure(decoder, [[1, 2, 3]] * TIMED + [unreadable], (2,), max_new_tokens=8).step > 0
     with pytest.raises(UserError, match="token id 1000000000"):
         measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)
+
+
+def test_a_slow_reading_of_the_prompt_does_not_change_the_costs(monkeypatch: pytest.MonkeyPatch):
+    target, _ = tiny_pair()
+    clock, spent = Clock("measured", Decoder(target, None, Exact(), 0)), iter([1.0, 9.0, 1.2])
+
+    def run(_ids: list[int]) -> tuple[float, Any]:
+        seconds = next(spent)
+        return seconds, SimpleNamespace(statistics=Statistics(forwards=3, seconds={"total": seconds, "draft": 0.5}))
+
+    monkeypatch.setattr(clock, "run", run)
+    assert fastest(clock, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
