@@ -8,10 +8,10 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gistgate.certificates.certificate import Proof
-from gistgate.files import read_json
+from gistgate.files import read_json, read_text
 from gistgate.gates.config import GateConfig
 from gistgate.plain import printable
-from pipeline.common.paths import REPORTS
+from pipeline.common.paths import REPORTS, TASKS
 from pipeline.report.results import STRICT
 
 EVALUATION = REPORTS / "evaluation"
@@ -56,5 +56,15 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
         splits={"development": report["development"], "calibration": report["settings"]},
         lighter=config.draft.quantisation if config.draft else None,
         partners={"target": config.target, "draft": config.draft},
+        task_options=task_options(config.labels.get("task")),
         percent=lambda share: f"{100 * share:.1f}",
     )
+
+
+def task_options(name: str | None) -> str:
+    """What lm-eval has to be told about a task of this project, which it knows neither by name nor to run programs."""
+    file = TASKS / f"{name}.yaml"
+    if not file.is_file():
+        return ""
+    unsafe = "unsafe_code: true" in read_text(file).splitlines()
+    return f" --include_path {TASKS.as_posix()}{' --confirm_run_unsafe_code' if unsafe else ''}"

@@ -1,0 +1,24 @@
+"""What the card of a gate tells lm-eval about its task."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.report.card import task_options
+from tests.sources import ROOT
+
+
+@pytest.mark.parametrize(
+    "task, said",
+    [
+        ("python-functions", " --include_path data/tasks --confirm_run_unsafe_code"),
+        ("gsm8k-chat", " --include_path data/tasks"),
+        ("arc_easy", ""),
+        (None, ""),
+    ],
+)
+def test_a_task_of_the_project_is_found_and_its_programs_are_allowed(
+    task: str | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert task_options(task) == said
