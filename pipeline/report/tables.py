@@ -162,8 +162,8 @@ def lead(summary: dict[str, Any]) -> str:
         else f"`{longest}` has the largest mean accepted length and `{quick}` the highest speed"
     )
     return (
-        f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} times "
-        "that speed."
+        f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} "
+        "times that speed."
     )
 
 

@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from pipeline.common.progress import bar
 from pipeline.speed.clock import Contender, Prompts, Timed
+from pipeline.speed.kept_laps import KeptLaps
 
 Times = dict[str, dict[str, Any]]
 """By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
 
 
-def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 1, title: str | None = None) -> Times:
+def race(
+    field: Sequence[Contender],
+    batches: Sequence[Prompts],
+    repeats: int = 1,
+    title: str | None = None,
+    kept: KeptLaps | None = None,
+) -> Times:
     """Time every contender on every batch, in an order that rotates, so that a slower machine slows all of them.
 
     The first batch warms up, because the first call of everything pays for what later calls find done; contenders that
-    build programs warm up on all batches. A batch that any
-    contender answers with a loop is dropped for all, since loops are easy to draft; all are kept if every batch loops.
-    `title` shows a progress bar.
+    build programs warm up on all batches. A batch that any contender answers with a loop is dropped for all, since
+    loops are easy to draft; all are kept if every batch loops.
+    `title` shows a progress bar; `kept` has the laps of earlier starts.
     """
     for contender in field:
         for batch in batches if contender.builds else batches[:1]:
@@ -27,7 +35,8 @@ def race(field: Sequence[Contender], batches: Sequence[Prompts], repeats: int = 
     times: Times = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
     loops = []
     for place, batch in enumerate(bar(batches, title=title, unit="prompt")):
-        runs = lap(field, batch, [place + repeat for repeat in range(repeats)])
+        decode = partial(lap, field, batch, [place + repeat for repeat in range(repeats)])
+        runs = decode() if kept is None else kept.lap(place, field, decode)
         loops.append(any(run.loops for timed in runs.values() for run in timed))
         for name, timed in runs.items():
             times[name]["seconds"].append([run.seconds for run in timed])

@@ -12,15 +12,21 @@ cache is listed under `failed` where it does not run.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from gistgate.files import write_json
+from pipeline.certification.method_parts import method_parts
 from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
+from pipeline.common.operating_point import operating_point
+from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.speed.baselines import chosen
 from pipeline.speed.clock import machine
+from pipeline.speed.kept_laps import KeptLaps
 from pipeline.speed.lineup import contenders, static
 from pipeline.speed.race import by_kind, race, working
 
@@ -35,12 +41,21 @@ def benchmark(params: Params) -> None:
     pair = load_pair(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
     development = read_prompts("development")[: params.benchmark.development]
-    blocks = chosen(pair, request_of(prompts, pair), [prompt["ids"] for prompt in development])
+    kept = KeptLaps(SCRATCH / f"benchmark-{dependencies(params)}")
+    blocks = kept.chosen(lambda: chosen(pair, request_of(prompts, pair), [prompt["ids"] for prompt in development]))
     able, failed = working([static(pair, prompts)], [prompts[0]["ids"]])
     field = [*contenders(params, pair, prompts, blocks), *able]
-    times = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
+    times = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark", kept)
     about = {"chosen_on": len(development), "failed": failed, "machine": machine()}
     write_json(params.reports / "benchmark.json", {**by_kind(field, times), **about})
+    kept.remove()
+
+
+def dependencies(params: Params) -> str:
+    """A name for all that the times depend on, besides the machine."""
+    parts = [part for name in params.methods for part in method_parts(params, operating_point(params, name))]
+    files = [Path("data/prompts/development.jsonl"), *sources("pipeline.stages.benchmark")]
+    return fingerprint(*dict.fromkeys(parts), repr(params.benchmark), repr(machine()), *files)  # the pair's files once
 
 
 if __name__ == "__main__":

@@ -20,18 +20,18 @@ from gistgate.certificates.certificate import scope_mismatch
 from gistgate.decoding.decoder import Decoder
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.errors import UserError
-from gistgate.files import named_files, read_json, write_atomic, write_json, write_json_lines
+from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.rules import make_rule
+from pipeline.certification.method_parts import method_parts
 from pipeline.certification.pieces import STRICT, Job, decoding_of, pieces_of
 from pipeline.certification.strict_answers import Decode, StrictAnswers
 from pipeline.common import ranks
 from pipeline.common.decoders import make_decoder, read_prompts
-from pipeline.common.drafters import files_behind
 from pipeline.common.entry import run
-from pipeline.common.gates import gate_folder, load_gate
+from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
 from pipeline.common.pool import side_by_side
 from pipeline.common.resume import SCRATCH, fingerprint, sources
@@ -76,13 +76,7 @@ def evaluator(params: Params) -> Callable[[list[Job]], None]:
 
 def dependencies(params: Params, point: Operating) -> str:
     """A name for all that a method's result depends on."""
-    source = read_pair(params.pair)
-    pair = [Path(model.model) for model in source.models if model.is_folder]
-    gate = [gate_folder(point.head)] if point.head else []
-    files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
-    files += named_files(point.settings)
-    settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
-    return fingerprint(*(repr(setting) for setting in settings), *files, *sources("pipeline.stages.evaluate"))
+    return fingerprint(*method_parts(params, point), *sources("pipeline.stages.evaluate"))
 
 
 class Evaluation:

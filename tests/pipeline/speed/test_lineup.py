@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,7 +36,11 @@ def test_transformers_speculates_at_the_chosen_k(pair: Any):
         assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 6)], one.name
 
 
-def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any, monkeypatch: pytest.MonkeyPatch):
+def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
+    pair: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(benchmark, "SCRATCH", tmp_path)
+    monkeypatch.setattr(benchmark, "dependencies", lambda _params: "0")
     seen: dict[str, Any] = {}
     splits = {"test": [{"ids": [1, 2]}, {"ids": [3]}], "development": [{"ids": [7]}] * 20}
 
@@ -59,3 +64,4 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     written = seen["written"]
     assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no"}
     assert written["baselines"]["transformers_assisted"] == {"block": 4}
+    assert list(tmp_path.iterdir()) == []  # what waits for another start goes with the result
