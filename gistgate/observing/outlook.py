@@ -28,8 +28,8 @@ ROOM = 1.1
 TIMED = 4
 """Prompts on which costs are measured: they vary less from prompt to prompt than the number of accepted tokens does."""
 REPEATS = 3
-"""Runs of which the fastest counts. A difference is taken from them, in which a slow reading of a long prompt would be
-as large as the rounds of a short answer."""
+"""Runs of every answer, of which the least time counts: costs are differences of two times that both include the
+reading of the prompt."""
 
 
 @dataclass(frozen=True)

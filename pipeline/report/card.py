@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,9 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
 
 
 def task_options(name: str | None) -> str:
-    """What lm-eval has to be told about a task of this project, which it knows neither by name nor to run programs."""
+    """Options by which lm-eval finds a task of this project and may run its programs; nothing for its own tasks."""
     file = TASKS / f"{name}.yaml"
     if not file.is_file():
         return ""
-    unsafe = "unsafe_code: true" in read_text(file).splitlines()
+    unsafe = re.search(r"(?m)^unsafe_code:\s*true\b", read_text(file))
     return f" --include_path {TASKS.as_posix()}{' --confirm_run_unsafe_code' if unsafe else ''}"

@@ -13,13 +13,13 @@ def asks_gate(method: dict[str, Any]) -> bool:
 
 
 def best(methods: dict[str, Any], *, gate: bool) -> str:
-    """The method with the largest mean accepted length among those that ask a gate, or among those that do not."""
+    """The certified method with the largest mean accepted length of those that ask a gate, or of those that do not."""
     names = candidates(methods, gate)
     return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
 
 
 def fastest(methods: dict[str, Any]) -> str:
-    """The rule without training that is fastest against plain decoding."""
+    """The certified rule without training that is fastest against plain decoding."""
     return max(candidates(methods, gate=False), key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
 
 

@@ -68,6 +68,29 @@ def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0
     return interval(lambda x, y, axis: x.sum(axis) / y.sum(axis), a, b, level=level, seed=seed)
 
 
+def ratio_of_rates(
+    times: ArrayLike, tokens: ArrayLike, own_times: ArrayLike, own_tokens: ArrayLike, **more: Any
+) -> Interval:
+    """Tokens per second of one way of decoding, divided by those of a reference, with its interval over prompts.
+
+    Rounding, and looseness, make answers longer or shorter, so that seconds alone do not say how fast tokens come.
+
+    Args:
+        times: seconds [N] of the reference; `own_times` are those of the way itself.
+        tokens: new tokens [N] of the reference; `own_tokens` likewise.
+        more: level and seed of the interval.
+
+    Raises:
+        UserError: the columns are not paired, or not positive.
+    """
+    columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
+    if len({len(column) for column in columns}) > 1 or not all((column > 0).all() for column in columns):
+        raise UserError(
+            "A speed per token needs positive seconds and tokens for every prompt. Run the benchmark again."
+        )
+    return interval(lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)), *columns, **more)
+
+
 def interval(
     figure: Callable[..., Any],
     *columns: Array,

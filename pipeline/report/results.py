@@ -58,6 +58,11 @@ class Results:
         """Seconds of a contender per prompt, its repeats added up."""
         return [sum(repeats) for repeats in self.timing(contender)["seconds"]]
 
+    def tokens(self, contender: str) -> list[int]:
+        """New tokens of a contender per prompt and repeat."""
+        found: list[int] = self.timing(contender)["tokens"]
+        return found
+
     def was_timed(self, contender: str) -> bool:
         """Whether the benchmark has times of it; a baseline of transformers may have none where it cannot run."""
         return not contender.startswith(THEIRS) or contender in self.benchmark["baselines"]

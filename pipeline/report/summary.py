@@ -9,7 +9,7 @@ from typing import Any
 
 from gistgate.certificates.looks import level
 from pipeline.params import Params
-from pipeline.report.paired_statistics import accuracy_difference, ratio_of_sums
+from pipeline.report.paired_statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
 from pipeline.report.results import PLAIN, STRICT, Results
 
 LEVEL = 0.9
@@ -22,6 +22,9 @@ REFERENCES = {
     "vs_lookup": "transformers_lookup",
 }
 """Speed ratio -> baseline it compares with, each at its own best K; those of transformers cannot run everywhere."""
+PER_TOKEN = "per_token"
+"""Tokens per second, as a multiple of those of plain decoding: answers that rounding or looseness changes differ in
+length."""
 SPECULATION = ("transformers_assisted", "transformers_lookup")
 """The baselines whose K development prompts chose."""
 CERTIFIED = (
@@ -88,16 +91,24 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "accuracy_difference": difference.as_dict(),
         "mean_accepted_length": evaluation["mean_accepted_length"],
         "loose_per_100": evaluation["loose_per_100"],
-        "speed": {
-            key: ratio_of_sums(results.seconds(base), results.seconds(name), level=LEVEL, seed=params.seed).as_dict()
-            for key, base in REFERENCES.items()
-            if results.was_timed(base)
-        },
+        "speed": speeds(name, params, results),
         "cut": evaluation["cut"],
         "adversarial": adversarial(name, results),
         "target_forwards": evaluation["statistics"]["forwards"],
         "n": evaluation["n"],
     }
+
+
+def speeds(name: str, params: Params, results: Results) -> dict[str, Any]:
+    """How much less time a method's answers take than those of the baselines, and its tokens per second to plain's."""
+    own, plain = results.seconds(name), results.seconds("plain")
+    to_baselines = {
+        key: ratio_of_sums(results.seconds(base), own, level=LEVEL, seed=params.seed).as_dict()
+        for key, base in REFERENCES.items()
+        if results.was_timed(base)
+    }
+    rates = ratio_of_rates(plain, results.tokens("plain"), own, results.tokens(name), level=LEVEL, seed=params.seed)
+    return {**to_baselines, PER_TOKEN: rates.as_dict()}
 
 
 def certified_bound(name: str, params: Params, results: Results) -> float | None:

@@ -18,6 +18,7 @@ HEADER = (
     "tau",
     "loose/100",
     "vs plain",
+    "per token",
     "vs strict",
     "vs static",
     "vs assisted",
@@ -32,6 +33,7 @@ SHORT = {
     "difference": "accuracy difference, points",
     "tau": "mean accepted length",
     "vs plain": "speed to plain",
+    "per token": "speed per token to plain",
     "vs static": "speed to `generate`, static cache, compiled",
     "vs assisted": "speed to assisted",
     "vs lookup": "speed to prompt lookup",
@@ -43,7 +45,7 @@ SHORT = {
 
 
 UNKNOWN = "–"
-SPEEDS = ("vs_plain", "vs_strict", "vs_static", "vs_assisted", "vs_lookup")
+SPEEDS = ("vs_plain", "per_token", "vs_strict", "vs_static", "vs_assisted", "vs_lookup")
 """Speeds of a method, in the order of their columns."""
 
 
@@ -157,13 +159,15 @@ def lead(summary: dict[str, Any]) -> str:
     tau = methods[gate]["mean_accepted_length"] / methods[longest]["mean_accepted_length"]
     time = methods[gate]["speed"]["vs_plain"]["mean"] / methods[quick]["speed"]["vs_plain"]["mean"]
     ahead = (
-        f"`{longest}` has the largest mean accepted length and the highest speed"
+        f"`{longest}` has the largest mean accepted length and the highest measured speed"
         if longest == quick
-        else f"`{longest}` has the largest mean accepted length and `{quick}` the highest speed"
+        else f"`{longest}` has the largest mean accepted length and `{quick}` the highest measured speed"
     )
+    is_refused = methods[gate].get("certified_bound") is None
+    refused = f" `{gate}` is not certified, so that these are the figures of strict decoding." if is_refused else ""
     return (
         f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} "
-        "times that speed."
+        f"times that speed.{refused}"
     )
 
 

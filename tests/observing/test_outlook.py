@@ -96,11 +96,12 @@ def test_costs_need_few_prompts():
 
 def test_a_slow_reading_of_the_prompt_does_not_change_the_costs(monkeypatch: pytest.MonkeyPatch):
     target, _ = tiny_pair()
-    clock, spent = Clock("measured", Decoder(target, None, Exact(), 0)), iter([1.0, 9.0, 1.2])
+    clock, spent = Clock("measured", Decoder(target, None, Exact(), 0)), iter([(9.0, 0.5), (1.0, 0.9), (1.2, 0.7)])
 
     def run(_ids: list[int]) -> tuple[float, Any]:
-        seconds = next(spent)
-        return seconds, SimpleNamespace(statistics=Statistics(forwards=3, seconds={"total": seconds, "draft": 0.5}))
+        whole, drafting = next(spent)
+        return whole, SimpleNamespace(statistics=Statistics(forwards=3, seconds={"total": whole, "draft": drafting}))
 
     monkeypatch.setattr(clock, "run", run)
     assert fastest(clock, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
+    assert next(spent, None) is None

@@ -60,7 +60,9 @@ def main(params: Annotated[Path, typer.Option(help="File of the study.")] = FILE
 def said(costs: Costs) -> str:
     """The measured costs."""
     verified = ", ".join(f"v({k}) = {cost:.2f}" for k, cost in costs.verify.items())
-    return f"target step {1000 * costs.step:.0f} ms, draft step c = {costs.draft:.2f}, {verified}"
+    falls = costs.verify[max(costs.verify)] < costs.verify[min(costs.verify)]
+    doubt = ". More tokens cannot cost less: measure again, with other prompts or on an idle machine" if falls else ""
+    return f"target step {1000 * costs.step:.0f} ms, draft step c = {costs.draft:.2f}, {verified}{doubt}"
 
 
 def line(one: Outlook) -> str:

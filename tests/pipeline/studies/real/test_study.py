@@ -59,7 +59,7 @@ def test_other_studies_change_the_first(
     params = parse_params(merged(read_yaml(ROOT / "params.yaml"), found.changes))
     assert (params.task, params.allow_code, set(found.folders)) == (task, name == "code", folders)
     usual = parse_params(merged(read_yaml(ROOT / "params.yaml"), REAL.changes)).prompts
-    assert replace(params.prompts, draw=usual.draw) == usual
+    assert params.prompts == (replace(usual, draw=6) if name == "smollm2" else usual)
     check_probabilities(params.methods, params.train, drafter_of(params.pair))
     assert set(found.folders) == {"target", "draft"} or drafter_of(params.pair) == "suffix"
 
