@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from gistgate.errors import UserError
-from pipeline.report.paired_statistics import accuracy_difference, mcnemar, ratio_of_sums
+from pipeline.report.paired_statistics import accuracy_difference, mcnemar, ratio_of_rates, ratio_of_sums
 
 
 def test_mcnemar_is_a_fair_coin_among_the_discordant_pairs():
@@ -54,3 +54,13 @@ def test_a_ratio_of_sums_weighs_long_prompts_more_and_resamples_pairs():
 def test_what_is_not_paired_is_refused(call):
     with pytest.raises(UserError):
         call()
+
+
+def test_a_rate_does_not_reward_short_answers():
+    """Half the tokens in half the time are no faster."""
+    times, tokens = [4.0, 2.0], [40, 20]
+    halves = ratio_of_rates(times, tokens, [2.0, 1.0], [20, 10])
+    assert (halves.mean, halves.low, halves.high) == pytest.approx((1.0, 1.0, 1.0))
+    assert ratio_of_rates(times, tokens, [1.0, 3.0], [10, 90]).mean == pytest.approx(100 / 4 / 10)
+    with pytest.raises(UserError, match="positive seconds and tokens"):
+        ratio_of_rates(times, tokens, [1.0, 1.0], [10, 0])

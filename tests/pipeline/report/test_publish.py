@@ -74,6 +74,16 @@ def test_a_refused_rule_does_not_lead_with_the_figures_of_strict_decoding():
     assert leaders.best({"a": refused}, gate=False) == "a"  # something has to be named
 
 
+def test_a_refused_gate_is_called_refused_beside_the_rules():
+    figures = {"mean_accepted_length": 6.0, "speed": {"vs_plain": {"mean": 2.0}}}
+    strict, gate = {"rule": "exact", "certified_bound": 0.0}, {"rule": "autojudge", "certified_bound": None}
+    methods = {"strict": {**strict, **figures}, "judge": {**gate, **figures}}
+    refused = "`judge` is not certified, so that these are the figures of strict decoding."
+    assert tables.lead({"methods": methods}).endswith(refused)
+    methods["judge"]["certified_bound"] = 0.01
+    assert "not certified" not in tables.lead({"methods": methods})
+
+
 def test_labels_of_an_engine_that_counts_no_slots_are_shown():
     cost = {"labels": 5, "labels_per_hour": 9.0, "rollouts_per_label": 1.0, "rollout_tokens_per_label": 7.0}
     assert cost_line("label-gated", {**cost, "idle_share_of_slots": None})[-1] == "–"

@@ -68,8 +68,13 @@ def test_speeds_are_those_to_the_best_of_transformers(folder):
     )
     judge = summary["methods"]["judge"]["speed"]
     assert judge["vs_lookup"]["mean"] == 2.5 and "vs_static" not in judge
+    assert judge["per_token"] == judge["vs_plain"]  # all answers have five tokens here
     shown = tables.markdown(summary)
-    assert "speed to prompt lookup" in shown and tables.SHORT["vs static"] not in shown
+    assert (
+        "speed per token to plain" in shown
+        and "speed to prompt lookup" in shown
+        and tables.SHORT["vs static"] not in shown
+    )
     for method in summary["methods"].values():
         method["speed"]["vs_static"] = judge["vs_plain"]
     assert tables.SHORT["vs static"] in tables.markdown(summary)
