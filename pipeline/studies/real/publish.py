@@ -39,6 +39,8 @@ from pipeline.studies.real.study import FOLDER, PROPOSAL, WITH_TABLE
 PAGE, README = Path("docs/real.md"), Path("README.md")
 NOTHING = "No run of a pretrained pair is published yet."
 GATE_FILES = (CONFIG_FILE, WEIGHTS_FILE, CARD_FILE, CERTIFICATE_FILE)
+TIMES = "benchmark.json"
+"""Seconds and tokens of every contender by prompt, from which the ratios of the summary were computed."""
 LIST, SHORT = "gates", "real"
 """The parts of the README that list the gates and show the tables."""
 
@@ -89,6 +91,7 @@ def publish_all(
     if (folder / PAIR_REPORT).exists():
         names = read_pair(summary["pair"], folder / PAIRS).names
         write_published(results / own / PAIR_REPORT.name, without_folders(read_json(folder / PAIR_REPORT), names), code)
+    write_published(results / own / TIMES, read_json(reports / TIMES), code)
     if costs := costs_in(folder / REPORTS):
         write_published(results / own / LABELS, {PASSES: costs}, code)
     write_atomic(pages / GATES / own, partial(copy_gate, export))

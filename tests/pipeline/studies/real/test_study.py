@@ -192,6 +192,7 @@ def test_a_missing_model_is_named(tmp_path: Path, models: Path) -> None:
         study.existing(tmp_path / "none")
 
 
+TIMES = {"baselines": {"plain": {"seconds": [[2.0]], "tokens": [9]}}, "methods": {}}
 CODE = {"code": {"modules": ["pipeline.stages.report"], "fingerprint": "0" * 16, "commit": "0" * 12}}
 
 
@@ -200,6 +201,7 @@ def done(tmp_path: Path) -> Path:
     """A finished copy beside pages with their comments: the reports are those of the embedded pair."""
     done = tmp_path / "copy"
     write_json(done / "reports/summary.json", read_json(ROOT / "docs/results/summary.json"))
+    write_json(done / "reports/benchmark.json", TIMES)
     write_text(done / "reports/frontier.csv", "method\n")
     write_text(done / "reports/figures/one.png", "")
     write_json(done / "block.json", {"decoding": {"block": 3}})
@@ -236,6 +238,7 @@ def test_results_and_gate_are_published(done: Path) -> None:
     own = f"{summary['pair']}-{summary['task']}"
     found = read_json(place / "results" / own / "summary.json")
     assert set(found.pop("code").pop("files")) == {"frontier.csv", "one.png"} and found == summary
+    assert read_json(place / "results" / own / "benchmark.json") == {**TIMES, **CODE}
     assert read_json(place / "results" / own / "block.json") == {"decoding": {"block": 3}}
     page = (place / "docs/real.md").read_text()
     assert f"### {own}" in page
