@@ -57,7 +57,7 @@ test: $(STAMP)  ## run the fast tests, two at a time
 test-all: $(STAMP)  ## run all tests but the long ones, the slow ones too
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not long"
 
-test-long: $(STAMP)  ## run the tests that take an hour or more: the whole sweep of decoders, the pipeline on two seeds
+test-long: $(STAMP)  ## run the tests that take minutes to hours: the whole sweep of decoders, the pipeline on two seeds
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m long
 
 test-vllm: $(VLLM)/.installed  ## run the tests that serve with vLLM, in an environment of their own

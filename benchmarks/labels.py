@@ -1,14 +1,17 @@
 """Labels per second: mining in batches from remembered keys and values, against one rollout at a time from scratch.
 
-    python -m benchmarks.labels [rounds]      writes benchmarks/results/labels-<cpu|gpu>.json
+    python -m benchmarks.labels [rounds] [--problems 96] [--singly 4] [--threads 1] [--results FOLDER]
 
-Both sides walk along the target's greedy answers, force every draft token, and ask the task whether the answer
-changed (arXiv 2504.20039). The plain side reads the whole prefix again for every token, as the published procedure
-does. Rounds alternate; ratios are per round, their interval is a bootstrap over rounds.
+In the folder of a run, behind the stage `reference`; writes labels-<cpu|gpu>.json, for another task than that of the
+embedded pair labels-<task>-<cpu|gpu>.json. Both sides walk along the target's greedy answers, force every draft token,
+and ask the task whether the answer changed (arXiv 2504.20039). The plain side reads the whole prefix again for every
+token, as the published procedure does, and takes the first problems of each round. Rounds alternate; ratios are per
+round, their interval is a bootstrap over rounds.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Annotated, Any
@@ -18,11 +21,10 @@ import torch
 import typer
 from scipy.stats import bootstrap
 
+from benchmarks.bench import RESULTS, save
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.task import Task
-from gistgate.request.stopping import eos_ids
-from pipeline.common.code import write_result
-from pipeline.common.decoders import read_prompts
+from pipeline.common.decoders import read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.labels.collecting import strict_collector
 from pipeline.labels.cost import Cost
@@ -30,77 +32,111 @@ from pipeline.labels.texts import read_references
 from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
-from pipeline.speed.clock import machine
+from pipeline.speed.clock import theirs
 from pipeline.tasks.loading import load_task
 
-OURS, PLAIN = 96, 4
-"""Problems per round on either side: a batch of the usual size, and as many as one at a time allow."""
+EMBEDDED = "wordproblems"
+"""The task of the embedded pair."""
 
 
-def main(rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 3) -> None:
-    if rounds < 2:
-        raise UserError("An interval over rounds needs at least two. Pass a larger number, or none for three rounds.")
+def main(
+    rounds: Annotated[int, typer.Argument(help="Rounds on either side.", min=2)] = 3,
+    problems: Annotated[int, typer.Option(help="Problems per round in batches.", min=1)] = 96,
+    singly: Annotated[int, typer.Option(help="How many of them one rollout at a time.", min=1)] = 4,
+    threads: Annotated[int, typer.Option(help="Threads of torch.", min=1)] = 1,
+    results: Annotated[Path, typer.Option(help="Folder of the result.")] = RESULTS,
+) -> None:
+    torch.set_num_threads(threads)
     params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
+    check_sizes(rounds, problems, singly, len(prompts))
+    plain = Plain(pair, task, request_of(prompts, pair))
     tools = tools_of(params, pair, task, prompts, read_references(), "speculative", Cost())
     collect = strict_collector(params, tools, prompts)
     rows = []
     for turn in range(rounds):
-        problems = [(turn * OURS + offset) % len(prompts) for offset in range(OURS)]
+        some = range(turn * problems, (turn + 1) * problems)
         started = perf_counter()
-        table, _ = collect(problems)
-        ours = int((table["greedy_kept"] >= 0).sum()) / (perf_counter() - started)
+        table, _ = collect(list(some))
+        ours = rate(int((table["greedy_kept"] >= 0).sum()), started)
         started = perf_counter()
-        labels = [label for problem in problems[:PLAIN] for label in one_by_one(pair, task, prompts[problem])]
-        plain = len(labels) / (perf_counter() - started)
-        rows.append({"ours": ours, "plain": plain, "ratio": ours / plain})
-        print(f"round {turn}: {ours:.1f} against {plain:.1f} labels per second, {ours / plain:.1f}x")
-    write_result(
-        Path(f"benchmarks/results/labels-{device()}.json"), {**summary(rows), "machine": machine()}, "benchmarks.labels"
-    )
+        singles = rate(sum(len(plain.labels(prompts[problem])) for problem in some[:singly]), started)
+        rows.append({"ours": ours, "plain": singles, "ratio": ours / singles})
+        print(f"round {turn}: {ours:.2f} against {singles:.2f} labels per second, {ours / singles:.1f}x", flush=True)
+    about = {"pair": pair.name, "task": params.task, "problems": problems, "singly": singly}
+    save("labels" if params.task == EMBEDDED else f"labels-{params.task}", {**summary(rows), **about}, results)
 
 
-@torch.inference_mode()
-def one_by_one(pair: Pair, task: Task, prompt: dict[str, Any]) -> list[tuple[int, bool]]:
-    """(position, kept) of every mismatch of one problem, by the plain procedure."""
-    ids, left = prompt["ids"], 0
-    current = reference = generated(pair, ids, prompt["max_new_tokens"])
-    expected, labels = task.text(pair.tokenizer, reference), []
-    while (at := first_mismatch(pair, ids, current, left)) is not None:
-        position, token = at
-        changed = [*current[:position], token]
-        changed += generated(pair, [*ids, *changed], prompt["max_new_tokens"] - len(changed))
-        kept = bool(task.same_meaning(prompt["doc"], task.text(pair.tokenizer, changed), expected))
-        labels.append((position, kept))
-        current, left = (changed if kept else current), position + 1
-    return labels
+def check_sizes(rounds: int, problems: int, singly: int, prompts: int) -> None:
+    """Refuse sizes with which a problem comes again, because what was read of its prompt is remembered.
+
+    Raises:
+        UserError: which sizes have to be smaller.
+    """
+    if singly > problems:
+        raise UserError(f"--singly {singly} is more than --problems {problems}. Lower it.")
+    if rounds * problems > prompts:
+        raise UserError(
+            f"{rounds} rounds of {problems} problems need {rounds * problems} training prompts, and there are "
+            f"{prompts}. Lower the rounds or --problems."
+        )
 
 
-def first_mismatch(pair: Pair, prompt: list[int], answer: list[int], left: int) -> tuple[int, int] | None:
-    """The first place from `left` on where the draft would write something else, and what."""
-    text = torch.tensor([[*prompt, *answer]], device=pair.draft.device)
-    drafted = pair.draft(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
-    ends = set(eos_ids(pair.target, pair.tokenizer))
-    for position in range(left, len(answer)):
-        if drafted[position] != answer[position] and not {drafted[position], answer[position]} & ends:
-            return position, drafted[position]
-    return None
+def rate(labels: int, started: float) -> float:
+    """Labels per second since then.
+
+    Raises:
+        UserError: the problems have no mismatch.
+    """
+    if not labels:
+        raise UserError("These problems have no mismatch to label. Take more of them.")
+    return labels / (perf_counter() - started)
 
 
-def generated(pair: Pair, ids: list[int], max_new_tokens: int) -> list[int]:
-    """The target's greedy continuation."""
-    if max_new_tokens < 1:
-        return []
-    text = torch.tensor([ids], device=pair.target.device)
-    out = pair.target.generate(
-        input_ids=text,
-        attention_mask=torch.ones_like(text),
-        do_sample=False,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=eos_ids(pair.target, pair.tokenizer),
-        pad_token_id=pair.tokenizer.pad_token_id,
-    )
-    return list(out[0, len(ids) :].tolist())
+@dataclass(frozen=True)
+class Plain:
+    """The plain procedure: every rollout alone, from scratch."""
+
+    pair: Pair
+    task: Task
+    request: dict[str, Any]
+
+    def labels(self, prompt: dict[str, Any]) -> list[tuple[int, bool]]:
+        """(position, kept) of every mismatch of one problem."""
+        ids, left = prompt["ids"], 0
+        current = self.generated(ids, self.request["max_new_tokens"])
+        expected, labels = self.text(current), []
+        while (at := self.first_mismatch(ids, current, left)) is not None:
+            position, token = at
+            changed = [*current[:position], token]
+            changed += self.generated([*ids, *changed], self.request["max_new_tokens"] - len(changed))
+            kept = bool(self.task.same_meaning(prompt["doc"], self.text(changed), expected))
+            labels.append((position, kept))
+            current, left = (changed if kept else current), position + 1
+        return labels
+
+    def text(self, answer: list[int]) -> str:
+        """The answer as the task reads it."""
+        return self.task.text(self.pair.tokenizer, answer)
+
+    @torch.inference_mode()
+    def first_mismatch(self, prompt: list[int], answer: list[int], left: int) -> tuple[int, int] | None:
+        """The first place from `left` on where the draft would write something else, and what."""
+        draft = self.pair.draft_model
+        text = torch.tensor([[*prompt, *answer]], device=self.pair.target.device)
+        drafted = draft(text).logits[0].argmax(-1)[len(prompt) - 1 : -1].tolist()
+        ends = set(self.request["eos_ids"])
+        for position in range(left, len(answer)):
+            if drafted[position] != answer[position] and not {drafted[position], answer[position]} & ends:
+                return position, drafted[position]
+        return None
+
+    def generated(self, ids: list[int], max_new_tokens: int) -> list[int]:
+        """The target's greedy continuation, up to a text or token that ends the answer."""
+        if max_new_tokens < 1:
+            return []
+        answers, _ = theirs(self.pair, {**self.request, "max_new_tokens": max_new_tokens})([ids])
+        return answers[0]
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
@@ -112,10 +148,6 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
         "ratio": {"mean": float(ratios.mean()), "low": float(found.low), "high": float(found.high)},
         "rounds": len(rows),
     }
-
-
-def device() -> str:
-    return "gpu" if torch.cuda.is_available() else "cpu"
 
 
 if __name__ == "__main__":

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.counts import counts
 from gistgate.decoding.batches import decode_all
+from gistgate.errors import UserError
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
@@ -42,6 +44,8 @@ def main(
         results: folder of the result.
     """
     torch.set_num_threads(threads)
+    if prompts < 1:
+        raise UserError("--prompts has to be 1 or more.")
     params = read_params()
     pair, task, some = load_pair(params), load_task(params), read_prompts("development")[:prompts]
     request = request_of(some, pair)
@@ -49,7 +53,7 @@ def main(
     ids = [prompt["ids"] for prompt in some]
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     plain = make_decoder(pair, MethodParams("exact", drafter="none"), {}, 0)
-    kinds = {f"strict, {width} rows": (strict, int(width)) for width in widths.split(",")}
+    kinds = {f"strict, {width} rows": (strict, width) for width in counts(widths, "--widths")}
     kinds["plain, 1 row"] = (plain, 1)
     answers = {}
     for name, (decoder, width) in kinds.items():
@@ -60,7 +64,7 @@ def main(
         name: [
             task.score(one["doc"], task.text(pair.tokenizer, answer)) for one, answer in zip(some, given, strict=True)
         ]
-        for name, given in answers.items()
+        for name, given in (answers.items() if whole else ())
     }
     first = next(iter(answers))
     found = {

@@ -66,7 +66,9 @@ def main(
         enter_looks(names, path)
     blocks = earlier["chosen"]
     if "1" in sizes and not blocks:  # transformers assists one row at a time
-        blocks = baselines.chosen(workload.pair, workload.request, development)
+        blocks, failed = baselines.chosen(workload.pair, workload.request, development)
+        for name, why in failed.items():
+            print(f"{name} does not run: {why}")
     found = {size: measure(workload, int(size), prompts, names, blocks) for size in sizes}
     occasions = [*earlier["occasions"], found]
     payload = {

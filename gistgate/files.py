@@ -61,7 +61,7 @@ def put(part: Path, path: Path) -> None:
     path.replace(aside)
     try:
         part.replace(path)
-    except OSError:
+    except BaseException:  # an interruption as well
         aside.replace(path)
         raise
     shutil.rmtree(aside, ignore_errors=True)

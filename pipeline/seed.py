@@ -95,10 +95,16 @@ def compared(summary: dict[str, Any]) -> dict[str, Any]:
     return {"methods": lines, "lead": leads, "budget": summary["headline_budget"], "confidence": confidence}
 
 
+def rivals(lines: Mapping[str, Mapping[str, Any]], gate: bool) -> list[str]:
+    """The certified methods of one kind, or all of its methods where none is certified."""
+    names = [name for name, one in lines.items() if one["gate"] is gate]
+    return [name for name in names if lines[name]["bound"] is not None] or names
+
+
 def lead(lines: Mapping[str, Mapping[str, Any]], unit: str) -> dict[str, Any]:
-    """How far the best gate is ahead of the best rule without training, each the best in this unit."""
-    gate, free = (
-        max((name for name, one in lines.items() if one["gate"] is asks), key=lambda name: float(lines[name][unit]))
-        for asks in (True, False)
-    )
+    """How far the best gate is ahead of the best rule without training, both certified and the best in this unit.
+
+    Where none of a kind is certified, all of them decode strictly, and one of them stands for its kind.
+    """
+    gate, free = (max(rivals(lines, asks), key=lambda name: float(lines[name][unit])) for asks in (True, False))
     return {"gate": gate, "free": free, "ratio": lines[gate][unit] / lines[free][unit]}

@@ -123,6 +123,22 @@ def test_a_folder_stays_when_its_successor_cannot_be_put_in_place(tmp_path: Path
     assert names(tmp_path) == ["gate"] and names(path) == ["stale"]
 
 
+def test_a_folder_comes_back_after_an_interruption_between_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path, rename = tmp_path / "gate", Path.replace
+    path.mkdir()
+    (path / "stale").write_text("old")
+
+    def interrupted(one: Path, other: Path) -> Path:
+        if one.suffix == ".part":
+            raise KeyboardInterrupt
+        return rename(one, other)
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        files.write_atomic(path, lambda part: part.mkdir())
+    assert names(tmp_path) == ["gate"] and names(path) == ["stale"]
+
+
 def test_a_folder_comes_back_when_its_successor_cannot_be_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     path = tmp_path / "gate"
     path.mkdir()

@@ -45,6 +45,13 @@ def test_the_lead_is_over_the_best_of_all_rules_without_training_in_length_and_i
     assert (found["time"]["free"], found["time"]["ratio"]) == ("fly", 1.2)
 
 
+def test_a_refused_method_does_not_lead_with_the_figures_of_strict_decoding():
+    content = summary(6.0, 4.0, 1.5)
+    content["methods"]["ensemble"]["certified_bound"] = content["methods"]["fly"]["certified_bound"] = None
+    found = seed.compared(content)["lead"]
+    assert (found["tau"]["free"], found["time"]["free"]) == ("exact", "exact")
+
+
 def test_a_weak_seed_is_named_and_no_part_of_the_median(tmp_path: Path):
     one, other = seed.compared(summary(6.0, 4.0, 1.5)), seed.compared(summary(8.0, 4.0, 1.0))
     seeds.gather({1: one, 2: {"excluded": "its target answers 10.0%."}, 3: other}, tmp_path / "seeds.json")
@@ -62,7 +69,11 @@ def test_without_seeds_the_headline_is_that_of_the_published_run(tmp_path: Path)
     write_json(tmp_path / "summary.json", summary(6.0, 4.0, 1.5))
     text = headline.headline(tmp_path)
     assert "writes 6.00 tokens" in text and "length is 1.50 times" in text and "its speed 1.20 times" in text
-    assert "`fly`" in text and "`ensemble`, writes 4.00" in text
+    assert "`fly`" in text and "`ensemble`, writes 4.00" in text and "not certified" not in text
+    refused = summary(6.0, 4.0, 1.5)
+    refused["methods"]["gate"]["certified_bound"] = None
+    write_json(tmp_path / "summary.json", refused)
+    assert "`gate` is not certified, so that these are the figures of strict decoding." in headline.headline(tmp_path)
 
 
 def test_a_seed_joins_those_of_the_same_parameters_and_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

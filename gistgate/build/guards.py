@@ -14,7 +14,7 @@ from gistgate.optional.guards import DomainGuard, Guard, LoopGuard
 
 
 def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
-    """Guards by their ids; `gate` is the folder that "domain" is read from.
+    """Guards by their ids; `gate` is the folder that "domain" is read from, or a gate that was loaded from it.
 
     Raises:
         UserError: there is no such guard, or no folder to read it from.
@@ -48,6 +48,7 @@ def make_guard(name: str, gate: Any = None) -> Guard:
         return LoopGuard()
     if name != DomainGuard.id:
         raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
-    if gate is None or isinstance(gate, Gate):
+    folder = gate.folder if isinstance(gate, Gate) else gate
+    if folder is None:
         raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
-    return DomainGuard.load(gate)
+    return DomainGuard.load(folder)

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.build.checks import check_smaller, hub_remedy
+from gistgate.build.ignored import warn_ignored
 from gistgate.build.memory import check_memory
 from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer, warn_untemplated
 from gistgate.build.weights import check_gguf, placed, weight_size, whole_model
@@ -50,11 +51,17 @@ class Target:
         return list(self.tokenizer(self.rendered(prompt, system), add_special_tokens=False).input_ids)
 
     def rendered(self, prompt: str, system: str | None = None) -> str:
-        """A prompt as the chat template writes it out, up to where the answer begins."""
-        messages = [{"role": "system", "content": system}] if system else []
-        text = self.tokenizer.apply_chat_template(
-            [*messages, {"role": "user", "content": prompt}], add_generation_prompt=True, tokenize=False
-        )
+        """A prompt as the chat template writes it out, up to where the answer begins.
+
+        Raises:
+            UserError: the template refuses it, as some do with every system text.
+        """
+        messages = [*([{"role": "system", "content": system}] if system else []), {"role": "user", "content": prompt}]
+        try:
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except Exception as error:  # a template is a program of the model's makers, and may refuse in its own way
+            remedy = "Leave --system away." if system else "Mend the template, or leave --chat away."
+            raise UserError(f"The tokenizer's chat template fails ({first_line(error)}). {remedy}") from error
         return str(text)
 
 
@@ -70,6 +77,7 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     name, place = placed(name, gguf)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model("model", name, device, dtype=wanted, **place)
+    warn_ignored(model)
     try:
         return Target(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **place))
     except Exception as error:  # damaged files and unknown architectures fail in many ways

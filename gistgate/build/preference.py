@@ -69,5 +69,15 @@ def chosen_among(gate: str | Path) -> str | None:
 
 
 def forget(gate: str | Path) -> None:
-    """Remove the choice of an earlier measurement."""
-    shutil.rmtree(Path(gate) / TUNED, ignore_errors=True)
+    """Remove the choice of an earlier measurement.
+
+    Raises:
+        UserError: it cannot be removed, and would go on to decide.
+    """
+    place = Path(gate) / TUNED
+    shutil.rmtree(place, ignore_errors=True)
+    if place.exists():
+        raise UserError(
+            f"{place} holds the choice of an earlier measurement and cannot be removed. Remove it by hand, or check "
+            "the permissions."
+        )

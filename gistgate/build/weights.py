@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import cached_file
 
@@ -113,6 +115,12 @@ def whole_model(name: str, **options: Any) -> PreTrainedModel:
     if lacking := sorted([*report["missing_keys"], *report["mismatched_keys"]], key=str):
         raise ValueError(f"its files lack {len(lacking)} weights, such as {lacking[0]}")
     for weight, parameter in found.named_parameters():
-        if parameter.device.type != "meta" and not parameter.isfinite().all():
+        if parameter.device.type != "meta" and not is_finite(parameter):
             raise ValueError(f"the weight {weight} is not finite")
     return found
+
+
+def is_finite(parameter: Tensor) -> bool:
+    """Whether all values are finite; floats of one byte have no test of their own."""
+    is_narrow = parameter.is_floating_point() and parameter.element_size() == 1
+    return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())

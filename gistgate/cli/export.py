@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +31,8 @@ def export(
 
     def write(part: Path) -> None:
         shutil.copytree(gate, part, ignore=shutil.ignore_patterns(FOLDER))
+        for place in [part, *(path for path in part.rglob("*") if path.is_dir())]:
+            place.chmod(place.stat().st_mode | stat.S_IRWXU)  # the gate's own folder may be read-only
         write_code(part)
 
     write_atomic(out, write)

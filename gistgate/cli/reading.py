@@ -11,6 +11,8 @@ from gistgate.errors import UserError
 from gistgate.files import read_json_lines, read_text
 
 STANDARD_INPUT = "-"
+BOM = "\ufeff"
+"""What some editors write in front of a text in UTF-8."""
 
 
 def read_prompt(prompt: str) -> str:
@@ -19,13 +21,13 @@ def read_prompt(prompt: str) -> str:
     Raises:
         UserError: it is no text in UTF-8.
     """
-    if prompt != STANDARD_INPUT:
-        return prompt
+    is_named = prompt != STANDARD_INPUT
     try:
-        text = sys.stdin.read()
+        text = prompt if is_named else sys.stdin.read()
         text.encode()  # bytes that are no text may come as half characters, which no tokenizer takes
     except UnicodeError as error:
-        raise UserError(f"Standard input is no text in UTF-8 ({error}). Convert it first.") from error
+        place = "The prompt" if is_named else "Standard input"
+        raise UserError(f"{place} is no text in UTF-8 ({error}). Convert it first.") from error
     return text
 
 
@@ -39,7 +41,8 @@ def read_prompts(place: str) -> list[Asked]:
         found = [asked_in(row, place) for row in read_json_lines(Path(place))]
     else:
         text = read_prompt(place) if place == STANDARD_INPUT else read_text(place)
-        found = [Asked(line.removesuffix("\r")) for line in text.split("\n") if line.strip()]
+        lines = text.removeprefix(BOM).split("\n")
+        found = [Asked(line.removesuffix("\r")) for line in lines if line.strip()]
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")
     return kept

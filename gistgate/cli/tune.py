@@ -72,15 +72,16 @@ def tune(
     candidates = shop.candidates([gate, *also])
     ids = asking.encode(loaded)
     found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
+    for sentence in shop.refused:
+        typer.echo(f"Left out: {sentence}", err=True)
+    if not as_json:
+        show.say(show.raced(found))  # before anything is written, which may fail
     saved = save(Path(gate), found, len(ids)) if found.winner else None
     if saved is None:
         forget(gate)
-    for sentence in shop.refused:
-        typer.echo(f"Left out: {sentence}", err=True)
     if as_json:
         typer.echo(json.dumps({**told(found, len(ids)), "saved": saved and str(saved)}))
         return
-    show.say(show.raced(found))
     typer.echo(verdict(found, saved))
 
 

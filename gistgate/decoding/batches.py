@@ -16,6 +16,7 @@ def decode_all(
     *,
     batch_size: int,
     seeds: Sequence[int] | None = None,
+    costs: Sequence[float] | None = None,
     progress: Callable[[int], object] = ignore,
     usage: Usage | None = None,
     **request: Any,
@@ -29,6 +30,7 @@ def decode_all(
         prompts: token ids of each prompt.
         batch_size: rows decoded together; ids do not depend on it (up to near ties of the arithmetic).
         seeds: one per prompt; default: the prompt's place.
+        costs: one per prompt, as in `Decoder.generate`.
         progress: called with the number of prompts just finished, one prompt at a time.
         usage: counts how many slots had a row; `usage.idle` is the share that had none.
         request: the other arguments of `Decoder.generate`.
@@ -40,12 +42,18 @@ def decode_all(
     order = longest_first(prompts)
     done = decoder.generate(
         [prompts[index] for index in order],
-        seeds=[seeds[index] for index in order],
+        seeds=in_order(seeds, order),
+        costs=None if costs is None else in_order(costs, order),
         slots=Slots(batch_size, progress, usage or Usage()),
         **request,
     )
     answers = dict(zip(order, done, strict=True))
     return [answers[index] for index in range(len(prompts))]
+
+
+def in_order(values: Sequence[Any], order: Sequence[int]) -> Sequence[Any]:
+    """The values of the rows in this order; too many or too few are left for `Decoder.generate` to refuse."""
+    return [values[index] for index in order] if len(values) == len(order) else values
 
 
 def longest_first(prompts: Sequence[Sequence[int]]) -> list[int]:

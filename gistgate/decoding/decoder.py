@@ -27,6 +27,7 @@ from gistgate.decoding.extensions import FORMS, GUARDING, VERIFIERS
 from gistgate.decoding.guarding import Unguarded
 from gistgate.decoding.parts import GateLike, Observer, Parts
 from gistgate.decoding.session import Session
+from gistgate.decoding.turns import turn
 from gistgate.drafters.base import Drafter
 from gistgate.errors import UserError
 from gistgate.forward.cache import RowCache
@@ -183,7 +184,8 @@ class Decoder:
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         slots = slots or Slots()
         parts = self._parts_for(slots.most(len(rows)))
-        answers = self.engine.run(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling, slots)
+        with turn(self.target):
+            answers = self.engine.run(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling, slots)
         return self._counted(parts, answers)
 
     @torch.inference_mode()
@@ -228,7 +230,8 @@ class Decoder:
         starts = continued(memories, continuations, prompt_lengths, seeds)
         waiting = Waiting(starts, slots.most(len(continuations)))
         stop, parts = self._stop(max_new_tokens, eos_ids, stops), self._parts_for(waiting.slots)
-        found = Session(parts, waiting, stop, sampling, slots, is_decided, remember).run()
+        with turn(self.target):
+            found = Session(parts, waiting, stop, sampling, slots, is_decided, remember).run()
         self._counted(parts, [answer for answer, _ in found])
         return found
 
@@ -240,8 +243,9 @@ class Decoder:
             UserError: a text holds ids that a model does not know.
         """
         check_ids(models_of(self.target, self.drafter), texts)
-        targets = remembered(self.target, texts)
-        drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
+        with turn(self.target):
+            targets = remembered(self.target, texts)
+            drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]
 
     def _parts_for(self, rows: int) -> Parts:

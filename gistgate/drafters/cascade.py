@@ -1,5 +1,8 @@
 """A draft model that is itself drafted for: FLy's multi-level acceleration (arXiv 2511.22972).
 
+The inner drafter's settings are those of this library's prompt lookup. The published code looks for runs of up to 4
+tokens, proposes 6, and proposes the last guess again where it finds none.
+
 Greedy requests only; a sampled one is drafted as by the draft model alone.
 
 Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabulary.

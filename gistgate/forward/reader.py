@@ -213,9 +213,15 @@ def counts_slots(model: PreTrainedModel) -> bool:
 
 
 def has_window(model: PreTrainedModel) -> bool:
-    """True when attention is limited to a window of slots, which holes would narrow."""
+    """True when attention is limited to a window of slots, which holes would narrow.
+
+    One that is twice as wide as the context limits nothing, holes included.
+    """
     config = model.config.get_text_config()
-    return bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
+    window, context = getattr(config, "sliding_window", None), context_of(config)
+    if not window or not getattr(config, "use_sliding_window", True):
+        return False
+    return context is None or int(window) < 2 * context
 
 
 def left_padded(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor | None]:

@@ -38,6 +38,8 @@ class Gate(nn.Module):
         """What certificate.json beside the gate proves; None without the file, and where it is another gate's."""
         self.reservation: str | None = None
         """Why the gate may not decide anything yet: it was trained on other weights, and nothing is certified here."""
+        self.folder: Path | None = None
+        """Where it was read from, with what lies beside it."""
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
         self.layers = layers_needed(self.features)
@@ -143,6 +145,7 @@ class Gate(nn.Module):
         config = GateConfig.from_json(described, str(place))
         gate = cls._filled(config, load_tensors(inside(folder, WEIGHTS_FILE)), folder / WEIGHTS_FILE)
         check_sealed(place, sealed, described, gate_hash(gate))
+        gate.folder = folder
         strange = strange_roles(config, target, draft) if elsewhere else {}
         gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
         proof = read_proof(folder)

@@ -140,8 +140,9 @@ def allowed(block: Block) -> Tensor:
     """Where looseness is permitted at all [B, K].
 
     A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
-    steers the protocol: the draft must not end an answer that the target goes on with, nor the reverse. The first
-    token of an answer decides most about what the answer does (a refusal begins there), so it is the target's as well.
+    steers the protocol: an end token of the draft must not end an answer that the target goes on with, nor the
+    reverse. Stop strings are texts, which a rule does not see, so that a loose token can complete one. The first token
+    of an answer decides most about what the answer does (a refusal begins there), so it is the target's as well.
     """
     may = block.valid & (block.draft_logit > -torch.inf)
     if block.protocol is not None and block.protocol.numel():
@@ -201,7 +202,7 @@ def own_token(block: Block, length_B: Tensor) -> Tensor:
     if block.greedy:
         return block.top_ids.gather(-1, at_B1).squeeze(-1)
     assert block.uniforms is not None
-    p_BV = block.logprobs.exp().gather(1, at_B1[..., None].expand(-1, -1, block.logits.shape[-1])).squeeze(1)
+    p_BV = block.logprobs.gather(1, at_B1[..., None].expand(-1, -1, block.logits.shape[-1])).squeeze(1).exp()
     refused_B = length_B < block.valid.sum(-1)
     weights_BV = torch.where(refused_B[:, None], residual(block, p_BV, length_B), p_BV)
     return draw(weights_BV, block.uniforms[:, -1])

@@ -18,9 +18,9 @@ from gistgate.rules.divergences import draft_probs
 class Ensemble(LooseRule):
     """Accept against nu = w p + (1 - w) q: its argmax when greedy, else with min(1, nu(x) / q(x)).
 
-    Sampled texts are distributed as nu exactly. Greedy, `superset=False` with `replacement="argmax_nu"` is what
-    transformers does with `assistant_ensemble_weight=w`, token for token, protocol tokens apart: they stay the
-    target's decision.
+    Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those
+    of transformers with `assistant_ensemble_weight=w`. Exempt are the first token of an answer and protocol tokens,
+    which stay the target's decision, and tokens that top-k or top-p forbid the target (p = 0).
     """
 
     w: float = 1.0

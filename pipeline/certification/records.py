@@ -39,11 +39,14 @@ def read_differences(path: Path) -> Array:
     """d = strict - loose score of every tested setting and prompt [S, N], from strict to loose.
 
     Raises:
-        UserError: the file is missing, or its settings have different prompts.
+        UserError: the file is missing, or its settings have different prompts, as where one was left early.
     """
     rows = list(csv.DictReader(io.StringIO(read_text(path))))
     places = sorted({int(row["setting"]) for row in rows})
     found = [[row for row in rows if int(row["setting"]) == place] for place in places]
     if not found or any([row["id"] for row in one] != [row["id"] for row in found[0]] for one in found):
-        raise UserError(f"{path} does not hold the same prompts for every setting. Run the stage `calibrate` again.")
+        raise UserError(
+            f"{path} does not hold the same prompts for every setting: with `calibrate.stop` at lost or clear, a "
+            "setting is left early. Set it to planned and run the stage `calibrate` on fresh prompts."
+        )
     return np.array([[float(row["strict"]) - float(row["loose"]) for row in one] for one in found])

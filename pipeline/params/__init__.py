@@ -157,7 +157,7 @@ def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:
 
 
 def check_rules(params: Params) -> None:
-    """Every method names a rule that exists, and the knob of its rule, without which nothing certifies it.
+    """Every method names a rule that exists, and the knob of its rule, whose grid goes from strict to loose.
 
     The rules are imported by name: this check can only refuse, and an ordinary import would let every stage, the
     training of the pair included, run again whenever a rule changes.
@@ -175,6 +175,12 @@ def check_rules(params: Params) -> None:
             raise UserError(
                 f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "
                 f"Give it 'knob: {kind.knob}' and a 'grid', which may have a single value."
+            )
+        rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
+        if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
+            raise UserError(
+                f"params.yaml: the grid of the method '{name}' goes from loose to strict: {list(method.grid)}. Turn it "
+                f"round; a {'larger' if kind.looser == 'up' else 'smaller'} '{kind.knob}' accepts more."
             )
 
 

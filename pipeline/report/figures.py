@@ -13,6 +13,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from gistgate.files import write_atomic
 from pipeline.report.results import Results
 from pipeline.report.summary import Summary
 
@@ -66,8 +67,8 @@ def redraw_speed(summary: Summary, folder: Path) -> None:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG that carries no date and no version, then forget the figure."""
-    figure.savefig(path, dpi=140, metadata={"Software": None}, format="png")
+    """Write a PNG that carries no date and no version, whole or not at all, then forget the figure."""
+    write_atomic(path, lambda part: figure.savefig(part, dpi=140, metadata={"Software": None}, format="png"))
     plt.close(figure)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gistgate.files import read_json
 from pipeline.report.leaders import best, fastest
 from pipeline.report.results import STRICT
-from pipeline.report.tables import excluded, of_seeds, percent
+from pipeline.report.tables import excluded, of_seeds, percent, refused
 
 PART = "headline"
 """The part of the README that it fills."""
@@ -61,8 +61,8 @@ def of_one_run(summary: dict[str, Any]) -> str:
         f"{terms(summary['headline_budget'], methods[gate]['confidence'])}, the gate writes {tau[gate]:.2f} tokens per "
         f"target forward pass on seed {summary['seed']}. The lossless rule writes {tau[STRICT]:.2f}, and the best rule "
         f"that needs no training, `{free}`, writes {tau[free]:.2f}. The gate's length is {length:.2f} times that "
-        f"of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`. One "
-        "seed does not stand for a world."
+        f"of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`."
+        f"{refused(gate, methods[gate])} One seed does not stand for a world."
     )
 
 

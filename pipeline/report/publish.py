@@ -51,6 +51,8 @@ def main(
     again: Annotated[bool, typer.Option(help="Timed again: widen the published speeds until they cover both.")] = False,
 ) -> None:
     readme, study = Path("README.md"), name if name in ("table", "certify") else None
+    if again and name not in (None, "table"):
+        raise UserError(f"Only the core and `table` are published again, not '{name}'. Leave out one of the two.")
     check_finished((STUDIES / study / "dvc.yaml" if study else Path("dvc.yaml")).as_posix())
     code = origin(sorted({*REPORTING, *MODULES.get(study or "", ())}))
     if again:

@@ -82,6 +82,7 @@ def method_summary(name: str, params: Params, results: Results) -> Summary:
         "rule": method.rule,
         "drafter": method.drafter,
         "block": evaluation["block"],
+        "timed_block": results.timing(name)["block"],
         "budget": params.headline_budget,
         "confidence": level(params.calibrate.confidence, params.calibrate.looks),
         "knob": evaluation["knob"],

@@ -130,6 +130,7 @@ def caption(summary: dict[str, Any]) -> str:
         f"{percent(summary['plain']['accuracy'])} %.{hollow(summary)}{cut(summary['methods'])}"
         + (f" Each bound is one of {looks} planned looks, which divide the error." if looks > 1 else "")
         + timed(summary.get("timed"))
+        + at_own_k(summary["methods"])
         + (f" Speeds were measured on {occasions} occasions; intervals cover each of them." if occasions > 1 else "")
     )
 
@@ -140,6 +141,14 @@ def hollow(summary: dict[str, Any]) -> str:
     if strict > summary["headline_budget"]:
         return ""
     return " The target solves no larger share than the budget, so that the bounds promise nothing."
+
+
+def at_own_k(methods: dict[str, dict[str, Any]]) -> str:
+    """Which methods were timed at another K than they were judged at: those that decode strictly, at the K of strict
+    decoding. Nothing for older results."""
+    timed = {name: one["timed_block"] for name, one in methods.items() if "timed_block" in one}
+    listed = ", ".join(f"{name} {block}" for name, block in timed.items() if block != methods[name]["block"])
+    return f" Methods that decode strictly are timed at the K of strict decoding: {listed}." if listed else ""
 
 
 def timed(found: dict[str, Any] | None) -> str:
@@ -163,12 +172,17 @@ def lead(summary: dict[str, Any]) -> str:
         if longest == quick
         else f"`{longest}` has the largest mean accepted length and `{quick}` the highest measured speed"
     )
-    is_refused = methods[gate].get("certified_bound") is None
-    refused = f" `{gate}` is not certified, so that these are the figures of strict decoding." if is_refused else ""
     return (
         f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} "
-        f"times that speed.{refused}"
+        f"times that speed.{refused(gate, methods[gate])}"
     )
+
+
+def refused(name: str, method: dict[str, Any]) -> str:
+    """A sentence where a method that leads its kind is not certified; nothing elsewhere."""
+    if method.get("certified_bound") is not None:
+        return ""
+    return f" `{name}` is not certified, so that these are the figures of strict decoding."
 
 
 def cut(methods: dict[str, dict[str, Any]]) -> str:

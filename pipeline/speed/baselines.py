@@ -5,17 +5,25 @@ A baseline at a K that suits another method would flatter ours, and a K chosen o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from gistgate.errors import UserError
 from pipeline.speed.clock import DEFAULTS, Contender, Models, theirs
-from pipeline.speed.race import lap
+from pipeline.speed.race import lap, working
 
 KS = (2, 3, 4, 6, 8, 10)
 """Block lengths that are tried; prompt lookup of transformers proposes 10 tokens where it is told nothing."""
 LOST = 1.25
 """A variant that takes so many times the least time is not tried any further: prompts decide less than K does."""
 ASSISTED, LOOKUP = "assisted", "prompt-lookup"
+
+Choice = dict[str, Any]
+"""`block`, the fastest K, or `failed`, the reason why no variant runs."""
+Keep = Callable[[str, Callable[[], Choice]], Choice]
+"""(name, how to choose) -> the choice of this start or of an earlier one."""
 
 
 def assisted(pair: Models, request: dict[str, Any]) -> list[Contender]:
@@ -32,10 +40,16 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
     """The variant that decodes these development prompts in the least time, all of them side by side.
 
     One that has taken LOST times the least so far does not decode the prompts that remain.
+
+    Raises:
+        UserError: none of them decodes the first prompt; the sentence is the reason of the first.
     """
-    left = [Contender(str(place), one.decode, one.block) for place, one in enumerate(variants)]
-    for one in left:  # the first call of everything pays for what later calls find done
-        one.decode(development[:1])
+    numbered = [replace(one, name=str(place)) for place, one in enumerate(variants)]
+    left, failed = working(
+        numbered, development[:1]
+    )  # the first call of everything pays for what later calls find done
+    if not left:
+        raise UserError(next(iter(failed.values())))
     spent = {one.name: 0.0 for one in left}
     for turn, ids in enumerate(development):
         for name, (run,) in lap(left, [ids], [turn]).items():
@@ -45,14 +59,33 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
     return variants[int(min(left, key=lambda one: spent[one.name]).name)]
 
 
-def chosen(pair: Models, request: dict[str, Any], development: Sequence[list[int]]) -> dict[str, int]:
-    """By name the K of transformers' speculation that is fastest on these development prompts.
+def choice(variants: Sequence[Contender], development: Sequence[list[int]]) -> Choice:
+    """The K of the fastest variant. That none runs is a result as well, and the others can still be timed."""
+    try:
+        return {"block": fastest(variants, development).block}
+    except UserError as error:
+        return {"failed": str(error)}
 
-    A pair without a draft model has prompt lookup alone.
+
+def made_now(_name: str, choose: Callable[[], Choice]) -> Choice:
+    """A choice that nobody made before."""
+    return choose()
+
+
+def chosen(
+    pair: Models, request: dict[str, Any], development: Sequence[list[int]], keep: Keep = made_now
+) -> tuple[dict[str, int], dict[str, str]]:
+    """By name the K of transformers' speculation that is fastest on these development prompts, and what does not run.
+
+    A pair without a draft model has prompt lookup alone. Assisted generation refuses, for instance, a draft whose
+    vocabulary is padded to another size than the target's.
     """
-    every = [prompt_lookup] if pair.draft is None else [assisted, prompt_lookup]
-    best = (fastest(variants(pair, request), development) for variants in every)
-    return {one.name: one.block for one in best}
+    every = {ASSISTED: assisted, LOOKUP: prompt_lookup}
+    if pair.draft is None:
+        del every[ASSISTED]
+    found = {name: keep(name, partial(choice, of(pair, request), development)) for name, of in every.items()}
+    blocks = {name: one["block"] for name, one in found.items() if "block" in one}
+    return blocks, {name: one["failed"] for name, one in found.items() if "failed" in one}
 
 
 def at(pair: Models, request: dict[str, Any], blocks: Mapping[str, int]) -> list[Contender]:

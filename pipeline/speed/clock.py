@@ -6,7 +6,8 @@ Needs torch and transformers alone, so that it runs where the pipeline is not in
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Protocol
@@ -120,7 +121,8 @@ def check_engine(decoder: Decoder) -> None:
 def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **generation: Any) -> Flexible:
     """transformers' `generate` with left padding; assisted at K = `block` (or `DEFAULTS`) where one is given.
 
-    `generation` goes to `generate`, such as `prompt_lookup_num_tokens`.
+    `generation` goes to `generate`, such as `prompt_lookup_num_tokens`. What a model's own `generation_config` asks
+    for, such as a repetition penalty, is left out: our decoder does not read it, and other texts have another speed.
     """
     ends = list(request.get("eos_ids", ()))
     pad = 0 if pair.tokenizer is None else pair.tokenizer.pad_token_id
@@ -134,7 +136,7 @@ def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **ge
         rows = [[pad] * (width - len(ids)) + ids for ids in prompts]
         mask = [[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts]
         device = pair.target.device
-        with torch.inference_mode():
+        with torch.inference_mode(), neutral(pair.target):
             out = pair.target.generate(
                 input_ids=torch.tensor(rows, device=device),
                 attention_mask=torch.tensor(mask, device=device),
@@ -149,6 +151,17 @@ def theirs(pair: Models, request: dict[str, Any], block: int | None = None, **ge
         return [row[: written(row, ends, pad)] for row in out[:, width:].tolist()], None
 
     return decode
+
+
+@contextmanager
+def neutral(model: PreTrainedModel) -> Iterator[None]:
+    """Without the model's own defaults for `generate`."""
+    usual = model.generation_config
+    model.generation_config = GenerationConfig()
+    try:
+        yield
+    finally:
+        model.generation_config = usual
 
 
 def written(answer: list[int], ends: Collection[int], pad: int) -> int:
@@ -178,10 +191,11 @@ def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
     """The draft, told to propose `block` tokens every time, or left to the defaults of transformers (`DEFAULTS`)."""
     # These three are read from the draft's own configuration; left alone they stop drafts early.
     names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
-    usual = GenerationConfig()
-    values = [getattr(usual, name) for name in names] if block == DEFAULTS else [block, "constant", 0.0]
-    for name, value in zip(names, values, strict=True):
-        setattr(draft.generation_config, name, value)
+    own = GenerationConfig()
+    if block != DEFAULTS:
+        for name, value in zip(names, (block, "constant", 0.0), strict=True):
+            setattr(own, name, value)
+    draft.generation_config = own
     return draft
 
 

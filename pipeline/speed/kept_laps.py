@@ -16,14 +16,14 @@ from pipeline.speed.clock import Contender, Timed
 
 
 class KeptLaps:
-    """A folder with a file for each finished lap, and one for what was chosen before the race."""
+    """A folder with a file for each finished lap, and one for each choice that was made before the race."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def chosen(self, choose: Callable[[], dict[str, int]]) -> dict[str, int]:
-        """What `choose` found, in this start or in an earlier one."""
-        return self._kept("chosen.json", choose)
+    def chosen(self, name: str, choose: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What `choose` found under this name, in this start or in an earlier one."""
+        return self._kept(f"chosen-{name}.json", choose)
 
     def lap(
         self, place: int, field: Sequence[Contender], decode: Callable[[], dict[str, list[Timed]]]

@@ -6,8 +6,8 @@ Each prompt is decoded by all contenders before the next prompt begins, in an or
 slows down slows all of them. A prompt that any contender answers with a loop is dropped for all; `loops` says how many
 were dropped. One row at a time; times include prefill. Loose methods run at their certified setting and K. Strict
 decoding runs at its own best K as well, and all methods that run strictly share its times. transformers' assisted
-generation and prompt lookup run at the K, or the defaults, that is fastest on development prompts; its compiled static
-cache is listed under `failed` where it does not run.
+generation and prompt lookup run at the K, or the defaults, that is fastest on development prompts. Whatever of
+transformers does not run with this pair is listed under `failed` with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pipeline.params import Params, read_params
 from pipeline.speed.baselines import chosen
 from pipeline.speed.clock import machine
 from pipeline.speed.kept_laps import KeptLaps
-from pipeline.speed.lineup import contenders, static
+from pipeline.speed.lineup import NAMES, contenders, static
 from pipeline.speed.race import by_kind, race, working
 
 
@@ -42,8 +42,9 @@ def benchmark(params: Params) -> None:
     prompts = read_prompts("test")[: params.benchmark.prompts]
     development = read_prompts("development")[: params.benchmark.development]
     kept = KeptLaps(SCRATCH / f"benchmark-{dependencies(params)}")
-    blocks = kept.chosen(lambda: chosen(pair, request_of(prompts, pair), [prompt["ids"] for prompt in development]))
+    blocks, refused = chosen(pair, request_of(prompts, pair), [prompt["ids"] for prompt in development], kept.chosen)
     able, failed = working([static(pair, prompts)], [prompts[0]["ids"]])
+    failed |= {NAMES[name]: why for name, why in refused.items()}
     field = [*contenders(params, pair, prompts, blocks), *able]
     times = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark", kept)
     about = {"chosen_on": len(development), "failed": failed, "machine": machine()}

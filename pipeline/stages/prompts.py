@@ -50,9 +50,7 @@ def main() -> None:
     source = read_pair(params.pair)
     tokenizer = load_tokenizer(source)
     if not params.prompting.chat_template:
-        warn_untemplated(
-            tokenizer, "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
-        )
+        warn_untemplated(tokenizer, TEMPLATE)
     maker = PromptMaker(load_task(params), tokenizer, context_length(source))
     write_prompts(maker, params, PROMPTS)
 
@@ -126,9 +124,12 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
     """
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):
-        docs = further_documents(params.world, params.seed, "calibration", size, draw)
-        supply = fresh_prompts(maker, docs, random.Random(f"{params.seed} draw {draw}"), seen)
-        prompts = list(islice(supply, size))
+        prompts: list[Prompt] = []
+        for count in (size, 2 * size):  # a few of them may repeat a problem or be too long
+            docs = further_documents(params.world, params.seed, "calibration", count, draw)
+            fresh = fresh_prompts(maker, docs, random.Random(f"{params.seed} draw {draw}"), set(seen))
+            if len(prompts := list(islice(fresh, size))) == size:
+                break
     else:
         prompts = list(islice(supply, (draw - 2) * size, (draw - 1) * size))
     if len(prompts) < size:

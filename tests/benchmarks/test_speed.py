@@ -60,7 +60,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for module in (speed, bench):
         monkeypatch.setattr(module, "machine", lambda: {"threads": given["threads"]})
     monkeypatch.setattr(speed, "made_by", lambda name: made_by(name) | given.get("code", {}))
-    monkeypatch.setattr(baselines, "chosen", lambda *_models: given["chosen"])
+    monkeypatch.setattr(baselines, "chosen", lambda *_models: (given["chosen"], {}))
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr("torch.set_num_threads", lambda _num: None)
 
@@ -112,6 +112,6 @@ def test_both_baselines_are_timed_at_the_chosen_k(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(
         baselines, "fastest", lambda some, _ids: next(one for one in some if one.block == picked[one.name])
     )
-    assert baselines.chosen(pair, {"max_new_tokens": 4}, [[1]]) == picked
+    assert baselines.chosen(pair, {"max_new_tokens": 4}, [[1]]) == (picked, {})
     found: list[Contender] = baselines.at(pair, {"max_new_tokens": 4}, picked)
     assert [(one.name, one.block) for one in found] == list(picked.items())

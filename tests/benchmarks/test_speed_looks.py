@@ -48,7 +48,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(speed, "measure", measure)
     monkeypatch.setattr(speed, "save", lambda *_: None)
     monkeypatch.setattr(speed, "read_prompts", lambda _split: [{"ids": [7]}])
-    monkeypatch.setattr(baselines, "chosen", lambda *_: {})
+    monkeypatch.setattr(baselines, "chosen", lambda *_: ({}, {}))
     return entered
 
 

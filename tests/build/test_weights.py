@@ -122,3 +122,11 @@ def test_too_little_memory_is_said_before_loading(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(weights.AutoModelForCausalLM, "from_pretrained", lambda *_, **__: pytest.fail("was loaded"))
     with pytest.raises(UserError, match=r"The weights need 0.0 GB .* are free on cpu"):
         load_target(str(tmp_path), "float32", "cpu")
+
+
+def test_weights_of_one_byte_are_tested_too() -> None:
+    """torch has no `isfinite` for them."""
+    whole = torch.tensor([1.0, -2.0]).to(torch.float8_e4m3fn)
+    broken = torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)
+    assert weights.is_finite(whole) and not weights.is_finite(broken)
+    assert weights.is_finite(torch.tensor([1, 2], dtype=torch.int8))

@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import stat
 import warnings
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ import pytest
 from gistgate.certificates.certificate import read_proof
 from gistgate.cli import main as command_line
 from gistgate.cli import show
+from gistgate.cli.reading import read_prompts
 from gistgate.gates.gate import Gate
 from gistgate.observing import race as timing
 from tests.certificates.proofs import point, proof
@@ -200,6 +202,26 @@ def test_standard_input_that_is_no_text_is_refused(run, pair, monkeypatch):
         monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), "utf-8", errors=errors))
         status, _, said = run("generate", pair / "target", "-")
         assert status == 1 and "Standard input is no text in UTF-8" in said
+
+
+def test_a_prompt_that_is_no_text_is_refused(run, pair):
+    """Bytes of a command line that are no UTF-8 arrive as half characters."""
+    status, _, said = run("generate", pair / "target", "caf\udce9")
+    assert status == 1 and "The prompt is no text in UTF-8" in said
+
+
+def test_a_mark_in_front_of_a_file_is_no_part_of_its_first_prompt(tmp_path):
+    (tmp_path / "prompts.txt").write_bytes(b"\xef\xbb\xbfTom has\r\nAnna gave\r\n")
+    assert [one.text for one in read_prompts(str(tmp_path / "prompts.txt"))] == ["Tom has", "Anna gave"]
+
+
+def test_a_gate_in_a_read_only_folder_is_exported(run, pair, tmp_path):
+    shutil.copytree(pair / "gate", tmp_path / "gate")
+    (tmp_path / "gate").chmod(0o555)
+    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
+    (tmp_path / "gate").chmod(0o755)
+    assert status == 0, said
+    assert (tmp_path / "served").stat().st_mode & stat.S_IWUSR
 
 
 def test_export_does_not_follow_links_out_of_a_gate(run, pair, tmp_path):

@@ -73,6 +73,15 @@ def test_nothing_is_saved_where_nothing_beats_strict(tune, gate):
     assert not (gate / "tuned").exists()
 
 
+def test_a_choice_that_cannot_be_removed_is_not_said_to_be_gone(tune, gate, monkeypatch):
+    """It would go on to decide. What was measured is shown all the same."""
+    tune()
+    monkeypatch.setattr("gistgate.build.preference.shutil.rmtree", lambda *_, **__: None)
+    status, out, said = tune(strict=0.9)
+    assert status == 1 and "holds the choice of an earlier measurement" in said
+    assert "speed when deciding" in out
+
+
 def test_only_settings_within_the_budget_take_part(tune):
     names = json.loads(tune("--budget", 0.01, "--json")[1])["screened"]
     assert [name for name in names if name.startswith("autojudge")] == ["autojudge risk 0.0, model K=4"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gistgate.block import Sampling
+from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
@@ -88,9 +89,23 @@ def test_costs_reach_the_rows_they_belong_to():
     assert all(block.cost is None for block, _, _ in silent.seen)
 
 
+def test_costs_follow_their_prompts_into_the_slots_of_many():
+    """The longest prompts are decoded first, and the costs go with them."""
+    watch, many, costs = Watch(), sorted(BATCH, key=len), [0.25, 0.5, 1.0]
+    assert len({len(prompt) for prompt in many}) == 3
+    decode_all(decoder("wisv", observer=watch), many, batch_size=2, max_new_tokens=12, costs=costs)
+    for block, _, texts in watch.seen:
+        expected = [
+            cost for text in texts for cost, prompt in zip(costs, many, strict=True) if text[: len(prompt)] == prompt
+        ]
+        assert block.cost.tolist() == expected
+
+
 def test_a_cost_for_every_row_or_for_none():
     with pytest.raises(UserError, match="1 costs for 3 prompts"):
         decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5])
+    with pytest.raises(UserError, match="1 costs for 3 prompts"):
+        decode_all(decoder("wisv"), BATCH, batch_size=2, max_new_tokens=4, costs=[0.5])
 
 
 @pytest.mark.parametrize("cost", [20.0, -0.1, float("nan"), float("inf")])

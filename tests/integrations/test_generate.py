@@ -14,6 +14,7 @@ import pytest
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
 
+from gistgate.build.guards import make_guard
 from gistgate.certificates.certificate import read_proof
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
@@ -120,3 +121,24 @@ def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, 
         certificate.write_text(text)
     assert sum(answer.statistics.loose for answer in first) > 0
     assert sum(answer.statistics.loose for answer in second) == 0
+
+
+def test_stop_texts_of_a_configuration_find_their_tokenizer(pair: Any, inputs: Any) -> None:
+    """transformers makes a criterion of them, and asks for the tokenizer that was passed here."""
+    config, tokenizer = GenerationConfig(max_new_tokens=24, stop_strings=["m", "n", "#"]), byte_tokenizer()
+    named = generate(
+        *pair, rule="exact", tokenizer=tokenizer, max_new_tokens=24, stop_strings=["m", "n", "#"], **inputs
+    )
+    found = generate(*pair, rule="exact", tokenizer=tokenizer, generation_config=config, **inputs)
+    assert torch.equal(found, named)
+
+
+def test_a_guard_may_be_one_name_and_a_gate_knows_its_folder(place: Path, pair: Any, inputs: Any) -> None:
+    one = generate(*pair, rule="exact", guards="loop", max_new_tokens=8, **inputs)
+    assert torch.equal(one, generate(*pair, rule="exact", guards=["loop"], max_new_tokens=8, **inputs))
+    loaded = Gate.load(place / "gate")
+    assert loaded.folder == place / "gate"
+    with pytest.raises(UserError, match=str(place / "gate")):  # it holds no such guard, and that is what is said
+        make_guard("domain", loaded)
+    with pytest.raises(UserError, match="Name the gate's folder"):
+        make_guard("domain", Gate(loaded.config))

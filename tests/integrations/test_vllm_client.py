@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import pytest
 
 from gistgate.errors import UserError
-from gistgate.integrations.vllm import client
+from gistgate.integrations.vllm import client, metrics
 
 ACTIVE = 'gistgate_active{rule="prob",runner="V1",setting="r=0.3",source="explicit setting"} 1.0\n'
 
@@ -61,3 +62,20 @@ def test_a_peer_that_speaks_otherwise_or_hangs_up_is_one_sentence(page: bytes):
         Thread(target=answer, daemon=True).start()
         with pytest.raises(UserError, match="gave no metrics"):
             client.check(f"http://127.0.0.1:{server.getsockname()[1]}")
+
+
+def test_counters_are_written_again_once_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk for a moment must not end the thread that writes them."""
+    folder, tries = tmp_path / "counters", []
+    folder.mkdir()
+
+    def written(path: Path, _about: dict[str, str], totals: dict[str, float]) -> None:
+        tries.append(totals)
+        if len(tries) == 1:
+            raise OSError(28, "No space left on device")
+        path.parent.rmdir()
+
+    monkeypatch.setattr(metrics, "write", written)
+    monkeypatch.setattr(metrics, "INTERVAL", 0.0)
+    metrics.keep_writing(folder / "1.json", {}, lambda: {"loose": 1.0})
+    assert tries == [{"loose": 1.0}] * 2

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gistgate.integrations.vllm.hooks import wrap_once
+from gistgate.integrations.vllm.requests import Requests
 from gistgate.rules import make_rule
 from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, tokens_of
 
@@ -87,3 +88,16 @@ def test_a_function_is_wrapped_once_and_left_alone_outside_of_a_step():
     first = module.rejection_sample
     wrap_once(module, lambda *_: "judged twice")
     assert module.rejection_sample is first and first(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "judged"),
+    [({}, True), ({"repetition_penalty": 1.0, "logit_bias": None}, True), ({"repetition_penalty": 1.1}, False),
+     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False)],
+)  # fmt: skip
+def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
+    """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
+    rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
+    certified, named = Requests(rule, 4, certified=True), Requests(rule, 4)
+    assert certified.find(["a"], lambda _: params)[0].rule is (rule if judged else None)
+    assert named.find(["a"], lambda _: params)[0].rule is rule

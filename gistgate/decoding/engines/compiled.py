@@ -162,7 +162,7 @@ class CompiledSession:
     def _draft(self, live: Sequence[Row], feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
         none = torch.zeros(self.batch, self.num, 0, device=self.device)
-        room = max(self.stop.max_new_tokens - len(row.text) + row.prompt_length - 1 for row in live)
+        room = max(map(self._room, live))
         if self.num and room > 0 and self.draft_model is not None:
             ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
             return ids, valid, q, self.num
@@ -172,6 +172,10 @@ class CompiledSession:
             return self._ints(self.num), valid & False, none, 0
         num = min(self.num, room) if self.parts.drafter.asks_room else self.num
         return self._proposed(live, num, uniforms, none)
+
+    def _room(self, row: Row) -> int:
+        """Tokens that a row may still draft."""
+        return self.stop.max_new_tokens - len(row.answer) - 1
 
     def _proposed(
         self, live: Sequence[Row], num: int, uniforms: Tensor, none: Tensor
@@ -186,7 +190,8 @@ class CompiledSession:
             uniforms=uniforms[[self.places[row.index] for row in live]] if self._random else None,
             want_q=False,
         )
-        count_notes(live, draft.notes)
+        # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
+        count_notes(live, [note if self._room(row) > 0 else "" for row, note in zip(live, draft.notes, strict=False)])
         ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
         for place, row in enumerate(live):
             ids[self.places[row.index], : draft.ids.shape[1]] = draft.ids[place]

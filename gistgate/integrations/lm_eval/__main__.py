@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 from gistgate.errors import UserError
+from gistgate.plain import printable
 
 ALLOW, CONFIRM = "--allow-code", "--confirm_run_unsafe_code"
 """Our option and lm-eval's for the same consent."""
@@ -28,7 +29,7 @@ def main() -> None:
     try:
         evaluate(harness.cli_evaluate)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         raise SystemExit(1) from error
 
 

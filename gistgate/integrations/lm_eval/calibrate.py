@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 import gistgate
 from gistgate.build.choose import BLOCK, GATED, STRICT
-from gistgate.build.drafters import Sources, asks_draft, make_drafter
+from gistgate.build.drafters import CORPUS, STORED, Sources, asks_draft, make_drafter
 from gistgate.build.models import load_target, parse_settings
 from gistgate.certificates.calibration import Method, Request, calibrate
 from gistgate.certificates.certificate import Proof
@@ -188,6 +188,11 @@ def usual_drafter(proof: Proof | None, draft: PreTrainedModel | None) -> str:
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:
     """A fresh drafter of the method."""
+    if method.drafter == CORPUS or method.drafter in STORED:
+        raise UserError(
+            f"The drafter '{method.drafter}' reads a folder that this command does not take. Certify it in a project "
+            "(docs/retrieval.md), or choose another drafter."
+        )
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)
     return make_drafter(method.drafter, sources)
 

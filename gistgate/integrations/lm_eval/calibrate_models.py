@@ -33,6 +33,11 @@ def load_models(options: Options) -> Models:
     """
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
+    if not options.target and config is not None and config.target.name.count("/") != 1:
+        raise UserError(
+            f"The gate's target was loaded from a folder named {config.target.name}, and a gate keeps no path. Name it "
+            "with --target, and the draft with --draft."
+        )
     target = load_target(options.target or name, dtype)
     keep_freed_memory(target.model.device)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)

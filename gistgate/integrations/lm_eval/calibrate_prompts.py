@@ -27,8 +27,7 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
     Raises:
         UserError: nothing is left for calibration.
     """
-    context = context_of(models.target.config.get_text_config())
-    maker = PromptMaker(task, models.tokenizer, context or LONGEST)
+    maker = PromptMaker(task, models.tokenizer, context_of_all(models))
     docs = task.documents("train")
     learned = learned_by(models.gate)
     unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
@@ -50,6 +49,12 @@ def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> d
             f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
         )
     return {"development": found[: options.development], "calibration": calibration}
+
+
+def context_of_all(models: Models) -> int:
+    """Tokens that target and draft can read."""
+    used = [models.target] if models.draft is None else [models.target, models.draft]
+    return min(context_of(model.config.get_text_config()) or LONGEST for model in used)
 
 
 def learned_by(gate: Gate | None) -> str:

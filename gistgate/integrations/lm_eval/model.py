@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Sampling
 from gistgate.build.decoder import build_decoder, wishes_from
+from gistgate.build.ignored import warn_ignored
 from gistgate.build.models import unloadable
 from gistgate.build.weights import whole_model
 from gistgate.build.wishes import AUTO
@@ -77,6 +78,7 @@ class GatedLM(HFLM):
         self.is_in_segments = wishes.segments is not None
         super().__init__(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
+        warn_ignored(self.model)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
         self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")

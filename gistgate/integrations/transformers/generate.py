@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from gistgate.build.decoder import build_decoder, wishes_from
 from gistgate.build.preference import preferred
@@ -59,7 +60,12 @@ def generate(
     Raises:
         UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
-    arguments = supported({**kwargs, "draft": draft_model, "gate": gate}, stop_strings, tokenizer)
+    arguments = {**kwargs, "draft": draft_model, "gate": gate}
+    arguments["generation_config"], of_config = without_strings(arguments.get("generation_config"))
+    stop_strings = stop_strings or of_config
+    arguments = supported(arguments, stop_strings, tokenizer)
+    if isinstance(arguments.get("guards"), str):
+        arguments["guards"] = [arguments["guards"]]
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     # What `gistgate tune` prefers lies in the gate's folder, which a loaded gate does not know.
     wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
@@ -79,6 +85,16 @@ def generate(
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.
     return type(model).generate(model, custom_generate=decoding, **arguments)
+
+
+def without_strings(config: GenerationConfig | None) -> tuple[GenerationConfig | None, Any]:
+    """A configuration without the texts that end an answer, and these: transformers would not find their tokenizer."""
+    strings = getattr(config, "stop_strings", None)
+    if config is None or not strings:
+        return config, None
+    config = copy(config)
+    config.stop_strings = None
+    return config, strings
 
 
 def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, tokenizer: Any) -> dict[str, Any]:

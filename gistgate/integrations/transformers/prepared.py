@@ -80,7 +80,8 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
         else:
             raise UserError(
                 f"generate asks for a {kind.__name__}, but this decoder knows temperature, top_k and top_p alone. "
-                "Remove the argument behind it."
+                "Remove the argument behind it. If you passed none, the model's generation_config asks for it: pass "
+                "its neutral value, such as repetition_penalty=1.0."
             )
     return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
 

@@ -13,6 +13,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from gistgate.errors import UserError
+from gistgate.plain import printable
 
 TIMEOUT = 10.0
 """Seconds to wait for the server."""
@@ -59,9 +60,9 @@ def main(arguments: list[str]) -> int:
     try:
         about = check(places[0], strict or None)
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return 1
-    print(" ".join(f"{name}={value}" for name, value in about.items()))
+    print(printable(" ".join(f"{name}={value}" for name, value in about.items())))
     return 0
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from shutil import rmtree
 from threading import Thread
@@ -49,8 +50,9 @@ def keep_writing(path: Path, about: dict[str, str], totals: Callable[[], dict[st
     last: dict[str, float] = {}
     while path.parent.exists():
         if (now := totals()) != last:
-            write(path, about, now)
-            last = now
+            with suppress(OSError):  # a full disk may have room again at the next look
+                write(path, about, now)
+                last = now
         sleep(INTERVAL)
 
 

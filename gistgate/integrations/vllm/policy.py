@@ -36,6 +36,8 @@ class Policy:
     """Where the setting comes from, for people."""
     sampled: bool = False
     """Whether sampled requests are judged too."""
+    certified: bool = False
+    """Whether the setting comes from a certificate; requests that it does not cover are strict then."""
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
@@ -55,7 +57,7 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     name, values, source, sampled = choose(settings, served, gate)
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
-    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all")
+    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all", certified=not sampled)
 
 
 def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:

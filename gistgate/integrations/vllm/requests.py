@@ -16,6 +16,11 @@ from gistgate.rules.base import Rule
 
 log = logging.getLogger("vllm.gistgate")
 
+NEUTRAL: dict[str, Any] = {
+    "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0, "min_tokens": 0, "logit_bias": {},
+    "bad_words": [], "allowed_token_ids": [], "structured_outputs": None,
+}  # fmt: skip
+"""Sampling parameters that change which token is the most probable one, with the value at which they do not."""
 SPARE = 1024
 """Requests whose counts are kept after they have ended."""
 
@@ -34,8 +39,14 @@ class Entry:
 class Requests:
     """Known requests by id; those met longest ago are forgotten."""
 
-    def __init__(self, rule: Rule, capacity: int, forget: Callable[[int], None] = lambda slot: None) -> None:
-        self.rule = rule
+    def __init__(
+        self,
+        rule: Rule,
+        capacity: int,
+        forget: Callable[[int], None] = lambda slot: None,
+        certified: bool = False,
+    ) -> None:
+        self.rule, self.certified = rule, certified
         self.entries: OrderedDict[str, Entry] = OrderedDict()
         self.capacity = capacity
         self.forget = forget
@@ -48,7 +59,9 @@ class Requests:
     def _find(self, name: str, params: Any) -> Entry:
         entry = self.entries.get(name)
         if entry is None or entry.params is not params:
-            entry = Entry(self._slot(name), params, wished_rule(self.rule, getattr(params, "extra_args", None)))
+            is_covered = not self.certified or leaves_logits(params)
+            rule = wished_rule(self.rule, getattr(params, "extra_args", None)) if is_covered else None
+            entry = Entry(self._slot(name), params, rule)
             self.entries[name] = entry
         self.entries.move_to_end(name)
         return entry
@@ -62,6 +75,11 @@ class Requests:
             slot = self.entries.popitem(last=False)[1].slot
         self.forget(slot)
         return slot
+
+
+def leaves_logits(params: Any) -> bool:
+    """Whether a request's most probable tokens are the model's own: certificates are made without penalties."""
+    return all(getattr(params, name, neutral) in (None, neutral) for name, neutral in NEUTRAL.items())
 
 
 def wished_rule(rule: Rule, extra: Mapping[str, Any] | None) -> Rule | None:

@@ -45,11 +45,11 @@ def layout(used: Tensor, num_new: int, parents: Tensor) -> tuple[Tensor, Tensor]
     family = lineage(parents)
     text = used[:, : slots - nodes]
     positions = torch.cat([text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1)
-    sees = torch.ones(slots, slots, dtype=torch.bool, device=used.device).tril()[slots - num_new :]
-    sees = sees.expand(len(used), -1, -1).clone()
+    slot, new = torch.arange(slots, device=used.device), torch.arange(slots - num_new, slots, device=used.device)
+    sees = (slot <= new[:, None]).expand(len(used), -1, -1).clone()
     new_nodes = min(num_new, nodes)
     sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
-    itself = torch.eye(slots, dtype=torch.bool, device=used.device)[slots - num_new :]
+    itself = slot == new[:, None]
     return positions, (sees & used[:, None]) | itself  # padding sees itself: a softmax over nothing is not defined
 
 
@@ -60,10 +60,15 @@ def masks(model: PreTrainedModel, positions: Tensor, sees: Tensor) -> Tensor | d
         UserError: attention that takes no such mask.
     """
     kinds = attention_kinds(model)
-    distance = positions[:, -sees.shape[1] :, None] - positions[:, None]
     window = getattr(model.config.get_text_config(), "sliding_window", None)
-    seen = {"full_attention": sees, "sliding_attention": sees if window is None else sees & (distance < window)}
-    added = {kind: additive(seen[kind], model.dtype) for kind in kinds}
+
+    def seen(kind: str) -> Tensor:
+        if kind == "full_attention" or window is None:
+            return sees
+        distance = positions[:, -sees.shape[1] :, None] - positions[:, None]
+        return sees & (distance < int(window))
+
+    added = {kind: additive(seen(kind), model.dtype) for kind in kinds}
     return added if len(added) > 1 else next(iter(added.values()))
 
 

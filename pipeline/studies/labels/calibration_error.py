@@ -41,7 +41,7 @@ from pipeline.pairs.pair import Pair, load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
 from pipeline.studies.certify.certify import calibration_prompts
 from pipeline.studies.certify.params import read_certify_params
-from pipeline.tasks.loading import load_task
+from pipeline.tasks.loading import load_task, task_parts
 
 OUTPUT = Path("reports/studies/calibration_error.json")
 SHARD = 20
@@ -71,8 +71,8 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
     prompts = new_prompts(params, read_certify_params().ece_problems, "labels", beside=calibration_prompts(params))
     shards = Shards(
-        "study-calibration", params.seed, params.decoding, params.label, params.collect.pilot_risk, gate_folder(head),
-        [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
+        "study-calibration", problems, *task_parts(params), params.seed, params.decoding, params.label,
+        params.collect.pilot_risk, gate_folder(head), [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
         *sources("pipeline.studies.labels.calibration_error"),
     )  # fmt: skip
     strict = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
@@ -80,7 +80,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     for index, start in enumerate(starts):
 
         def produce(start: int = start) -> dict[str, Tensor]:
-            part = prompts[start : start + SHARD]
+            part = prompts[start : min(start + SHARD, problems or len(prompts))]
             request = request_of(part, pair)
             own = strict.generate([prompt["ids"] for prompt in part], **request)
             table, texts = collected(params, pair, part)

@@ -4,10 +4,10 @@
 
 A label is the outcome of one greedy continuation. In bfloat16 near ties of that continuation fall as its batch rounds
 them, and a target that solves a problem only just may then lose the answer for no reason of meaning. The rollouts are
-made again three times, each to its end: as they were, in batches of half as many rows, and with the target in another
-dtype. The second and third are compared with the first; the share of outcomes that differ is noise that no head can
-learn. What differs between the first and the labels comes from rounding and from rollouts that the labels stopped
-early. The gate's P(kept) is computed from states of both dtypes.
+made again three times, each to its end or to its given answer: as they were, in batches of half as many rows, and with
+the target in another dtype. The second and third are compared with the first; the share of outcomes that differ is
+noise that no head can learn. What differs between the first and the labels comes from rounding and from rollouts that
+the labels stopped early. The gate's P(kept) is computed from states of both dtypes.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ def drawn(labels: Table, rows: int, seed: int) -> Table:
 def kept(params: Params, pair: Pair, table: Table, texts: Texts) -> Tensor:
     """Whether the greedy rollouts behind the draft tokens keep the meaning: 1, 0, or -1 where nobody knows [N].
 
-    Nothing stops early, so that no rollout depends on an audit.
+    No rollout stops because it writes a known text again. Behind the audited ones, which go on to their end, a rollout
+    stops once the answer is given, which is what its score reads.
     """
     prompts = read_prompts("train")
     tools = tools_of(params, pair, load_task(params), prompts, read_references(), "plain", Cost())

@@ -42,7 +42,7 @@ def main(
     check_looks(source, goal)
     if back:
         folder.mkdir(parents=True, exist_ok=True)
-        copy_project(folder)
+        copy_project(folder, changes=())
     pieces = (path.relative_to(source) for path in (source / SCRATCH).rglob("*") if path.is_file())
     for path in [*(path for path in BESIDE if (source / path).exists()), *pieces]:
         write_atomic(goal / path, partial(shutil.copyfile, source / path))

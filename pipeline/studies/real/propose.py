@@ -30,11 +30,12 @@ from pipeline.studies.real.study import PROPOSAL
 
 def main(params: Annotated[Path, typer.Option(help="File of the study.")] = FILE) -> None:
     asked = read_study(params).propose or ProposeParams()
-    torch.set_num_threads(read_params().benchmark.threads)
+    timing = read_params().benchmark
+    torch.set_num_threads(timing.threads)
     pair, prompts = load_pair(read_params()), read_prompts("train")[: asked.prompts]
     ids = [prompt["ids"] for prompt in prompts]
     request = {**request_of(prompts, pair), "max_new_tokens": asked.max_new_tokens}
-    decoder = make_decoder(pair, MethodParams("exact"), {}, max(asked.blocks))
+    decoder = make_decoder(pair, MethodParams("exact"), {}, max(asked.blocks), engine=timing.engine)
     costs = measure(decoder, ids, sorted({min(asked.blocks), max(asked.blocks)}), **request)
     counted = strict_run(decoder, ids, max(asked.blocks), **request)
     found = [outlook(costs, counted.histogram, block) for block in asked.blocks]

@@ -105,7 +105,7 @@ def link(place: Path, folder: Path | str) -> None:
 def prepare(place: Path, changes: dict[str, Any], folders: dict[str, str]) -> None:
     """Copy the project, over an unfinished copy if there is one, with the study's parameters and model folders."""
     place.mkdir(parents=True, exist_ok=True)
-    copy_project(place)
+    copy_project(place, changes=())
     prepare_params(place, changes)
     pair, source = place / PAIRS / f"{changes['pair']}.yaml", read_pair(changes["pair"], place / PAIRS)
     moved = {role: in_folder(getattr(source, role), role, Path(folder).name) for role, folder in folders.items()}

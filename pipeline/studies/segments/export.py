@@ -2,7 +2,7 @@
 
     python -m pipeline.studies.segments.export     models/segments, models/heads -> models/segments-export
 
-It runs at the certified value of the first method of PREFERRED that has one; without any, strictly.
+It runs at the certified value of the method in PREFERRED; without one, strictly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
 
 # isort: split
+from gistgate.certificates.looks import level
 from gistgate.files import read_json, write_atomic, write_text
 from gistgate.integrations.transformers.flatten import SEGMENTS, write_code
 from gistgate.optional.segments.building import GATE
@@ -27,14 +28,16 @@ from pipeline.studies.segments.params import SegmentParams, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 EXPORT = Path("models/segments-export")
-PREFERRED = ("probe-gate", "probe")
-"""Methods that an export can run at, chosen before anything was measured: the probe with and without the token gate."""
+PREFERRED = ("probe-gate",)
+"""The method that an export runs at, chosen before anything was measured: the probe with the token gate. Another one in
+its place, where nothing is certified for it, would be a second test at the full error."""
 
 
 def main() -> None:
     params, own = read_params(), read_segment_params()
     pair = load_pair(params)
-    certificate = certificate_of(own, params.calibrate.confidence, {name: report(name) for name in PREFERRED})
+    confidence = level(params.calibrate.confidence, params.calibrate.looks)
+    certificate = certificate_of(own, confidence, {name: report(name) for name in PREFERRED})
     probes = load_probes(FOLDER, pair.target, pair.draft_model)
     notes = read_json(FOLDER / "config.json")["notes"]
 

@@ -57,6 +57,7 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"prompts": None}, "has to be a block of keys"),
         ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),
         ({"methods": {"free": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}}, "goes up and down"),
+        ({"methods": {"free": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}}}, "'fly' goes from loose to strict"),
         ({"methods": {"free": {"fly": {**FLY, "knob": None}}}}, "needs both 'knob' and 'grid'"),
         ({"methods": {"free": {"fly": {}}}}, "lacks the key 'methods.free.fly.rule'"),
         ({"methods": {"free": {"fly": {**FLY, "head": "mlp"}}}}, "needs 'head' if and only if"),

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from pipeline.report.gates import refused
-from pipeline.report.tables import hollow, lengths
+from pipeline.report.tables import at_own_k, hollow, lengths
 from tests.certificates.proofs import point, proof
 from tests.pipeline.report.made_up import LENGTHS
 
@@ -26,6 +26,13 @@ def test_bounds_that_promise_nothing_are_said_to(accuracy: float, said: bool) ->
     """A target that solves 4 % of the prompts cannot lose 5 points."""
     summary = {"headline_budget": 0.05, "plain": {"accuracy": 0.9}, "methods": {"exact": {"accuracy": accuracy}}}
     assert bool(hollow(summary)) is said
+
+
+def test_methods_that_were_timed_at_another_k_are_named() -> None:
+    """A refused rule at the K of strict decoding would look faster than a certified one that accepts as much."""
+    methods = {"judge": {"block": 8, "timed_block": 4}, "fsd": {"block": 8, "timed_block": 8}, "old": {"block": 8}}
+    assert at_own_k(methods) == " Methods that decode strictly are timed at the K of strict decoding: judge 4."
+    assert at_own_k({"old": {"block": 8}}) == ""
 
 
 def test_a_refused_gate_has_no_length() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import GenerationConfig
 
 from pipeline.speed import baselines
 from pipeline.speed.clock import DEFAULTS, Contender, Timed
+from pipeline.speed.kept_laps import KeptLaps
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
 REQUEST: dict[str, Any] = {"max_new_tokens": 8, "eos_ids": []}
@@ -46,7 +48,7 @@ def test_every_variant_writes_the_greedy_text_with_its_own_settings():
     for one in (*baselines.assisted(pair, REQUEST), *baselines.prompt_lookup(pair, REQUEST)[:1]):
         assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 8)]
         if one.name == "assisted":
-            found = [getattr(pair.draft.generation_config, name) for name in NAMES]
+            found = [getattr(pair.draft.generation_config, name) for name in NAMES]  # as the last call left them
             own = [getattr(usual, name) for name in NAMES]
             assert found == (own if one.block == DEFAULTS else [one.block, "constant", 0.0])
 
@@ -55,4 +57,19 @@ def test_a_pair_without_a_draft_has_prompt_lookup_alone(monkeypatch: pytest.Monk
     monkeypatch.setattr(baselines, "fastest", lambda some, _ids: some[0])
     for draft, found in ((None, {"prompt-lookup": 2}), ("model", {"assisted": 2, "prompt-lookup": 2})):
         pair: Any = SimpleNamespace(target=None, draft=draft, tokenizer=None)
-        assert baselines.chosen(pair, REQUEST, [[1]]) == found
+        assert baselines.chosen(pair, REQUEST, [[1]]) == (found, {})
+
+
+def test_a_draft_with_a_padded_vocabulary_leaves_prompt_lookup():
+    """transformers assists with equal vocabularies only; what does not run ends nothing, and its reason is kept."""
+    pair: Any = SimpleNamespace(target=tiny_model("llama"), draft=tiny_model("llama", 300), tokenizer=None)
+    blocks, failed = baselines.chosen(pair, REQUEST, prompts(9))
+    assert set(blocks) == {"prompt-lookup"} and set(failed) == {"assisted"}
+    assert "different tokenizers" in failed["assisted"]
+
+
+def test_a_choice_of_an_earlier_start_is_kept(tmp_path: Path):
+    pair: Any = SimpleNamespace(target=tiny_model("llama"), draft=None, tokenizer=None)
+    kept = KeptLaps(tmp_path)
+    kept.chosen("prompt-lookup", lambda: {"block": 77})
+    assert baselines.chosen(pair, REQUEST, prompts(9), kept.chosen) == ({"prompt-lookup": 77}, {})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from types import SimpleNamespace
 
 import pytest
@@ -52,6 +53,18 @@ def test_seconds_of_another_engine_are_not_taken(models: SimpleNamespace):
     for _ in range(2):
         with pytest.raises(UserError, match="cannot be timed on the compiled engine: the rule 'regret-budget'"):
             contender.timed(prompts(7))
+
+
+@pytest.mark.parametrize("extra", [{}, {"block": 3}, {"prompt_lookup_num_tokens": 3}])
+def test_what_a_models_own_configuration_asks_of_generate_is_left_out(extra: dict[str, int]):
+    """A penalty would change the text, and with it the speed; ours does not read it either."""
+    target, draft = copy.deepcopy(pair("llama"))
+    for model in (target, draft):
+        model.generation_config.repetition_penalty = 1.8
+    models = SimpleNamespace(target=target, draft=draft, tokenizer=None)
+    ids = prompts(9)[0]
+    assert theirs(models, REQUEST, **extra)([ids])[0] == [greedy("llama", tuple(ids), 12)]
+    assert target.generation_config.repetition_penalty == 1.8
 
 
 def test_a_batch_counts_all_its_rows(models: SimpleNamespace):

@@ -36,10 +36,11 @@ def field(machine: Machine, *names: str) -> list[Contender]:
 
 def test_a_race_goes_on_where_it_stopped(tmp_path: Path):
     kept, first, second = KeptLaps(tmp_path / "laps"), Machine(breaks_at=2), Machine()
-    assert kept.chosen(lambda: {"assisted": 4}) == {"assisted": 4}
+    assert kept.chosen("assisted", lambda: {"block": 4}) == {"block": 4}
     with pytest.raises(KeyboardInterrupt):
         race(field(first, "a", "b"), BATCHES, kept=kept)
-    assert kept.chosen(lambda: {"assisted": 5}) == {"assisted": 4}  # nothing is chosen twice
+    assert kept.chosen("assisted", lambda: {"block": 5}) == {"block": 4}  # nothing is chosen twice
+    assert kept.chosen("lookup", lambda: {"block": 6}) == {"block": 6}
     times = race(field(second, "a", "b"), BATCHES, kept=kept)
     assert second.seen == [0, 0, 2, 2, 3, 3]  # the warm-up, and what was not decoded yet
     assert [len(times[name]["seconds"]) for name in ("a", "b")] == [4, 4]

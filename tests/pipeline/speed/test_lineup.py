@@ -44,9 +44,9 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
     seen: dict[str, Any] = {}
     splits = {"test": [{"ids": [1, 2]}, {"ids": [3]}], "development": [{"ids": [7]}] * 20}
 
-    def choose(_pair: Any, _request: Any, development: Any) -> dict[str, int]:
+    def choose(_pair: Any, _request: Any, development: Any, _keep: Any) -> tuple[dict[str, int], dict[str, str]]:
         seen["development"] = development
-        return {"assisted": 4}
+        return {"assisted": 4}, {"prompt-lookup": "unable"}
 
     def raced(field: Any, batches: Any, *_more: Any) -> Any:
         seen["batches"] = batches
@@ -62,6 +62,9 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(
     benchmark.benchmark(PARAMS)
     assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
-    assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no"}
+    assert written["chosen_on"] == 16 and written["failed"] == {
+        "transformers_static": "no",
+        "transformers_lookup": "unable",
+    }
     assert written["baselines"]["transformers_assisted"] == {"block": 4}
     assert list(tmp_path.iterdir()) == []  # what waits for another start goes with the result
