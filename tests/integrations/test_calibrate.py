@@ -118,7 +118,9 @@ def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None) -> s
     tasks = write_task(folder, num_train=90)
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
     options = Options(task="sums", budget=0.2, target="t", out=folder, prompts=10, development=20)
-    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=gate)
+    models = SimpleNamespace(
+        tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), draft=None, gate=gate
+    )
     found = prompts_of(options, models, task_of(options, None), True)
     return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
 
@@ -162,7 +164,9 @@ def test_planned_looks_take_more_prompts(tmp_path, monkeypatch):
     """Each look is tested at a higher confidence."""
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=900), False))
     monkeypatch.chdir(tmp_path)
-    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=None)
+    models = SimpleNamespace(
+        tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), draft=None, gate=None
+    )
 
     def count(looks):
         options = Options(task="sums", budget=0.2, target="t", out=tmp_path, development=20, looks=looks)

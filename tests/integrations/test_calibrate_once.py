@@ -54,7 +54,9 @@ def test_prompts_are_judged_once_and_planned_looks_divide_the_error(tmp_path, mo
 
 def test_no_prompt_chooses_a_setting_and_certifies_it(tmp_path, monkeypatch, folders):
     options = sums(tmp_path, monkeypatch, folders)
-    models = SimpleNamespace(tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), gate=None)
+    models = SimpleNamespace(
+        tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), draft=None, gate=None
+    )
 
     def drawn(draw: int) -> dict[str, set[str]]:
         found = prompts_of(replace(options, draw=draw), models, task_of(options, None), True)

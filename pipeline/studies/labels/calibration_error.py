@@ -34,7 +34,7 @@ from pipeline.labels.collecting import gated_texts, opinion
 from pipeline.labels.cost import Cost
 from pipeline.labels.labelling import Labeller
 from pipeline.labels.mismatches import MismatchRecorder
-from pipeline.labels.tables import Table, concatenated
+from pipeline.labels.tables import Table, concatenated, picked
 from pipeline.labels.texts import Texts
 from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair, pair_files
@@ -71,7 +71,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
     prompts = new_prompts(params, read_certify_params().ece_problems, "labels", beside=calibration_prompts(params))
     shards = Shards(
-        "study-calibration", problems, *task_parts(params), params.seed, params.decoding, params.label,
+        "study-calibration", *task_parts(params), params.seed, params.decoding, params.label,
         params.collect.pilot_risk, gate_folder(head), [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
         *sources("pipeline.studies.labels.calibration_error"),
     )  # fmt: skip
@@ -80,7 +80,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     for index, start in enumerate(starts):
 
         def produce(start: int = start) -> dict[str, Tensor]:
-            part = prompts[start : min(start + SHARD, problems or len(prompts))]
+            part = prompts[start : start + SHARD]
             request = request_of(part, pair)
             own = strict.generate([prompt["ids"] for prompt in part], **request)
             table, texts = collected(params, pair, part)
@@ -91,7 +91,8 @@ def labelled(params: Params, problems: int | None = None) -> Table:
 
         shards.make(index, produce, {})
         print(f"{index + 1} of {len(starts)} parts", flush=True)
-    return concatenated([load_tensors(shards.path(index)) for index in range(len(starts))])
+    table = concatenated([load_tensors(shards.path(index)) for index in range(len(starts))])
+    return table if problems is None else picked(table, table["problem"] < problems)
 
 
 def collected(params: Params, pair: Pair, prompts: list[Prompt]) -> tuple[Table, Texts]:

@@ -28,6 +28,7 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
         "rule",
         "drafter",
         "block",
+        "timed_block",
         "budget",
         "confidence",
         "knob",

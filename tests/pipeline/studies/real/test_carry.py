@@ -18,7 +18,7 @@ from pipeline.studies.real.study import PROPOSAL
 GRAPH = "stages:\n  made:\n    cmd: echo made >> made.txt\n    outs: [made.txt]\n"
 
 
-def project(folder: Path) -> None:
+def project(folder: Path, changes: tuple[()] = ()) -> None:
     """A project of one stage, as copying it would leave it."""
     write_text(folder / "dvc.yaml", GRAPH)
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
