@@ -64,12 +64,12 @@ def main(
     earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}
     if results == RESULTS:
         enter_looks(names, path)
-    blocks = earlier["chosen"]
+    blocks, refused = earlier["chosen"], {}
     if "1" in sizes and not blocks:  # transformers assists one row at a time
-        blocks, failed = baselines.chosen(workload.pair, workload.request, development)
-        for name, why in failed.items():
-            print(f"{name} does not run: {why}")
+        blocks, refused = baselines.chosen(workload.pair, workload.request, development)
     found = {size: measure(workload, int(size), prompts, names, blocks) for size in sizes}
+    if refused:
+        found["1"]["failed"].update(refused)
     occasions = [*earlier["occasions"], found]
     payload = {
         **settings,

@@ -58,11 +58,12 @@ def put(part: Path, path: Path) -> None:
             f"{path} is a folder, and a file would take its place. Name a file, in that folder or elsewhere."
         )
     aside = part.with_suffix(".old")
-    path.replace(aside)
     try:
+        path.replace(aside)
         part.replace(path)
-    except BaseException:  # an interruption as well
-        aside.replace(path)
+    except BaseException:  # an interruption as well, in front of either or behind both
+        if aside.exists() and not path.exists():
+            aside.replace(path)
         raise
     shutil.rmtree(aside, ignore_errors=True)
 

@@ -13,7 +13,7 @@ from pipeline.common.code import CERTIFYING, STAGES
 from pipeline.common.paths import PAIR_REPORT, PARAMS, REPORTS
 from pipeline.params import read_params
 from pipeline.report.gathered import copy, own_draw
-from pipeline.report.leaders import asks_gate
+from pipeline.report.leaders import asks_gate, candidates
 from pipeline.smoke import ROOT, dvc, merged
 from pipeline.stages.prompts import of_the_world
 
@@ -90,21 +90,13 @@ def compared(summary: dict[str, Any]) -> dict[str, Any]:
         }
         for name, method in summary["methods"].items()
     }
-    leads = {unit: lead(lines, unit) for unit in ("tau", "time")}
+    rivals = {gate: candidates(summary["methods"], gate) for gate in (True, False)}
+    leads = {unit: lead(lines, rivals, unit) for unit in ("tau", "time")}
     confidence = next(iter(summary["methods"].values()))["confidence"]
     return {"methods": lines, "lead": leads, "budget": summary["headline_budget"], "confidence": confidence}
 
 
-def rivals(lines: Mapping[str, Mapping[str, Any]], gate: bool) -> list[str]:
-    """The certified methods of one kind, or all of its methods where none is certified."""
-    names = [name for name, one in lines.items() if one["gate"] is gate]
-    return [name for name in names if lines[name]["bound"] is not None] or names
-
-
-def lead(lines: Mapping[str, Mapping[str, Any]], unit: str) -> dict[str, Any]:
-    """How far the best gate is ahead of the best rule without training, both certified and the best in this unit.
-
-    Where none of a kind is certified, all of them decode strictly, and one of them stands for its kind.
-    """
-    gate, free = (max(rivals(lines, asks), key=lambda name: float(lines[name][unit])) for asks in (True, False))
+def lead(lines: Mapping[str, Mapping[str, Any]], rivals: Mapping[bool, list[str]], unit: str) -> dict[str, Any]:
+    """How far the best gate is ahead of the best rule without training, each the best of its kind in this unit."""
+    gate, free = (max(rivals[asks], key=lambda name: float(lines[name][unit])) for asks in (True, False))
     return {"gate": gate, "free": free, "ratio": lines[gate][unit] / lines[free][unit]}

@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedModel
 
 NEUTRAL: dict[str, Any] = {
+    "num_beams": 1,
+    "guidance_scale": 1.0,
     "repetition_penalty": 1.0,
     "no_repeat_ngram_size": 0,
     "min_length": 0,
@@ -34,7 +36,8 @@ def warn_ignored(model: PreTrainedModel) -> None:
     if found := ignored(model):
         named = ", ".join(f"{name}={value}" for name, value in found.items())
         warnings.warn(
-            f"The target's generation_config.json asks for {named}, which GistGate does not apply: it writes the "
-            "most probable token, or samples, without it. Other programs that apply it write other texts.",
+            f"The generation_config.json of {model.config.name_or_path or 'a model'} asks for {named}, which GistGate "
+            "does not apply: it writes the most probable token, or samples, without it. Programs that apply it write "
+            "other texts.",
             stacklevel=3,
         )

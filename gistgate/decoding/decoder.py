@@ -184,7 +184,7 @@ class Decoder:
         self._check(sampling, [len(prompt) for prompt in prompts], max_new_tokens)
         slots = slots or Slots()
         parts = self._parts_for(slots.most(len(rows)))
-        with turn(self.target):
+        with turn(models_of(self.target, self.drafter)):
             answers = self.engine.run(parts, rows, self._stop(max_new_tokens, eos_ids, stops), sampling, slots)
         return self._counted(parts, answers)
 
@@ -230,7 +230,7 @@ class Decoder:
         starts = continued(memories, continuations, prompt_lengths, seeds)
         waiting = Waiting(starts, slots.most(len(continuations)))
         stop, parts = self._stop(max_new_tokens, eos_ids, stops), self._parts_for(waiting.slots)
-        with turn(self.target):
+        with turn(models_of(self.target, self.drafter)):
             found = Session(parts, waiting, stop, sampling, slots, is_decided, remember).run()
         self._counted(parts, [answer for answer, _ in found])
         return found
@@ -243,7 +243,7 @@ class Decoder:
             UserError: a text holds ids that a model does not know.
         """
         check_ids(models_of(self.target, self.drafter), texts)
-        with turn(self.target):
+        with turn(models_of(self.target, self.drafter)):
             targets = remembered(self.target, texts)
             drafts = [RowCache([]) for _ in texts] if self.drafter is None else self.drafter.read(texts)
         return [Memory(list(text), *both) for text, *both in zip(texts, targets, drafts, strict=True)]

@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from gistgate.build.checks import hub_remedy
+from gistgate.build.ignored import warn_ignored
 from gistgate.build.memory import Size, check_memory
 from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer
 from gistgate.build.weights import check_gguf, weight_size, whole_model
@@ -43,6 +44,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if not source.device_map:
         model = model.to(source.place_of_weights)
         keep_freed_memory(source.place_of_weights)
+    warn_ignored(model)
     return quantise(model.eval().requires_grad_(False), source.quantise)
 
 

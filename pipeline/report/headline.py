@@ -9,7 +9,7 @@ from typing import Any
 from gistgate.files import read_json
 from pipeline.report.leaders import best, fastest
 from pipeline.report.results import STRICT
-from pipeline.report.tables import excluded, of_seeds, percent, refused
+from pipeline.report.tables import excluded, of_seeds, percent, refusal, uncertified
 
 PART = "headline"
 """The part of the README that it fills."""
@@ -37,7 +37,7 @@ def over_seeds(found: dict[str, Any]) -> str:
         f"writes {strict}, and the best rule that needs no training writes {free}. The gate's length is {leads['tau']} "
         f"times that of this rule, and its speed {leads['time']} times that of the fastest such rule."
     )
-    return " ".join([text, *excluded(found)])
+    return " ".join([text, *uncertified(found), *excluded(found)])
 
 
 def name_of(seed: dict[str, Any], role: str) -> str:
@@ -62,7 +62,7 @@ def of_one_run(summary: dict[str, Any]) -> str:
         f"target forward pass on seed {summary['seed']}. The lossless rule writes {tau[STRICT]:.2f}, and the best rule "
         f"that needs no training, `{free}`, writes {tau[free]:.2f}. The gate's length is {length:.2f} times that "
         f"of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`."
-        f"{refused(gate, methods[gate])} One seed does not stand for a world."
+        f"{refusal(gate, methods[gate])} One seed does not stand for a world."
     )
 
 

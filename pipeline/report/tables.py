@@ -144,11 +144,12 @@ def hollow(summary: dict[str, Any]) -> str:
 
 
 def at_own_k(methods: dict[str, dict[str, Any]]) -> str:
-    """Which methods were timed at another K than they were judged at: those that decode strictly, at the K of strict
-    decoding. Nothing for older results."""
+    """Which methods were timed at another K than they were judged at; nothing for older results."""
     timed = {name: one["timed_block"] for name, one in methods.items() if "timed_block" in one}
     listed = ", ".join(f"{name} {block}" for name, block in timed.items() if block != methods[name]["block"])
-    return f" Methods that decode strictly are timed at the K of strict decoding: {listed}." if listed else ""
+    if not listed:
+        return ""
+    return f" Strict decoding and methods without a certificate are timed at the K of strict decoding: {listed}."
 
 
 def timed(found: dict[str, Any] | None) -> str:
@@ -158,7 +159,10 @@ def timed(found: dict[str, Any] | None) -> str:
     names = {"transformers_assisted": "assisted generation", "transformers_lookup": "prompt lookup"}
     said = [f"{names[name]} {f'at K = {k}' if k else 'with its defaults'}" for name, k in found["blocks"].items()]
     where = f", as {found['chosen_on']} development prompts chose" if found["chosen_on"] else ""
-    return f" Speeds are those of {found['n']} test prompts" + (f"; {', '.join(said)}{where}." if said else ".")
+    lacking = [spoken for name, spoken in names.items() if name in (found.get("failed") or {})]
+    missing = f" With this pair transformers has no {' and no '.join(lacking)}." if lacking else ""
+    told = f" Speeds are those of {found['n']} test prompts" + (f"; {', '.join(said)}{where}." if said else ".")
+    return told + missing
 
 
 def lead(summary: dict[str, Any]) -> str:
@@ -174,11 +178,11 @@ def lead(summary: dict[str, Any]) -> str:
     )
     return (
         f"Of all certified rules without training {ahead}. `{gate}` has {tau:.2f} times that length and {time:.2f} "
-        f"times that speed.{refused(gate, methods[gate])}"
+        f"times that speed.{refusal(gate, methods[gate])}"
     )
 
 
-def refused(name: str, method: dict[str, Any]) -> str:
+def refusal(name: str, method: dict[str, Any]) -> str:
     """A sentence where a method that leads its kind is not certified; nothing elsewhere."""
     if method.get("certified_bound") is not None:
         return ""
@@ -231,7 +235,17 @@ def of_seeds(found: dict[str, Any]) -> str:
         if used
         else "No seed has a target that is strong enough."
     )
-    return " ".join([text, *excluded(found)])
+    return " ".join([text, *uncertified(found), *excluded(found)])
+
+
+def uncertified(found: dict[str, Any]) -> list[str]:
+    """A sentence for every seed on which no setting of the gate is certified."""
+    used = {seed: one for seed, one in found["seeds"].items() if "excluded" not in one}
+    strict = [seed for seed, one in used.items() if one["methods"][one["lead"]["tau"]["gate"]]["bound"] is None]
+    return [
+        f"On seed {seed} no setting of the gate is certified, so that its figures there are those of strict decoding."
+        for seed in strict
+    ]
 
 
 def excluded(found: dict[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ LOST = 1.25
 ASSISTED, LOOKUP = "assisted", "prompt-lookup"
 
 Choice = dict[str, Any]
-"""`block`, the fastest K, or `failed`, the reason why no variant runs."""
+"""`block`, the fastest K."""
 Keep = Callable[[str, Callable[[], Choice]], Choice]
 """(name, how to choose) -> the choice of this start or of an earlier one."""
 
@@ -45,9 +45,8 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
         UserError: none of them decodes the first prompt; the sentence is the reason of the first.
     """
     numbered = [replace(one, name=str(place)) for place, one in enumerate(variants)]
-    left, failed = working(
-        numbered, development[:1]
-    )  # the first call of everything pays for what later calls find done
+    # The first call of everything pays for what later calls find done.
+    left, failed = working(numbered, development[:1])
     if not left:
         raise UserError(next(iter(failed.values())))
     spent = {one.name: 0.0 for one in left}
@@ -60,11 +59,8 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
 
 
 def choice(variants: Sequence[Contender], development: Sequence[list[int]]) -> Choice:
-    """The K of the fastest variant. That none runs is a result as well, and the others can still be timed."""
-    try:
-        return {"block": fastest(variants, development).block}
-    except UserError as error:
-        return {"failed": str(error)}
+    """The K of the fastest variant."""
+    return {"block": fastest(variants, development).block}
 
 
 def made_now(_name: str, choose: Callable[[], Choice]) -> Choice:
@@ -83,9 +79,13 @@ def chosen(
     every = {ASSISTED: assisted, LOOKUP: prompt_lookup}
     if pair.draft is None:
         del every[ASSISTED]
-    found = {name: keep(name, partial(choice, of(pair, request), development)) for name, of in every.items()}
-    blocks = {name: one["block"] for name, one in found.items() if "block" in one}
-    return blocks, {name: one["failed"] for name, one in found.items() if "failed" in one}
+    blocks, failed = {}, {}
+    for name, of in every.items():
+        try:
+            blocks[name] = keep(name, partial(choice, of(pair, request), development))["block"]
+        except UserError as error:  # a result as well, and the others can still be timed
+            failed[name] = str(error)
+    return blocks, failed
 
 
 def at(pair: Models, request: dict[str, Any], blocks: Mapping[str, int]) -> list[Contender]:

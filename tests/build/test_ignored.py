@@ -20,7 +20,7 @@ def test_entries_that_change_the_text_are_named() -> None:
     assert ignored(model) == {}
     model.generation_config.update(repetition_penalty=1.05, no_repeat_ngram_size=0, temperature=0.7)
     assert ignored(model) == {"repetition_penalty": 1.05}
-    with pytest.warns(UserWarning, match=r"asks for repetition_penalty=1\.05, which GistGate does not apply"):
+    with pytest.warns(UserWarning, match=r"asks for repetition_penalty=1\.05, which GistGate does not"):
         warn_ignored(model)
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from gistgate.block import Block
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.turns import turn
+from gistgate.decoding.turns import lock_of, turn
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from tests.architectures import pair, prompts
+from tests.architectures import pair, prompts, tiny_model
 
 NUM = 40
 
@@ -42,15 +42,19 @@ def test_threads_do_not_read_each_others_states():
             assert list(pool.map(answers, batches)) == alone
 
 
-def test_a_thread_may_ask_its_target_again():
-    target = pair("llama")[0]
-    with turn(target), turn(target):
-        pass
+def free(model: PreTrainedModel) -> bool:
+    """Whether a thread could decode with this model now."""
+    lock = lock_of(model)
+    got: bool = lock.acquire(blocking=False)
+    if got:
+        lock.release()
+    return got
 
 
-@pytest.mark.parametrize("same", [True, False])
-def test_another_target_does_not_wait(same: bool):
-    first, second = pair("llama")
-    with turn(first), ThreadPoolExecutor(1) as pool:
-        got = pool.submit(turn(first if same else second).acquire, blocking=False).result()
-    assert got is not same
+def test_only_the_same_models_wait():
+    target, draft = pair("llama")
+    other = tiny_model("llama")
+    with turn([draft, target]), turn([target]), ThreadPoolExecutor(1) as pool:  # the same thread may ask again
+        assert list(pool.map(free, (target, draft, other))) == [False, False, True]
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(free, (target, draft))) == [True, True]

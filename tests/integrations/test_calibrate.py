@@ -30,13 +30,15 @@ from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import task_files
 from gistgate.integrations.lm_eval.calibrate import (
     certify,
+    drafter_of,
     make_scorer,
     task_of,
     usual_drafter,
     warn_of_little_to_lose,
 )
+from gistgate.integrations.lm_eval.calibrate_models import recorded
 from gistgate.integrations.lm_eval.calibrate_options import Options
-from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
+from gistgate.integrations.lm_eval.calibrate_prompts import context_of_all, prompts_of
 from gistgate.integrations.lm_eval.prompts import hashes_of
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
@@ -266,3 +268,31 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
 def test_options_of_servers_are_refused_without_servers(option):
     refused = CliRunner().invoke(app, ["calibrate", "--task", "sums", *option])
     assert isinstance(refused.exception, UserError) and f"{option[0]} means nothing unless" in str(refused.exception)
+
+
+@pytest.mark.parametrize(("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)])
+def test_prompts_have_to_fit_the_draft_too(target: int, draft: int | None, expected: int) -> None:
+    """A document that the draft cannot read would end the calibration when its chunk is decoded."""
+
+    def model(context: int) -> Any:
+        return SimpleNamespace(config=LlamaConfig(max_position_embeddings=context))
+
+    models: Any = SimpleNamespace(target=model(target), draft=None if draft is None else model(draft))
+    assert context_of_all(models) == expected
+
+
+@pytest.mark.parametrize("drafter", ["corpus", "sen", "sen-tree"])
+def test_drafters_whose_data_cannot_be_named_are_refused(drafter: str) -> None:
+    nothing: Any = None
+    method: Any = SimpleNamespace(drafter=drafter)
+    with pytest.raises(UserError, match=f"The drafter '{drafter}' reads data that this command does not take"):
+        drafter_of(nothing, nothing, method)
+
+
+def test_a_model_that_the_gate_names_and_nobody_finds_has_to_be_named() -> None:
+    """A name of the user is taken at its word, and fails with its own sentence."""
+    remedy = r"It is gone\. The gate records this name.*Name the model with --draft"
+    with pytest.raises(UserError, match=remedy), recorded("draft", "models/draft"):
+        raise UserError("It is gone.")
+    with pytest.raises(UserError, match=r"^It is gone\.$"), recorded("draft", None):
+        raise UserError("It is gone.")

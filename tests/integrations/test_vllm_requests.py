@@ -98,6 +98,6 @@ def test_a_function_is_wrapped_once_and_left_alone_outside_of_a_step():
 def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
     """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
-    certified, named = Requests(rule, 4, certified=True), Requests(rule, 4)
+    certified, named = Requests(rule, 4, covered_only=True), Requests(rule, 4)
     assert certified.find(["a"], lambda _: params)[0].rule is (rule if judged else None)
     assert named.find(["a"], lambda _: params)[0].rule is rule

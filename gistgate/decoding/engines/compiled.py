@@ -145,9 +145,8 @@ class CompiledSession:
         feed = [[0] * FEED for _ in range(self.batch)]
         for row in live:
             text, written = row.text, len(row.text) - row.prompt_length
-            room = self.stop.max_new_tokens - written - 1
             previous = text[-2] if len(text) > 1 else 0
-            feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, room, int(not written)]
+            feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, self._room(row), int(not written)]
         return torch.tensor(feed, device=self.device)
 
     def _drawn(self, live: Sequence[Row]) -> Tensor:

@@ -190,7 +190,7 @@ def drafter_of(options: Options, models: Models, method: Method) -> Drafter | No
     """A fresh drafter of the method."""
     if method.drafter == CORPUS or method.drafter in STORED:
         raise UserError(
-            f"The drafter '{method.drafter}' reads a folder that this command does not take. Certify it in a project "
+            f"The drafter '{method.drafter}' reads data that this command does not take. Certify it by the pipeline "
             "(docs/retrieval.md), or choose another drafter."
         )
     sources = Sources(models.target, models.tokenizer, models.draft, stopping=options.stop_drafting)

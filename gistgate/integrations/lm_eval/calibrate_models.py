@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,12 +35,8 @@ def load_models(options: Options) -> Models:
     """
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
-    if not options.target and config is not None and config.target.name.count("/") != 1:
-        raise UserError(
-            f"The gate's target was loaded from a folder named {config.target.name}, and a gate keeps no path. Name it "
-            "with --target, and the draft with --draft."
-        )
-    target = load_target(options.target or name, dtype)
+    with recorded("target", name if not options.target else None):
+        target = load_target(options.target or name, dtype)
     keep_freed_memory(target.model.device)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
     if draft_name is None and (options.quantise_draft not in (None, "none") or options.draft_vocabulary):
@@ -47,13 +45,32 @@ def load_models(options: Options) -> Models:
             "--draft, or leave them out."
         )
     lighter = lighter_as_trained(options, config.draft if config else None)
-    draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
+    with recorded("draft", draft_name if not options.draft else None):
+        draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
     for model in (target.model, draft):
         if model is not None:
             model.requires_grad_(False)
     target.tokenizer.padding_side = "left"
     gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
     return Models(target.model, draft, target.tokenizer, gate)
+
+
+@contextmanager
+def recorded(role: str, name: str | None) -> Iterator[None]:
+    """Where a model is loaded by the name that a gate records, say so if that fails; None was named by the user.
+
+    Raises:
+        UserError: it failed.
+    """
+    try:
+        yield
+    except UserError as error:
+        if not name:
+            raise
+        raise UserError(
+            f"{error} The gate records this name, and of a folder elsewhere the last part alone. Name the model with "
+            f"--{role}."
+        ) from error
 
 
 def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[str, Any]:

@@ -67,7 +67,7 @@ def generate(
     if isinstance(arguments.get("guards"), str):
         arguments["guards"] = [arguments["guards"]]
     wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
-    # What `gistgate tune` prefers lies in the gate's folder, which a loaded gate does not know.
+    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate that was loaded.
     wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     if wishes.speculate_up_to == AUTO:

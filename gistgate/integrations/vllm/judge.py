@@ -41,7 +41,7 @@ class Judge:
         self.protected = torch.tensor(protected, dtype=torch.long, device=device)
         self.counters = Counters(slots, device)
         self.guard = DeviceLoopGuard(slots, device) if loop_guard else None
-        self.requests = Requests(policy.rule, slots, self._forget, policy.certified)
+        self.requests = Requests(policy.rule, slots, self._forget, policy.covered_only)
         gate = policy.gate
         self.tail = gate is not None and "scalars" in gate.features
 

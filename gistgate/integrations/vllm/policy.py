@@ -36,8 +36,8 @@ class Policy:
     """Where the setting comes from, for people."""
     sampled: bool = False
     """Whether sampled requests are judged too."""
-    certified: bool = False
-    """Whether the setting comes from a certificate; requests that it does not cover are strict then."""
+    covered_only: bool = False
+    """Whether the setting comes from a certificate, so that requests which it cannot cover are strict."""
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
@@ -57,7 +57,7 @@ def make_policy(settings: Settings, served: Served) -> Policy:
     name, values, source, sampled = choose(settings, served, gate)
     rule = make_rule(name, **values)
     check_rule(rule, gate, served)
-    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all", certified=not sampled)
+    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all", covered_only=not sampled)
 
 
 def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:

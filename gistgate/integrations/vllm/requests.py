@@ -44,9 +44,10 @@ class Requests:
         rule: Rule,
         capacity: int,
         forget: Callable[[int], None] = lambda slot: None,
-        certified: bool = False,
+        covered_only: bool = False,
     ) -> None:
-        self.rule, self.certified = rule, certified
+        """`covered_only` verifies strictly what a certificate cannot cover."""
+        self.rule, self.covered_only, self.warned = rule, covered_only, False
         self.entries: OrderedDict[str, Entry] = OrderedDict()
         self.capacity = capacity
         self.forget = forget
@@ -59,7 +60,14 @@ class Requests:
     def _find(self, name: str, params: Any) -> Entry:
         entry = self.entries.get(name)
         if entry is None or entry.params is not params:
-            is_covered = not self.certified or leaves_logits(params)
+            is_covered = not self.covered_only or leaves_logits(params)
+            if not is_covered and not self.warned:
+                self.warned = True
+                log.warning(
+                    "gistgate: requests with a penalty, a bias, banned or allowed words, a least length or a grammar "
+                    "are verified strictly, because no certificate covers them. If nobody asked for one, the model's "
+                    "generation_config.json does: start the server with --generation-config vllm."
+                )
             rule = wished_rule(self.rule, getattr(params, "extra_args", None)) if is_covered else None
             entry = Entry(self._slot(name), params, rule)
             self.entries[name] = entry

@@ -2,7 +2,7 @@
 
     python -m pipeline.studies.segments.export     models/segments, models/heads -> models/segments-export
 
-It runs at the certified value of the method in PREFERRED; without one, strictly.
+It runs at the certified value of METHOD, or strictly where nothing is certified for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pipeline.studies.segments.params import SegmentParams, read_segment_params
 from pipeline.studies.segments.train import FOLDER
 
 EXPORT = Path("models/segments-export")
-PREFERRED = ("probe-gate",)
+METHOD = "probe-gate"
 """The method that an export runs at, chosen before anything was measured: the probe with the token gate. Another one in
 its place, where nothing is certified for it, would be a second test at the full error."""
 
@@ -37,7 +37,7 @@ def main() -> None:
     params, own = read_params(), read_segment_params()
     pair = load_pair(params)
     confidence = level(params.calibrate.confidence, params.calibrate.looks)
-    certificate = certificate_of(own, confidence, {name: report(name) for name in PREFERRED})
+    certificate = certificate_of(own, confidence, METHOD, read_json(REPORTS / f"{METHOD}.json"))
     probes = load_probes(FOLDER, pair.target, pair.draft_model)
     notes = read_json(FOLDER / "config.json")["notes"]
 
@@ -52,28 +52,21 @@ def main() -> None:
     print(f"{EXPORT}: {certificate.get('method', 'nothing certified, decodes strictly')}")
 
 
-def report(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = read_json(REPORTS / f"{name}.json")
-    return found
-
-
-def certificate_of(own: SegmentParams, confidence: float, reports: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """What the folder runs at; empty where nothing is certified."""
-    for name, found in reports.items():
-        if found["certified"] is None:
-            continue
-        settings = {"opinion": "probe", "risk": own.risk if METHODS[name].gated else None}
-        bound = operating(found)["bound"]
-        return {
-            "method": name,
-            "rule": METHODS[name].rule(found["certified"]).id,
-            "settings": {"threshold": found["certified"], "replacement": METHODS[name].replacement, **settings},
-            "budget": found["budget"],
-            "confidence": confidence,
-            "n": bound["n"],
-            "bound": bound["value"],
-        }
-    return {}
+def certificate_of(own: SegmentParams, confidence: float, name: str, found: dict[str, Any]) -> dict[str, Any]:
+    """What the folder runs at, from the report of a method; empty where nothing is certified."""
+    if found["certified"] is None:
+        return {}
+    settings = {"opinion": "probe", "risk": own.risk if METHODS[name].gated else None}
+    bound = operating(found)["bound"]
+    return {
+        "method": name,
+        "rule": METHODS[name].rule(found["certified"]).id,
+        "settings": {"threshold": found["certified"], "replacement": METHODS[name].replacement, **settings},
+        "budget": found["budget"],
+        "confidence": confidence,
+        "n": bound["n"],
+        "bound": bound["value"],
+    }
 
 
 def card(certificate: dict[str, Any]) -> str:

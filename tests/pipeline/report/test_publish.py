@@ -95,3 +95,9 @@ def test_publish_without_markers_changes_nothing(folder):
     with pytest.raises(UserError, match="The page lacks the lines"):
         publish.publish(*PLACES, CODE)
     assert not Path("docs").exists()
+
+
+@pytest.mark.parametrize("name", ["certify", "seed-2"])
+def test_only_what_is_timed_is_published_again(name: str):
+    with pytest.raises(UserError, match=f"Only the core and `table` are published again, not '{name}'"):
+        publish.main(name, again=True)

@@ -31,7 +31,9 @@ def test_bounds_that_promise_nothing_are_said_to(accuracy: float, said: bool) ->
 def test_methods_that_were_timed_at_another_k_are_named() -> None:
     """A refused rule at the K of strict decoding would look faster than a certified one that accepts as much."""
     methods = {"judge": {"block": 8, "timed_block": 4}, "fsd": {"block": 8, "timed_block": 8}, "old": {"block": 8}}
-    assert at_own_k(methods) == " Methods that decode strictly are timed at the K of strict decoding: judge 4."
+    assert at_own_k(methods) == (
+        " Strict decoding and methods without a certificate are timed at the K of strict decoding: judge 4."
+    )
     assert at_own_k({"old": {"block": 8}}) == ""
 
 

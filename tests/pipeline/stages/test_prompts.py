@@ -16,6 +16,7 @@ from gistgate.integrations.lm_eval.prompts import PromptMaker, hashes_of
 from gistgate.integrations.lm_eval.task import Task
 from gistgate.integrations.lm_eval.task_files import find_task
 from pipeline.params import Params, parse_params
+from pipeline.stages import prompts as stage
 from pipeline.stages.prompts import write_prompts
 from pipeline.tasks.loading import task_spec
 from tests.tiny import byte_tokenizer, write_rows, write_task
@@ -132,3 +133,22 @@ def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
     write_rows(tmp_path / "test.jsonl", [rows[0], {"question": " ", "answer": "#### 1"}, *rows[2:]])
     with pytest.raises(UserError, match="Document 1 of the test split of 'sums' gives an empty prompt"):
         make(tmp_path, params())
+
+
+@pytest.mark.parametrize("repeated", [0, 2])
+def test_a_world_without_end_replaces_problems_that_come_again(
+    repeated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Further documents are asked for where some of the first ones cannot be used, and the first ones stay."""
+    asked: list[int] = []
+
+    def documents(_world: Any, _seed: int, _purpose: str, count: int, _draw: int) -> list[dict[str, str]]:
+        asked.append(count)
+        return [{"question": f"q {500 + max(0, place - repeated)} 1 a", "answer": "1"} for place in range(count)]
+
+    write_task(tmp_path)
+    monkeypatch.setattr(stage, "of_the_world", lambda _params: True)
+    monkeypatch.setattr(stage, "further_documents", documents)
+    splits = make(tmp_path, params())
+    assert len(splits["calibration"]) == SIZES["calibration"]
+    assert asked == [8] if repeated == 0 else [8, 16]

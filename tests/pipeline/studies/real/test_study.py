@@ -87,7 +87,9 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return ""
 
     monkeypatch.setattr(study, "dvc", repro)
-    monkeypatch.setattr(study, "copy_project", lambda place, changes: copy(place))
+    monkeypatch.setattr(
+        study, "copy_project", lambda place, changes: copy(place) if changes == () else pytest.fail("tiny sizes")
+    )
     monkeypatch.setattr(study.subprocess, "run", propose)
     return ran
 

@@ -10,7 +10,7 @@ from gistgate.errors import UserError
 from gistgate.optional.segments.files import Probes
 from gistgate.optional.segments.probes import Probe
 from pipeline.pairs.pair import Pair
-from pipeline.studies.segments.export import PREFERRED, card, certificate_of
+from pipeline.studies.segments.export import METHOD, card, certificate_of
 from pipeline.studies.segments.methods import METHODS, OpinionParts, methods_of
 from pipeline.studies.segments.params import read_segment_params
 from tests.architectures import pair
@@ -72,15 +72,11 @@ def calibrated(certified, values=(0.9, 0.8)):
 
 
 def test_the_export_runs_at_the_certified_value():
-    found = certificate_of(OWN, 0.95, {"probe-gate": calibrated(0.8)})
+    found = certificate_of(OWN, 0.95, "probe-gate", calibrated(0.8))
     assert found["method"] == "probe-gate" and found["bound"] == 0.008
     assert found["settings"] == {"threshold": 0.8, "replacement": "token", "opinion": "probe", "risk": OWN.risk}
     assert "bound 0.0080" in card(found)
-    alone = certificate_of(OWN, 0.95, {"probe": calibrated(0.9)})
+    alone = certificate_of(OWN, 0.95, "probe", calibrated(0.9))
     assert alone["method"] == "probe" and alone["settings"]["risk"] is None
-    nothing = certificate_of(OWN, 0.95, {name: calibrated(None) for name in PREFERRED})
+    nothing = certificate_of(OWN, 0.95, METHOD, calibrated(None))
     assert nothing == {} and "decodes strictly" in card(nothing)
-
-
-def test_one_method_is_exported_because_a_second_would_be_another_test():
-    assert len(PREFERRED) == 1
