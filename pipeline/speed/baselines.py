@@ -42,13 +42,14 @@ def fastest(variants: Sequence[Contender], development: Sequence[list[int]]) -> 
     One that has taken LOST times the least so far does not decode the prompts that remain.
 
     Raises:
-        UserError: none of them decodes the first prompt; the sentence is the reason of the first.
+        UserError: none of them decodes the first prompt; the sentence has the reason of the first.
     """
     numbered = [replace(one, name=str(place)) for place, one in enumerate(variants)]
     # The first call of everything pays for what later calls find done.
     left, failed = working(numbered, development[:1])
     if not left:
-        raise UserError(next(iter(failed.values())))
+        reason = next(iter(failed.values()))
+        raise UserError(f"'{variants[0].name}' does not run with this pair ({reason}). Mend that, or leave it out.")
     spent = {one.name: 0.0 for one in left}
     for turn, ids in enumerate(development):
         for name, (run,) in lap(left, [ids], [turn]).items():

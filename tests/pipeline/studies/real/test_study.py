@@ -19,7 +19,6 @@ from pipeline.labels.cost import Cost
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.params import parse_params
 from pipeline.params.drafting import check_probabilities, drafter_of
-from pipeline.report.gates import gates_table
 from pipeline.report.markers import begin, end, part
 from pipeline.smoke import ROOT, merged
 from pipeline.studies.real import publish, study
@@ -287,16 +286,3 @@ def test_no_look_is_entered_where_results_cannot_be_written(done: Path, monkeypa
     write_text(done / "reports/frontier.csv", "method\n")
     published(done)
     assert (done.parent / "looks.json").read_text() == "calibration summary.json"
-
-
-def test_the_pages_of_the_project_have_their_comments() -> None:
-    part((ROOT / publish.PAGE).read_text(), publish.PART)
-
-
-def test_the_readme_shows_the_published_tables() -> None:
-    assert part((ROOT / publish.README).read_text(), publish.SHORT) == publish.short(ROOT / "docs/results/real")
-
-
-def test_the_readme_lists_the_gates_that_lie_in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    assert part(publish.README.read_text(), publish.LIST) == gates_table()
