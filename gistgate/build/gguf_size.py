@@ -15,7 +15,9 @@ from gistgate.errors import UserError, first_line, is_out_of_memory
 def check_reader() -> None:
     """Raise UserError unless the package that reads GGUF files is installed."""
     if find_spec("gguf") is None:
-        raise UserError("GGUF files are read by the package `gguf`. Run `pip install 'gistgate[gguf]'`.")
+        raise UserError(
+            "GGUF files are read by the package `gguf`. Run `pip install '.[gguf]'` in the clone of GistGate."
+        )
 
 
 def gguf_size(file: Path, dtype: Any) -> Size:

@@ -45,7 +45,7 @@ def served(help: str, **limits: Any) -> Any:
 
 def calibrate(
     task: Annotated[str, typer.Option(help="Task that judges: a file in data/tasks or any lm-eval task.")],
-    budget: Annotated[float, typer.Option(help="Loss that may be certified at most: 0.01 is one point.")] = 0.02,
+    budget: Annotated[float, typer.Option(help="Largest loss to certify, as a share: 0.01 is one point.")] = 0.02,
     confidence: Annotated[float, typer.Option(help="Probability with which the certificate holds.")] = 0.95,
     gate: GateFolder = None,
     rule: RuleName = None,
@@ -57,10 +57,23 @@ def calibrate(
     drafter: Drafter = None,
     settings: Settings = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     block: BlockLength = None,
-    prompts: Annotated[int | None, typer.Option(help="Calibration prompts; default: twice the plan.", min=1)] = None,
+    prompts: Annotated[
+        int | None,
+        typer.Option(
+            help="Calibration prompts; default: twice what the budget needs if 5 % of the answers differ.", min=1
+        ),
+    ] = None,
     development: Annotated[int, typer.Option(help="Prompts that choose the settings to test.", min=1)] = 300,
-    stop: Annotated[str, typer.Option(help="planned, lost (leave what loses), clear (either answer).")] = "lost",
-    score: Annotated[str, typer.Option(help="task, capped (answers at their limit), logprob or judge.")] = "task",
+    stop: Annotated[
+        str,
+        typer.Option(
+            help="When a setting ends early: planned (never), lost (once it fails), clear (once it fails or holds)."
+        ),
+    ] = "lost",
+    score: Annotated[
+        str,
+        typer.Option(help="What is compared: task (its metric), capped (answers cut at the limit), logprob or judge."),
+    ] = "task",
     judge: Annotated[str | None, typer.Option(help="Judge model, for --score judge.")] = None,
     task_data: Annotated[str | None, typer.Option(help="Folder of .jsonl files that replaces the task's data.")] = None,
     allow_code: Annotated[bool, typer.Option("--allow-code", help="Run programs that the model writes.")] = False,
@@ -76,7 +89,9 @@ def calibrate(
         typer.Option(help="Solved examples in front; default: the gate's, else the task's own.", min=0),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
-    draw: Annotated[int, typer.Option(help="Which calibration prompts: every number takes others.", min=1)] = 1,
+    draw: Annotated[
+        int, typer.Option(help="Number of the set of calibration prompts; another number takes other prompts.", min=1)
+    ] = 1,
     looks: Annotated[int, typer.Option(help="Planned looks at the same prompts; they divide the error.", min=1)] = 1,
     batch_size: Annotated[int, typer.Option(help="Rows decoded together.", min=1)] = 32,
     seed: Seed = 0,

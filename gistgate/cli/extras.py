@@ -19,5 +19,5 @@ def module_of(name: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         raise UserError(
             f"This command needs '{error.name}', which is not installed. Install it with "
-            f"`pip install 'gistgate[{extra}]'`."
+            f"`pip install '.[{extra}]'` in the clone of GistGate."
         ) from error

@@ -10,10 +10,11 @@ import warnings
 from collections.abc import Callable
 from functools import wraps
 from io import TextIOWrapper
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
+import gistgate
 from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, export, init, inspect, tune
 from gistgate.errors import Interrupted, UserError, is_out_of_memory
 from gistgate.plain import printable
@@ -74,6 +75,22 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
             raise Interrupted from error
 
     return run
+
+
+def show_version(asked: bool) -> None:
+    """Print the version and end the process, if `--version` asks for it."""
+    if asked:
+        print(gistgate.__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
 
 
 for name, (function, arguments, settings) in COMMANDS.items():

@@ -72,7 +72,9 @@ WISHES: dict[str, Any] = {
     "certificate": Annotated[str | None, option("certificate.json or its folder: decode as it says.")],
     "segments": Annotated[str | None, option("Folder of segment probes: judge whole segments.")],
     "guards": Annotated[list[str], option("loop, or domain (of the gate); repeatable.", "--guard")],
-    "engine": Annotated[str, option("eager, or compiled: seconds to build, then faster.")],
+    "engine": Annotated[
+        str, option("eager, or compiled: takes seconds to minutes to build, then faster for single requests.")
+    ],
     "speculate_up_to": Annotated[str | None, option("Rows above which decoding is plain (0: always), or auto.")],
 }
 """The fields of `Wishes` as options."""

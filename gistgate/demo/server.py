@@ -41,7 +41,7 @@ def launch(
         import uvicorn
     except ImportError as error:
         raise UserError(
-            f"The demo needs the package '{error.name}'. Install it with `pip install 'gistgate[demo]'`."
+            f"The demo needs the package '{error.name}'. Run `pip install '.[demo]'` in the clone of GistGate."
         ) from error
     with claim(port) as listener:
         playground = load()

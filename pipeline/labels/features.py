@@ -77,9 +77,6 @@ class RecordedBlocks(ModelDrafter):
         z_BKV = self.reader.read(*read, keep=x_BK.shape[1])[..., :vocabulary]
         return Draft(x_BK, valid_BK, z_BKV.softmax(-1), forwards=1)
 
-    def settle(self, accepted: Sequence[int]) -> None:
-        """Nothing to roll back: the batch ends with its only round."""
-
 
 class FeatureReader:
     """Reads the features of labelled mismatches with the pair that they were found with."""

@@ -36,7 +36,7 @@ def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **mo
         import vllm
     except ImportError as error:
         raise UserError(
-            f"{key} is vllm, but vLLM is not installed here. Install gistgate[vllm] into this environment, {instead}"
+            f"{key} is vllm, but vLLM is not installed here. Install the extra `vllm` into this environment, {instead}"
         ) from error
     if source.gguf_file:
         raise UserError(

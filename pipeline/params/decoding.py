@@ -32,7 +32,7 @@ class EngineParams:
     """What makes the rollouts of labels and reads the states of features."""
 
     rollouts: Literal["own", "vllm"] = "own"
-    """"own" is this library's decoder; "vllm" is an engine that serves large targets, and needs gistgate[vllm]."""
+    """"own" is this library's decoder; "vllm" is an engine that serves large targets, and needs the extra `vllm`."""
     states: Literal["own", "vllm"] = "own"
     """What the states of features come from: "own" is transformers, "vllm" as above."""
     arguments: dict[str, Any] = field(default_factory=dict)

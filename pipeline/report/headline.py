@@ -34,8 +34,8 @@ def over_seeds(found: dict[str, Any]) -> str:
     text = (
         f"{terms(used[0]['budget'], used[0]['confidence'])}, the gate writes {gate} tokens per target forward pass, "
         f"over {len(used)} seeds of pair, prompts and labels (the median, and the range behind it). The lossless rule "
-        f"writes {strict}, and the best rule that needs no training writes {free}. The gate's length is {leads['tau']} "
-        f"times that of this rule, and its speed {leads['time']} times that of the fastest such rule."
+        f"writes {strict}, and the best rule that needs no training writes {free}. The gate's mean accepted length is "
+        f"{leads['tau']} times that of this rule, and its speed {leads['time']} times that of the fastest such rule."
     )
     return " ".join([text, *uncertified(found), *excluded(found)])
 
@@ -60,8 +60,8 @@ def of_one_run(summary: dict[str, Any]) -> str:
     return (
         f"{terms(summary['headline_budget'], methods[gate]['confidence'])}, the gate writes {tau[gate]:.2f} tokens per "
         f"target forward pass on seed {summary['seed']}. The lossless rule writes {tau[STRICT]:.2f}, and the best rule "
-        f"that needs no training, `{free}`, writes {tau[free]:.2f}. The gate's length is {length:.2f} times that "
-        f"of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`."
+        f"that needs no training, `{free}`, writes {tau[free]:.2f}. The gate's mean accepted length is {length:.2f} "
+        f"times that of this rule, and its speed {speed:.2f} times that of the fastest such rule, `{quick}`."
         f"{refusal(gate, methods[gate])} One seed does not stand for a world."
     )
 

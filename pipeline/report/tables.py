@@ -231,7 +231,8 @@ def of_seeds(found: dict[str, Any]) -> str:
     }
     text = (
         f"Over {len(used)} seeds of pair, prompts and labels the gate leads the best of {', '.join(found['free'])} by "
-        f"a median of {spans['tau']} in mean accepted length and {spans['time']} in time; brackets hold the range."
+        f"a median factor of {spans['tau']} in mean accepted length and of {spans['time']} in speed; brackets hold the "
+        "range."
         if used
         else "No seed has a target that is strong enough."
     )

@@ -128,7 +128,7 @@ def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate:
 @pytest.mark.parametrize("name", ["lookup", "fly", "guarded", "compiled"])
 def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
     assert "This folder carries what its gate was certified with" in answers[name]["error"]
-    assert "pip install gistgate" in answers[name]["error"]
+    assert "`pip install .` in its clone" in answers[name]["error"]
 
 
 def test_the_folder_is_small(place: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_is_imported_late_and_not_exported_becomes_a_sentence(tmp_path: Pat
         other="rare = 1\n",
     )
     done = run_flat(tmp_path, flatten("pkg.main.start", package=source))
-    assert "but not pkg.other. Run `pip install gistgate`" in done.stdout, done.stderr
+    assert "but not pkg.other. Install GistGate (`pip install .` in its clone)" in done.stdout, done.stderr
 
 
 @pytest.mark.parametrize(

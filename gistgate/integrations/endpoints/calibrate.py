@@ -151,7 +151,7 @@ def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> 
         loose=compared.loose.described(),
         scope=task_scope(compared.task, [compared.task.question(doc) for doc in compared.docs]),
         budget=options.budget,
-        confidence=options.confidence,
+        confidence=bound.confidence,
         n=bound.n,
         losses=bound.losses,
         gains=bound.gains,

@@ -20,7 +20,10 @@ def main() -> None:
     try:
         import lm_eval.__main__ as harness
     except ImportError:
-        print("lm-eval is not installed. Install it with `pip install gistgate[pipeline]`.", file=sys.stderr)
+        print(
+            "lm-eval is not installed. Install it with `pip install '.[pipeline]'` in the clone of GistGate.",
+            file=sys.stderr,
+        )
         raise SystemExit(1) from None
     from gistgate.integrations.lm_eval import model  # noqa: F401 (registers the model)
 

@@ -29,8 +29,8 @@ FOLDER, FILE, BASE = "custom_generate", "generate", "base"
 """Where transformers looks for a function `generate`; the last is the file of modules that lie in no folder."""
 HEADER = '"""Generated from {names}. Do not edit: change the library and export again."""\n\n'
 MISSING = (
-    "This folder carries what its gate was certified with, but not {module}. Run `pip install gistgate` and call "
-    f"{ENTRY}.generate(model, ...) in place of custom_generate."
+    "This folder carries what its gate was certified with, but not {module}. Install GistGate (`pip install .` in "
+    f"its clone) and call {ENTRY}.generate(model, ...) in place of custom_generate."
 )
 REFERENCE = re.compile(r'"([A-Za-z_]\w*(?:\.\w+)+):(\w+)"')
 """How a registry names what it imports on first use."""

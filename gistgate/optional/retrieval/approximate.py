@@ -35,7 +35,9 @@ def import_faiss() -> Any:
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
-        raise UserError("Searching by FAISS needs faiss-cpu. Run `pip install 'gistgate[retrieval]'`.") from error
+        raise UserError(
+            "Searching by FAISS needs faiss-cpu. Run `pip install '.[retrieval]'` in the clone of GistGate."
+        ) from error
 
 
 class FaissIndex:

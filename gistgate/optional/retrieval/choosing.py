@@ -25,7 +25,8 @@ def index_for(store: Datastore, device: torch.device | str = "cpu") -> Index:
         return ExactIndex(store.keys, device)
     if find_spec("faiss") is None:
         warnings.warn(
-            "Without faiss-cpu every query reads all keys. Run `pip install 'gistgate[retrieval]'`.", stacklevel=2
+            "Without faiss-cpu every query reads all keys. Run `pip install '.[retrieval]'` in the clone of GistGate.",
+            stacklevel=2,
         )
         return ExactIndex(store.keys, device)
     return FaissIndex(read_index(store.index_file), store.keys, PROBED_LISTS, PROPOSALS)
