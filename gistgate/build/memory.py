@@ -59,7 +59,8 @@ def most_at_once(sizes: Iterable[Size]) -> int:
 def free_memory(device: torch.device) -> int | None:
     """Bytes that are free on a device; None where the system does not say."""
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # PyTorch's own, free again
+        return int(torch.cuda.mem_get_info(device)[0]) + int(kept)
     lines = read(Path("/proc/meminfo")).splitlines()
     found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     limit, used = (read(GROUP / file).strip() for file in ("memory.max", "memory.current"))

@@ -20,8 +20,6 @@ CHOOSING = "gistgate.certificates.search"
 """The module that chooses the settings to test."""
 APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data")
 """Keys of params.yaml that choose nothing, or of which only a part does."""
-DECODING = ("block", "max_new_tokens", "batch_size")
-"""The part of the block `decoding` that decides about texts."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def choice_of(params: Params, name: str, own: Any = None) -> str:
     the pair and the task; the data that replace the task's; and the module that chooses settings.
     """
     kept = {block: value for block, value in asdict(params).items() if block not in APART}
-    decoding = {key: getattr(params.decoding, key) for key in DECODING}
+    decoding = params.decoding.deciding
     method = params.methods.get(name)
     asked = [PAIRS / f"{params.pair}.yaml", *files_of(TASKS / f"{params.task}.yaml")]
     data = [Path(params.task_data)] if params.task_data else []

@@ -18,5 +18,5 @@ def method_parts(params: Params, point: Operating) -> list[str | Path]:
     pair = [Path(model.model) for model in source.models if model.is_folder]
     gate = [gate_folder(point.head)] if point.head else []
     files = [Path("data/prompts/test.jsonl"), Path("data/tasks"), *pair, *gate, *files_behind(point.drafter)]
-    settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding, params.seed]
+    settings = [point, source, params.task, params.task_metric, params.prompting, params.decoding.deciding, params.seed]
     return [*map(repr, settings), *files, *named_files(point.settings)]

@@ -20,6 +20,7 @@ AGREEMENT = DATA / "agreement"
 """Which settings of the methods without a gate decide every block of the strict answers alike, by split."""
 MISMATCHES = DATA / "mismatches"
 LABELS = DATA / "labels"
+FEATURES = DATA / "features"
 SPANS = DATA / "spans"
 """Labels of whole spans of draft tokens, for the head `judge`."""
 

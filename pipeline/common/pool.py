@@ -27,6 +27,8 @@ Prepare = Callable[[Any], Callable[[Any], Any]]
 
 _work: Callable[[Any], Any] | None = None
 """What this worker process does with a piece."""
+_failed: UserError | None = None
+"""Why it could not prepare; an exception in the preparation itself would look like a killed process."""
 
 
 def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], workers: int, title: str, unit: str) -> None:
@@ -35,7 +37,7 @@ def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Item], worker
     Where torchrun has started several processes, each takes its share, and all return when the last piece is done.
 
     Raises:
-        UserError: a worker was killed from outside (usually for memory), or a piece raised one.
+        UserError: a worker was killed from outside (usually for memory), or its preparation or a piece raised one.
     """
     _side_by_side(prepare, settings, ranks.own(pieces), workers, title, unit)
     ranks.wait()
@@ -77,12 +79,15 @@ def _start_method() -> str:
 def _start(prepare: Prepare, settings: Any) -> None:
     import torch
 
-    global _work
+    global _work, _failed
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # A copied process must not use the threads that its parent had, so one thread is also what makes copies safe.
     torch.set_num_threads(1)
     ranks.take_device()
-    _work = prepare(settings)
+    try:
+        _work = prepare(settings)
+    except UserError as error:
+        _failed = error
 
 
 def _end_with_parent() -> None:
@@ -93,5 +98,7 @@ def _end_with_parent() -> None:
 
 
 def _one(piece: Any) -> Any:
+    if _failed is not None:
+        raise _failed
     assert _work is not None
     return _work(piece)

@@ -10,7 +10,7 @@ from typing import Any
 from gistgate.files import read_json_lines
 from pipeline.common import tracking
 from pipeline.common.paths import prompts_of
-from pipeline.pairs.source import ModelSource, read_pair
+from pipeline.pairs.source import ModelSource, PairSource, read_pair
 from pipeline.params import Params
 
 
@@ -20,6 +20,9 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
     `mlflow.pyfunc.load_model("models:/gistgate@champion").predict(["Question: ..."])` generates text.
     """
     if importlib.util.find_spec("mlflow") is None:
+        return None
+    if why := unnamed(read_pair(params.pair)):
+        print(f"The gate is not registered in MLflow, because the registered model could not load {why}.")
         return None
     with tracking.run(params, "export", kind="export") as record:
         record.log_metrics(metrics or {})
@@ -41,6 +44,15 @@ def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any] | 
             version = str(info.registered_model_version)
             mlflow.MlflowClient().set_registered_model_alias(tracking.MODEL, tracking.ALIAS, version)
     return version
+
+
+def unnamed(source: PairSource) -> str | None:
+    """What of a pair the configuration of a registered model cannot name; None where it names everything."""
+    if source.target.revision is not None and not source.target.is_folder:
+        return "the target's revision"
+    if source.draft is not None and source.draft.gguf_file is not None:
+        return "the draft's GGUF file"
+    return None if source.tokenizer is None else "the pair's own tokenizer"
 
 
 def configuration(params: Params) -> dict[str, Any]:

@@ -169,10 +169,18 @@ def connect(params: Params) -> Any:
     return mlflow
 
 
+def git_revision() -> str:
+    """The present revision, marked where files differ from it; empty outside Git, or on a machine without it."""
+    try:
+        git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
+    except OSError:
+        return ""
+    return git.stdout.strip()
+
+
 def provenance_tags() -> dict[str, str]:
     """The Git revision, and the DVC experiment where there is one."""
-    git = subprocess.run(["git", "describe", "--always", "--dirty", "--abbrev=12"], capture_output=True, text=True)
-    tags = {"git.revision": git.stdout.strip() or "unknown"}
+    tags = {"git.revision": git_revision() or "unknown"}
     for tag, variable in [("dvc.experiment", "DVC_EXP_NAME"), ("dvc.baseline", "DVC_EXP_BASELINE_REV")]:
         if os.environ.get(variable):
             tags[tag] = os.environ[variable]

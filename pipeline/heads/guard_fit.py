@@ -27,10 +27,10 @@ from gistgate.request.statistics import Statistics, total
 from gistgate.rules import RULES
 from pipeline.common.decoders import make_decoder, run_split
 from pipeline.common.operating_point import Operating, calibration_file
+from pipeline.common.paths import DOMAIN
 from pipeline.pairs.pair import Pair
 from pipeline.params import Params
 
-DOMAIN = Path("models/domain")
 ALARMS = 0.05
 """Guard prompts that may be alarmed although nothing is wrong, as a share; both statistics take half of it."""
 FEWEST = 2 * math.ceil(2 / ALARMS - 1)
@@ -38,6 +38,10 @@ FEWEST = 2 * math.ceil(2 / ALARMS - 1)
 LAYER = "post"
 MOST_STATES = 40_000
 """States that are kept for the covariance, in rows."""
+
+
+class NothingToGuardError(UserError):
+    """There is no loose setting to guard, or too few prompts say what is usual: a run may go on without a guard."""
 
 
 @dataclass
@@ -61,10 +65,10 @@ def fit_domain(
     """A guard for the setting `point`, from these prompts of the split `guard`.
 
     Raises:
-        UserError: so few prompts that no threshold could be exceeded.
+        NothingToGuardError: so few prompts that no threshold could be exceeded.
     """
     if len(prompts) < FEWEST:
-        raise UserError(
+        raise NothingToGuardError(
             f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to {FEWEST} or more."
         )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from gistgate.block import Block
@@ -11,6 +10,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.gates.gate import Gate
 from gistgate.request.slots import Slots
 from pipeline.common.decoders import make_decoder, request_of
+from pipeline.common.paths import PILOT
 from pipeline.labels.mining import Miner
 from pipeline.labels.mismatches import MismatchRecorder, stamped
 from pipeline.labels.schema import Policy
@@ -19,8 +19,6 @@ from pipeline.labels.texts import AnswerText
 from pipeline.labels.tools import Tools
 from pipeline.pairs.pair import Pair
 from pipeline.params import MethodParams, Params
-
-PILOT = Path("models/pilot")
 
 Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]
 """Indices of problems -> records of their mismatches, and the texts that these lie on."""

@@ -64,7 +64,7 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
     wanted = [(module, key, names[id(weight)]) for module in (norm, head) for key, weight in module.named_parameters()]
     tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight}
     for module, key, name in wanted:
-        found = weight_of(source, {name} | (tied if module is head else set()))
+        found = weight_of(source, tied if getattr(module, key) is head.weight else {name})
         setattr(module, key, nn.Parameter(found.to(getattr(torch, source.dtype)), requires_grad=False))
     return OutputLayer(norm, head)
 

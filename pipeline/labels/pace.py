@@ -5,6 +5,7 @@ Greedy rollouts have the same ids either way (in bfloat16 up to near ties), so t
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,14 +38,21 @@ def settled(params: Params, prompts: Sequence[dict[str, Any]], file: Path) -> di
     if params.label.way != "auto":
         return {"way": params.label.way}
     if not file.exists():
-        pair = load_pair(params)
-        decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
-        request = {**request_of(prompts, pair), "eos_ids": (), "stops": (), "max_new_tokens": MEASURED}
-        ids = [prompts[place % len(prompts)]["ids"] for place in range(params.label.batch_size)]
-        with threads_of(params):
-            write_json(file, measured(decoder, ids, **request))
+        write_json(file, on_pair(params, prompts))
+        gc.collect()
+        torch.cuda.empty_cache()  # the stage loads the pair again, perhaps in other processes
     found: dict[str, Any] = read_json(file)
     return found
+
+
+def on_pair(params: Params, prompts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What `measured` finds on the run's pair, which is in memory for this measurement alone."""
+    pair = load_pair(params)
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    request = {**request_of(prompts, pair), "eos_ids": (), "stops": (), "max_new_tokens": MEASURED}
+    ids = [prompts[place % len(prompts)]["ids"] for place in range(params.label.batch_size)]
+    with threads_of(params):
+        return measured(decoder, ids, **request)
 
 
 @contextmanager

@@ -15,19 +15,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from gistgate.errors import UserError
+from pipeline.common import paths
 from pipeline.labels.tables import Table
 
-REFERENCE = Path("data/reference/train.jsonl")
+REFERENCE = paths.reference_of("train")
 """The target's own answers to the training prompts."""
 PASSES = ("strict", "gated")
 """Passes of `collect`: strict and sequential texts first, then the texts of the pilot gate."""
-MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = Path("data/mismatches"), Path("data/labels"), Path("data/features")
+MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = paths.MISMATCHES, paths.LABELS, paths.FEATURES
 
 
 class Policy(IntEnum):
@@ -93,7 +93,11 @@ def feature_columns(names: Iterable[str]) -> dict[str, Column]:
     return {name: Column(torch.float32, axes=2) for name in names}
 
 
-def checked(table: Table, columns: Mapping[str, Column], where: object) -> Table:
+REPEAT = "Repeat the stage that writes it."
+"""What helps a reader of a damaged file."""
+
+
+def checked(table: Table, columns: Mapping[str, Column], where: object, remedy: str = REPEAT) -> Table:
     """The table, once every column is there, equally long, of its dtype, finite and in range.
 
     Raises:
@@ -101,12 +105,12 @@ def checked(table: Table, columns: Mapping[str, Column], where: object) -> Table
     """
     missing = [name for name in columns if name not in table]
     if missing:
-        raise UserError(f"{where} lacks {', '.join(missing)}. Repeat the stage that writes it.")
+        raise UserError(f"{where} lacks {', '.join(missing)}. {remedy}")
     num = len(table[next(iter(columns))])
     for name, column in columns.items():
         problem = problem_of(table[name], column, num)
         if problem:
-            raise UserError(f"{where}: '{name}' {problem}. Repeat the stage that writes it.")
+            raise UserError(f"{where}: '{name}' {problem}. {remedy}")
     return table
 
 

@@ -2,7 +2,8 @@
 
 Only mismatches of training prompts are there to choose from. Those of the problems that a head's training keeps for
 measuring, for its probability map and for stopping are drawn at random whatever the strategy is: a part that is chosen
-for being hard would say nothing of the mismatches that a gate meets. All problems get the same share of the budget.
+for being hard would say nothing of the mismatches that a gate meets. The two groups of problems get parts of the budget
+by their numbers of mismatches; within a group the draw does not look at problems.
 """
 
 from __future__ import annotations

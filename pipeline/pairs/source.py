@@ -38,6 +38,8 @@ class ModelSource:
     """Bits that a draft's weights are rounded to when it is loaded: int8, int4 or none."""
 
     def __post_init__(self) -> None:
+        if self.model.startswith("~"):
+            object.__setattr__(self, "model", str(Path(self.model).expanduser()))
         check_kind(self.quantise)
         if not isinstance(getattr(torch, self.dtype, None), torch.dtype):
             raise UserError(
@@ -48,7 +50,7 @@ class ModelSource:
     @property
     def is_folder(self) -> bool:
         """A folder here rather than a hub id, which is `owner/name` or `name`."""
-        return Path(self.model).is_dir() or self.model.startswith((".", "/", "~")) or self.model.count("/") > 1
+        return Path(self.model).is_dir() or self.model.startswith((".", "/")) or self.model.count("/") > 1
 
     @property
     def place_of_weights(self) -> str:

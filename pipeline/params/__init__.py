@@ -19,7 +19,7 @@ from pipeline.params.decoding import CollectParams, DecodingParams, EngineParams
 from pipeline.params.drafting import check_probabilities, drafter_of, heads_without, with_drafter
 from pipeline.params.methods import MethodGroups, MethodParams, mark_learned
 from pipeline.params.results import AdversarialParams, BenchmarkParams, CalibrateParams, TrackingParams
-from pipeline.params.training import TrainParams
+from pipeline.params.training import TrainParams, kind_of
 
 __all__ = [
     "AdversarialParams",
@@ -134,6 +134,7 @@ def parse_params(content: Any) -> Params:
     params = replace(build(Params, rest), methods=one_dictionary(groups))
     check_rules(params)
     check_heads(params)
+    check_names(params.train)
     return params
 
 
@@ -182,6 +183,22 @@ def check_rules(params: Params) -> None:
                 f"params.yaml: the grid of the method '{name}' goes from loose to strict: {list(method.grid)}. Turn it "
                 f"round; a {'larger' if kind.looser == 'up' else 'smaller'} '{kind.knob}' accepts more."
             )
+
+
+def check_names(train: TrainParams) -> None:
+    """Features, kinds of heads and the probability map exist; imported by name, as in `check_rules`."""
+    features, gates = import_module("gistgate.gates.features"), import_module("gistgate.gates.heads")
+    for key in ("features", "extra_features", "pilot_features"):
+        for name in getattr(train, key):
+            try:
+                features.split_id(name)
+            except UserError as error:
+                raise UserError(f"params.yaml: 'train.{key}': {error}") from error
+    maps = import_module("gistgate.gates.calibration").MAPS
+    asked = [("heads", kind_of(head), ("logistic", *gates.HEADS)) for head in train.heads]
+    for key, name, known in [*asked, ("map", train.map, tuple(maps))]:
+        if name not in known:
+            raise UserError(f"params.yaml: 'train.{key}' names '{name}'. {nearest(name, known, 'names')}")
 
 
 def check_heads(params: Params) -> None:

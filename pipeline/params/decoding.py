@@ -26,6 +26,11 @@ class DecodingParams:
     """Keys and values of prompts that calibration keeps between settings, and of texts that rollouts start from, in
     megabytes; 0 reads prompts anew."""
 
+    @property
+    def deciding(self) -> dict[str, int]:
+        """What of this block decides about texts; the rest changes how fast they are written."""
+        return {name: getattr(self, name) for name in ("block", "max_new_tokens", "batch_size")}
+
 
 @block
 class EngineParams:

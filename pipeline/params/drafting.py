@@ -38,10 +38,20 @@ def heads_without(train: TrainParams, drafter: str) -> TrainParams:
     """The heads that can be trained with a drafter: without draft probabilities none that asks for more than others."""
     if drafter == MODEL:
         return train
+    extra, lost = extra_without_q(train), lost_heads(train)
+    return replace(train, extra_features=extra, heads=tuple(head for head in train.heads if head not in lost))
+
+
+def extra_without_q(train: TrainParams) -> tuple[str, ...]:
+    """Those of `extra_features` that need no draft probabilities."""
     features = import_module("gistgate.gates.features")
-    extra = tuple(name for name in train.extra_features if not features.needs_q([name]))
-    heads = tuple(head for head in train.heads if set(head.split("+")[1:]) <= set(extra))
-    return replace(train, extra_features=extra, heads=heads)
+    return tuple(name for name in train.extra_features if not features.needs_q([name]))
+
+
+def lost_heads(train: TrainParams) -> set[str]:
+    """The heads that see draft probabilities besides what all heads see."""
+    left = set(extra_without_q(train))
+    return {head for head in train.heads if not set(head.split("+")[1:]) <= left}
 
 
 def check_probabilities(methods: dict[str, MethodParams], train: TrainParams, drafter: str) -> None:
@@ -50,7 +60,7 @@ def check_probabilities(methods: dict[str, MethodParams], train: TrainParams, dr
     Rules and features are imported by name, as in `check_rules`: this check can only refuse.
 
     Raises:
-        UserError: a rule or a feature needs them.
+        UserError: a rule, a feature or a head that is asked needs them.
     """
     if drafter == MODEL:
         return
@@ -60,6 +70,14 @@ def check_probabilities(methods: dict[str, MethodParams], train: TrainParams, dr
             raise UserError(
                 f"params.yaml: the method '{name}' has the rule '{method.rule}', which reads draft probabilities, and "
                 f"the pair's drafter '{drafter}' has none. Remove the method, or choose a pair with a draft model."
+            )
+    lost = lost_heads(train)
+    asked = {f"methods.learned.{name}.head": method.head for name, method in methods.items()}
+    for key, head in {**asked, "train.headline_head": train.headline_head}.items():
+        if head in lost:
+            raise UserError(
+                f"params.yaml: '{key}' is '{head}', which reads draft probabilities, and the pair's drafter "
+                f"'{drafter}' has none. Name another head of 'train.heads', or choose a pair with a draft model."
             )
     for key in ("features", "pilot_features"):
         if features.needs_q(getattr(train, key)):

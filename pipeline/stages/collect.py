@@ -63,7 +63,7 @@ def shards_of(params: Params, name: str) -> Shards:
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit, params.label.way]
-    blocks = (params.decoding, params.collect, params.engine)
+    blocks = (params.decoding.deciding, params.collect, params.engine)
     return Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
 
 

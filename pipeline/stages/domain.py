@@ -26,7 +26,7 @@ from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_sp
 from pipeline.common.entry import run
 from pipeline.common.gates import load_gate
 from pipeline.common.operating_point import Operating, operating_point
-from pipeline.heads.guard_fit import fit_domain, save
+from pipeline.heads.guard_fit import NothingToGuardError, fit_domain, save
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.pairs.world.corpus import documents
 from pipeline.params import Params, read_params
@@ -46,7 +46,7 @@ def main(goal: Annotated[str | None, typer.Argument()] = None) -> None:
     try:
         study = Study(params)
         guard = study.guard()
-    except UserError as error:
+    except NothingToGuardError as error:
         save(None, str(error))
         if goal:  # a run with too few prompts for a certificate has nothing to guard, and goes on
             return print(f"models/domain: none. {error}")
@@ -69,7 +69,7 @@ class Study:
         self.task: Task = load_task(params)
         self.point: Operating = operating_point(params, exported_method(params))
         if self.point.knob is None or not self.point.certified:
-            raise UserError(
+            raise NothingToGuardError(
                 f"'{self.point.method}' has no certified setting, so it runs strictly and needs no guard. "
                 "Calibrate with more prompts or a larger budget."
             )

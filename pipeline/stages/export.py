@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.common.entry import run  # first: it sets the environment that the libraries read at import
+from pipeline.common.paths import EXPORT
 
 # isort: split
 from gistgate.certificates.certificate import Proof, proof_from
@@ -25,8 +26,6 @@ from pipeline.common.registry import register_gate
 from pipeline.heads.guard_fit import saved_for
 from pipeline.params import Params, read_params
 from pipeline.report.card import card, evaluations
-
-EXPORT = Path("models/export")
 
 Report = dict[str, Any]
 """reports/calibration/learned/<method>.json."""

@@ -33,6 +33,8 @@ from pipeline.params import Params, read_params
 
 GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
 """The pass whose labels each goal reads."""
+OVERFLOW = "States that are not finite come from weights that overflow: load the target in bfloat16 or float32."
+"""What helps where this stage itself computes values that nobody can use."""
 
 
 def main(goal: str) -> None:
@@ -60,7 +62,9 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
 def shards_of(params: Params, goal: str) -> Shards:
     """Where finished shards of a goal wait."""
     files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources("pipeline.stages.features")]
-    return Shards(f"features-{goal}", params.pair, params.decoding, params.engine, features_of(params, goal), *files)
+    return Shards(
+        f"features-{goal}", params.pair, params.decoding.deciding, params.engine, features_of(params, goal), *files
+    )
 
 
 def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
@@ -81,7 +85,7 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
         if not num_rows(records):
             return {**shared, "kl": torch.zeros(0), "same_target": torch.zeros(0, dtype=torch.int8)}
         found = reader.read(records, texts, params.decoding.batch_size, **request)
-        return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}")
+        return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}", OVERFLOW)
 
     def work(index: int) -> None:
         shards.make(index, lambda: read(*labels[index], index), {"goal": goal})

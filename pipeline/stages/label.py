@@ -54,7 +54,7 @@ def shards_of(params: Params, name: str) -> Shards:
     files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
     files += task_parts(params)
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
-    blocks = (params.decoding, params.label, params.engine)
+    blocks = (params.decoding.deciding, params.label, params.engine)
     return Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
 
 

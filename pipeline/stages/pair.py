@@ -88,7 +88,6 @@ def train_embedded(params: Params) -> None:
     losses = {role: read_json(losses_of(role, scratch)) for role in ROLES}
     report = measure(params)
     write_json(PAIR_REPORT, report)
-    shutil.rmtree(scratch, ignore_errors=True)
     print_report(report)
     track(params, report, losses)
     wanted = params.pair_training.min_target_accuracy
@@ -97,6 +96,7 @@ def train_embedded(params: Params) -> None:
             f"The target answers {report['target']['accuracy']:.1%}, fewer than pair_training.min_target_accuracy "
             f"({wanted:.1%}). Raise pair_training.target.steps or lower the demand."
         )
+    shutil.rmtree(scratch, ignore_errors=True)  # last: whoever lowers the demand does not train again
 
 
 def trainer(settings: tuple[Params, Path]) -> Callable[[str], None]:

@@ -53,7 +53,7 @@ def main() -> None:
 def pieces_folder(params: Params) -> Path:
     """Where finished pieces wait."""
     files = [*map(prompts_of, SPLITS), *pair_files(params.pair), *sources("pipeline.stages.reference")]
-    settings = [params.pair, params.seed, params.decoding, params.methods]
+    settings = [params.pair, params.seed, params.decoding.deciding, params.methods]
     return SCRATCH / f"reference-{fingerprint(*map(repr, settings), *task_parts(params), *files)}"
 
 

@@ -23,7 +23,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_atomic
 from pipeline.common import tracking
 from pipeline.common.entry import run
-from pipeline.common.paths import LEARNED
+from pipeline.common.paths import HEADS, LEARNED, PILOT
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.heads.job import Job, head_job
 from pipeline.heads.partners import partners_of
@@ -32,9 +32,6 @@ from pipeline.labels.schema import FEATURE_FOLDER, PASSES
 from pipeline.pairs.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.report.figures import reliability_figure
-
-PILOT = Path("models/pilot")
-HEADS = Path("models/heads")
 
 
 def main(goal: str) -> None:

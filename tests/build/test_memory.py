@@ -37,3 +37,11 @@ def test_a_container_has_what_its_limit_leaves(tmp_path: Path, monkeypatch: pyte
     assert free_memory(torch.device("cpu")) == 600
     (tmp_path / "memory.stat").write_text("anon 150\nfile 250\nactive_file 30\ninactive_file 220\n")
     assert free_memory(torch.device("cpu")) == 820
+
+
+def test_what_pytorch_keeps_on_a_gpu_is_free_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measurement that loaded the pair before the stage leaves its memory with PyTorch's allocator."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _device: (300, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _device: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 120)
+    assert free_memory(torch.device("cuda")) == 680

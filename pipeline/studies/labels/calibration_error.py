@@ -71,7 +71,7 @@ def labelled(params: Params, problems: int | None = None) -> Table:
     pair, task, head = load_pair(params), load_task(params), params.train.headline_head
     prompts = new_prompts(params, read_certify_params().ece_problems, "labels", beside=calibration_prompts(params))
     shards = Shards(
-        "study-calibration", *task_parts(params), params.seed, params.decoding, params.label,
+        "study-calibration", *task_parts(params), params.seed, params.decoding.deciding, params.label,
         params.collect.pilot_risk, gate_folder(head), [prompt["ids"] for prompt in prompts], *pair_files(params.pair),
         *sources("pipeline.studies.labels.calibration_error"),
     )  # fmt: skip

@@ -71,7 +71,7 @@ def features_of(params: Params, limit: int | None = None) -> Table:
     """All features of the sweep at every label (at about `limit` of them), from the scratch folder or read now."""
     names = tuple(dict.fromkeys(name for one in SETS for name in one))
     modules = sources("pipeline.labels.features", "pipeline.labels.replay")
-    mark = fingerprint(list(names), limit, params.decoding, LABEL_FOLDER, *pair_files(params.pair), *modules)
+    mark = fingerprint(list(names), limit, params.decoding.deciding, LABEL_FOLDER, *pair_files(params.pair), *modules)
     path = SCRATCH / f"study-features-{mark}.safetensors"
     if not path.exists():
         save_tensors(path, read(params, names, limit))

@@ -32,6 +32,10 @@ def preparing(folder):
     return work
 
 
+def unprepared(_folder):
+    raise UserError("The pair is not there. Write its file.")
+
+
 def dying(_folder):
     return lambda _piece: os._exit(1)
 
@@ -56,6 +60,12 @@ def test_no_piece_prepares_nothing(tmp_path):
 def test_an_error_arrives_as_the_sentence_it_was(tmp_path, workers):
     with pytest.raises(UserError, match="Leave it out"):
         side_by_side(preparing, tmp_path, ["a", "bad", "c"], workers, "test", "piece")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_preparation_that_fails_says_why_itself(tmp_path, workers):
+    with pytest.raises(UserError, match="Write its file"):
+        side_by_side(unprepared, tmp_path, ["a", "b"], workers, "test", "piece")
 
 
 def test_a_killed_worker_is_one_sentence(tmp_path):

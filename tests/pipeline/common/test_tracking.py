@@ -20,6 +20,8 @@ from gistgate.gates.gate import Gate
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.rules import make_rule
 from pipeline.common import registry, tracking
+from pipeline.common.reading import build
+from pipeline.pairs.source import PairSource
 from pipeline.params import parse_params
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -126,6 +128,25 @@ def test_an_unusable_store_is_one_sentence(store, monkeypatch):
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{store}/old")
     with pytest.raises(UserError, match="MLFLOW_TRACKING_URI"), tracking.run(PARAMS, "fly", kind="method"):
         pass
+
+
+def test_a_machine_without_git_is_no_error(monkeypatch):
+    monkeypatch.setenv("PATH", "")
+    assert tracking.provenance_tags()["git.revision"] == "unknown"
+
+
+@pytest.mark.parametrize(
+    "changes, why",
+    [
+        ({"target": {"model": "owner/name", "revision": "abc"}}, "the target's revision"),
+        ({"draft": {"model": "owner/small", "gguf_file": "small.gguf"}}, "the draft's GGUF file"),
+        ({"tokenizer": "owner/words"}, "the pair's own tokenizer"),
+        ({}, None),
+    ],
+)
+def test_a_pair_that_a_registered_model_cannot_name_is_not_registered(changes, why):
+    pair = {"target": {"model": "owner/name"}, "draft": {"model": "owner/small"}, **changes}
+    assert registry.unnamed(build(PairSource, pair)) == why
 
 
 def test_without_mlflow_a_line_of_json(tmp_path, monkeypatch):

@@ -65,6 +65,14 @@ def test_the_end_of_a_model_is_read_alone(tmp_path, architecture):
         torch.testing.assert_close(output.logits(post), model(ids).logits)
 
 
+def test_an_output_layer_with_a_bias_gets_both(tmp_path):
+    model = tiny_model("phi")
+    with torch.no_grad():
+        model.lm_head.bias.normal_()
+    output = load_output_layer(saved(model, tmp_path))
+    assert torch.equal(output.head.bias, model.lm_head.bias) and torch.equal(output.head.weight, model.lm_head.weight)
+
+
 def test_a_normalisation_of_ones_is_not_taken_for_the_stored_one(tmp_path):
     model = tiny_model("llama")
     with torch.no_grad():

@@ -18,7 +18,7 @@ from pipeline.common.paths import PAIRS
 from pipeline.heads.partners import partners_of
 from pipeline.pairs.loading import check_room
 from pipeline.pairs.pair import check_pair, load_pair
-from pipeline.pairs.source import read_pair
+from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.pairs.world.params import WorldParams
 from pipeline.params import Params
 from pipeline.stages import pair as stage
@@ -176,6 +176,12 @@ def test_a_mistyped_key_names_the_file(tmp_path, target):
 def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path, target, name):
     with pytest.raises(UserError, match="model folder .* is missing. Run `dvc repro pair`"):
         load_pair(name_pair(tmp_path, target, name), tmp_path)
+
+
+def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = ModelSource("~/models/qwen")
+    assert source.model == str(tmp_path / "models/qwen") and source.is_folder
 
 
 def test_an_unreachable_hub_names_the_remedies(tmp_path, target, monkeypatch):

@@ -66,6 +66,10 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
         ({"methods": {"lossless": {"a": {"rule": "fly"}}}}, "Give it 'knob: theta' and a 'grid'"),
         ({"methods": {"free": {"a": {"rule": "fly-amd"}}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
+        ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
+        ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
+        ({"train": {"map": "plat"}}, "'train.map' names 'plat'. Did you mean 'platt'?"),
         ([1], "has to be a block of keys"),
     ],
 )
@@ -173,6 +177,18 @@ def test_a_head_names_features_that_are_read() -> None:
             "the method 'mixed' has the rule 'ensemble', which reads draft probabilities, .* 'suffix' has none",
         ),
         ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
+        (
+            {"train": {"headline_head": "logistic+draft"}},
+            "'train.headline_head' is 'logistic.draft', which reads draft",
+        ),
+        (
+            {
+                "methods": {
+                    "learned": {"a": {"rule": "autojudge", "head": "logistic+draft", "knob": "risk", "grid": [0.1]}}
+                }
+            },
+            "'methods.learned.a.head' is 'logistic.draft', which reads draft probabilities",
+        ),
     ],
 )
 def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(

@@ -97,6 +97,22 @@ def test_the_stage_writes_ordinary_folders_and_a_report(monkeypatch, tmp_path):
     assert not pair.target.training and not any(p.requires_grad for p in pair.draft.parameters())
 
 
+def test_a_target_that_is_too_weak_is_not_trained_again_for_a_lower_demand(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    demanding = Params(seed=3, world=WORLD, pair_training=replace(TRAINING, min_target_accuracy=1.0))
+    scratch: list[int] = []
+    monkeypatch.setattr(
+        stage, "side_by_side", lambda _work, given, *_: (given[1].mkdir(parents=True), scratch.append(1))
+    )
+    monkeypatch.setattr(stage, "read_json", lambda _path: [1.0])
+    monkeypatch.setattr(stage, "measure", lambda _params: {"target": {"accuracy": 0.5}})
+    for step in ("print_report", "track"):
+        monkeypatch.setattr(stage, step, lambda *_: None)
+    with pytest.raises(UserError, match="lower the demand"):
+        stage.train_embedded(demanding)
+    assert len(list(Path(".scratch").iterdir())) == len(scratch) == 1
+
+
 def test_a_pair_of_its_own_size():
     """models/pairs/embedded-large.yaml says sizes; what it leaves out comes from params.yaml."""
     sizes_of = read_pair("embedded-large").training

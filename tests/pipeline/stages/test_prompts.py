@@ -152,3 +152,19 @@ def test_a_world_without_end_replaces_problems_that_come_again(
     splits = make(tmp_path, params())
     assert len(splits["calibration"]) == SIZES["calibration"]
     assert asked == [8] if repeated == 0 else [8, 16]
+
+
+def test_the_number_of_calibration_prompts_of_a_world_without_end_moves_no_other_split(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_task(tmp_path)  # 25 training documents
+    monkeypatch.setattr(stage, "of_the_world", lambda _params: True)
+    monkeypatch.setattr(stage, "PASSED_OVER", SIZES["calibration"])
+    monkeypatch.setattr(
+        stage,
+        "further_documents",
+        lambda *given: [{"question": f"q {500 + n} 1 a", "answer": "1"} for n in range(given[3])],
+    )
+    few, many = make(tmp_path, params()), make(tmp_path, params({"calibration": 40}))
+    assert len(many["calibration"]) == 40 and many["calibration"][:8] != few["train"][:8]
+    assert all(many[name] == few[name] for name in SPLITS if name != "calibration")

@@ -100,7 +100,7 @@ def test_where_nothing_is_certified_there_is_no_guard_and_the_run_goes_on(
     params: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     def refuse(_params: Any) -> None:
-        raise UserError("Nothing is certified.")
+        raise domain_fit.NothingToGuardError("Nothing is certified.")
 
     monkeypatch.setattr(domain, "Study", refuse)
     monkeypatch.setattr(domain, "read_params", lambda: params)
@@ -110,6 +110,17 @@ def test_where_nothing_is_certified_there_is_no_guard_and_the_run_goes_on(
     assert domain_fit.saved_for(None) is None  # type: ignore[arg-type]
     with pytest.raises(UserError, match="Nothing is certified"):
         domain.main()
+
+
+def test_an_error_that_says_nothing_about_the_guard_leaves_it_as_it_was(params: Any, monkeypatch: pytest.MonkeyPatch):
+    def fail(_params: Any) -> None:
+        raise UserError("The weights do not fit.")
+
+    monkeypatch.setattr(domain, "Study", fail)
+    monkeypatch.setattr(domain, "read_params", lambda: params)
+    with pytest.raises(UserError, match="do not fit"):
+        domain.main("fit")
+    assert not Path("models/domain").exists()
 
 
 def test_the_shifted_world_asks_otherwise_and_of_larger_numbers():
