@@ -133,7 +133,8 @@ def test_training_texts_draft(run, pair, tmp_path):
     (tmp_path / "texts.txt").write_text("Tom has\nAnna gave\n")
     arguments = (pair / "target", "Tom h", "--drafter", "corpus", "--max-new-tokens", 8)
     plain = run("generate", pair / "target", "Tom h", "--max-new-tokens", 8)
-    assert run("generate", *arguments, "--corpus", tmp_path / "texts.txt")[1] == plain[1]
+    drafted = run("generate", *arguments, "--corpus", tmp_path / "texts.txt")
+    assert (plain[0], drafted[0]) == (0, 0) and drafted[1] == plain[1] != ""
     assert "Name a file with one text per line" in run("generate", *arguments)[2]
 
 
@@ -141,8 +142,9 @@ def test_training_texts_draft(run, pair, tmp_path):
 def test_a_batch_that_does_not_pay_is_plain(run, pair, monkeypatch, asked, drafted):
     monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else drafted)
     arguments = ("--draft", pair / "draft", "--max-new-tokens", 24, "--speculate-up-to", asked)
-    is_plain = "tau 1.00" in run("generate", pair / "target", "Tom has", *arguments)[2]
-    assert is_plain == (asked == "0" or (asked == "auto" and drafted < 5))
+    status, _, said = run("generate", pair / "target", "Tom has", *arguments)
+    assert status == 0 and "24 tokens in" in said and "(tau " in said
+    assert ("tau 1.00" in said) == (asked == "0" or (asked == "auto" and drafted < 5))
 
 
 def test_doctor_says_what_each_block_promises_and_gives_one_recommendation(run, pair, tmp_path):

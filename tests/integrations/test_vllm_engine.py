@@ -52,11 +52,17 @@ def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
         (engine({"rejection_sample_method": "synthetic"}), "synthetic"),
         (engine({"rejection_sample_method": "fly"}), "fly"),
         (engine(parallel={"pipeline_parallel_size": 2}), "pipeline"),
+        (engine(parallel={"prefill_context_parallel_size": 2}), "prefill context"),
+        (engine(parallel={"data_parallel_size": 2}), "data parallelism"),
+        (engine(parallel={"enable_batch_sharded_sampling": True}), "batch-sharded"),
+        (engine({"enable_adaptive_verification": True}), "adaptive verification"),
         (SimpleNamespace(speculative_config=None, parallel_config=None), "does not speculate"),
     ],
 )  # fmt: skip
 def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
     checks.check_engine(engine())
+    off = {"prefill_context_parallel_size": 1, "enable_batch_sharded_sampling": None}  # vLLM's own defaults
+    checks.check_engine(engine({"enable_adaptive_verification": False}, parallel=off))
     with pytest.raises(UserError, match=words):
         checks.check_engine(config)
 

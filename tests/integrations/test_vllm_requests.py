@@ -11,7 +11,7 @@ import torch
 from gistgate.integrations.vllm.hooks import wrap_once
 from gistgate.integrations.vllm.requests import Requests
 from gistgate.rules import make_rule
-from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, tokens_of
+from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, sampled_at, tokens_of
 
 HOSTILE = ['{"r": 1' + "0" * 400 + "}", "[" * 200_000]
 """A number that no float holds, and nesting that no parser follows: neither may end the engine."""
@@ -37,6 +37,32 @@ def test_no_request_becomes_looser_than_the_server(wish: Any):
     expected = tokens_of(batch.through_v1(make_judge(rule))[0])
     batch.extra = {name: {"gistgate": wish} for name in batch.names}
     assert tokens_of(batch.through_v1(make_judge(rule))[0]) == expected
+
+
+@pytest.mark.parametrize("judges_sampled", [False, True])
+@pytest.mark.parametrize("temperatures", [(0.7, 0.0, 0.0, 0.7), (0.0, 0.7, 0.7, 0.0), (0.7, 0.7, 0.7, 0.7)])
+def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
+    temperatures: tuple[float, ...], judges_sampled: bool
+):
+    """The rule accepts everything, and vLLM's own test (here a greedy one) decides where nothing is forced."""
+    sampling, differing = sampled_at(*temperatures), 0
+    for seed in range(5):
+        batch = Batch(seed)
+        native = tokens_of(batch.through_v1(make_judge(make_rule("exact")), sampling)[0])
+        judge = make_judge(make_rule("prob", r=1e-30), sampled=judges_sampled)
+        found = tokens_of(batch.through_v1(judge, sampling)[0])
+        loose = [judges_sampled or temperature == 0 for temperature in temperatures]
+        assert [text for text, is_loose in zip(found, loose, strict=True) if not is_loose] == [
+            text for text, is_loose in zip(native, loose, strict=True) if not is_loose
+        ]
+        assert [len(text) - 1 for text, is_loose in zip(found, loose, strict=True) if is_loose] == [
+            length for length, is_loose in zip(LENGTHS, loose, strict=True) if is_loose
+        ]
+        assert (judge.counters.total()["expected_loose"] > 0) is judges_sampled
+        differing += sum(
+            len(text) - 1 < length for text, length, warm in zip(native, LENGTHS, temperatures, strict=True) if warm
+        )
+    assert differing > 0, "vLLM's own test refuses tokens of sampled requests, which the rule would accept"
 
 
 def test_an_id_that_comes_back_is_another_request():

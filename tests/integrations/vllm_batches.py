@@ -53,6 +53,13 @@ def native_v2(
 
 
 KNOWN: dict[tuple[str, str], Any] = {}
+GREEDY = SimpleNamespace(all_greedy=True, all_random=False, temperature=None)
+"""vLLM's sampling metadata of a batch in which nobody samples."""
+
+
+def sampled_at(*temperatures: float) -> Any:
+    """vLLM's sampling metadata of a batch with these temperatures, of which at least one is above 0."""
+    return SimpleNamespace(all_greedy=False, all_random=0.0 not in temperatures, temperature=torch.tensor(temperatures))
 
 
 def wishing(name: str, wish: Any) -> Any:
@@ -80,7 +87,7 @@ class Batch:
     def params(self) -> dict[str, Any]:
         return {name: wishing(name, self.extra.get(name)) for name in self.names}
 
-    def through_v1(self, judge: Judge) -> tuple[Tensor, Tensor]:
+    def through_v1(self, judge: Judge, sampling: Any = GREEDY) -> tuple[Tensor, Tensor]:
         """Result of the first runner, and the logits afterwards."""
         ids = self.read[self.targets + 1]
         metadata = SimpleNamespace(
@@ -95,7 +102,6 @@ class Batch:
         )
         call = v1.Call(judge, runner, self.hidden, metadata, self.logits)
         logits = self.logits[self.targets]
-        sampling = SimpleNamespace(all_greedy=True, all_random=False, temperature=None)
         bonus = self.logits[self.bonus].argmax(-1, keepdim=True)
         ends = torch.tensor(self.lengths).cumsum(0)
         found = v1.verify(call, native_v1, ids, self.lengths, max(self.lengths), ends, None, logits, bonus, sampling)
@@ -141,8 +147,10 @@ class Head:
         return torch.sigmoid(before - after + block.entropy[:, 1:] - block.draft_rank)
 
 
-def make_judge(rule: Any, protected: tuple[int, ...] = (), gate: Any = None, guard: bool = False, **more: Any) -> Judge:
-    return Judge(Policy(rule, gate, "test", True), protected, 8, torch.device("cpu"), guard, **more)
+def make_judge(
+    rule: Any, protected: tuple[int, ...] = (), gate: Any = None, guard: bool = False, sampled: bool = True, **more: Any
+) -> Judge:
+    return Judge(Policy(rule, gate, "test", sampled), protected, 8, torch.device("cpu"), guard, **more)
 
 
 def tokens_of(result: Tensor) -> list[list[int]]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
+import torch
 
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.autojudge import AutoJudge
 from gistgate.rules.ensemble_gate import EnsembleGate
-from tests.blocks import accepted, block
+from tests.blocks import accepted, block, random_block
 
 Z = [math.log(0.5), math.log(0.3), math.log(0.2)]
 Q = [[0.2, 0.6, 0.2]]
@@ -51,6 +53,17 @@ def test_harm_as_probable_as_the_risk_is_tolerated(rule: EnsembleGate | AutoJudg
     """0.25 and 0.75 have no rounding."""
     for probability, expected in ((0.75, True), (0.74, False)):
         assert rule.accept(block(Z, Z, draft=[1], q=Q, gate_probs=[probability]), {}).tolist() == [[expected]]
+
+
+@pytest.mark.parametrize("risk", [-1.0, 0.1, 0.5, 1.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_without_the_target_in_the_mixture_it_is_autojudge_for_a_greedy_draft(seed: int, risk: float):
+    judged = random_block(seed, batch=300)
+    judged = replace(judged, draft_ids=judged.q.argmax(-1))
+    both, gate = accepted(EnsembleGate(risk, w=0.0), judged), accepted(AutoJudge(risk), judged)
+    assert all(torch.equal(getattr(both, name), getattr(gate, name)) for name in ("length", "own_ids", "reasons"))
+    strict = accepted(make_rule("exact"), judged)
+    assert torch.equal(gate.length, strict.length) is (risk < 0)
 
 
 def test_it_asks_for_its_gate():

@@ -73,6 +73,14 @@ def test_closed_and_greedy_is_exact():
     assert torch.equal(outcome.length, strict.length) and torch.equal(outcome.own_ids, strict.own_ids)
 
 
+@pytest.mark.parametrize("single", [1.0, 0.3, 0.1, 0.02])
+def test_a_greedy_request_is_judged_as_by_prob(single: float):
+    judged = random_block(batch=300)
+    outcome, other = accepted(SglThreshold(single=single), judged), accepted(make_rule("prob", r=single), judged)
+    assert all(torch.equal(getattr(outcome, name), getattr(other, name)) for name in ("length", "own_ids", "reasons"))
+    assert torch.equal(outcome.length, accepted(make_rule("exact"), judged).length) is (single == 1)
+
+
 @pytest.mark.parametrize("with_q", [True, False])
 def test_closed_and_sampled_is_the_lossless_test_of_a_certain_draft(with_q: bool):
     """Token for token the rule `exact` of a drafter without probabilities."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
 from types import SimpleNamespace
@@ -14,9 +16,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from gistgate.certificates.ledger import Ledger, Look, fingerprint_of
+from gistgate.certificates.looks import LOCAL
 from gistgate.certificates.tango import exact_bound
 from gistgate.cli.main import app
 from gistgate.errors import UserError
+from gistgate.files import write_json_lines
 from gistgate.integrations.endpoints import calibrate as command
 from gistgate.integrations.endpoints import kept as module
 from gistgate.integrations.endpoints import server as client
@@ -139,14 +144,39 @@ def test_prompts_are_judged_once_for_a_claim(run):
             run(Script(), Script(), **both, draw=3)
 
 
+def numbers(script: Script) -> list[int]:
+    """The n of every n + 1 that a server was asked, in order."""
+    return sorted(int(re.findall(r"(\d+) \+ 1", body["prompt"])[-1]) for body in script.asked)
+
+
 def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
+    """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
     task = command.load_task(command.TaskSpec("sums"))
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
-    monkeypatch.setattr(command, "judged_marks", lambda: set(marks[:20]))
-    monkeypatch.setattr(command.Gate, "load", lambda folder: SimpleNamespace(problems=" ".join(marks[20:30])))
-    monkeypatch.setattr(command, "learned_by", lambda gate: "" if gate is None else gate.problems)
-    assert run(Script(), Script())[0].n == 60
-    assert run(Script(), Script(), gate="folder", draw=1)[0].n == 50
+    look = Look("claim", fingerprint_of(["a"]), "code", "sequence", 0.05, "of a pipeline")
+    known = Ledger()
+    known.admit(replace(look, problems=fingerprint_of(marks[:40])), ["a"], 0.05, problems=marks[:40])
+    known.write(LOCAL)
+    gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55])))
+    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    strict, loose = Script(), Script()
+    assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
+    assert numbers(strict) == numbers(loose) == [*range(55, 80)]
+    options = Options("sums", "strict", "loose", prompts=80)
+    assert len(command.documents(task, options)) == 40
+    gate.config.problems = ""
+    with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
+        assert len(command.documents(task, replace(options, gate="folder"))) == 40
+
+
+def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):
+    """Those of every split of the run; what lies there of another task does not matter."""
+    for place, split in enumerate(("train", "development", "calibration", "guard", "test")):
+        used = [{"doc": {"question": f"{number} + 1?"}} for number in range(11 * place, 11 * place + 11)]
+        write_json_lines(tmp_path / f"data/prompts/{split}.jsonl", [*used, {"doc": {"prompt": "Write f."}}])
+    strict, loose = Script(), Script()
+    assert run(strict, loose, budget=0.3)[0].n == 25
+    assert numbers(strict) == numbers(loose) == [*range(55, 80)]
 
 
 def test_the_command_line_compares_servers(run, tmp_path, capsys):
@@ -212,11 +242,17 @@ def test_a_new_run_asks_the_servers_as_they_are_now(kept):
         assert (len(kept()), len(kept("b"))) == (0, 1)
 
 
-def test_two_processes_may_ask_the_same(kept):
-    with serving(script := Script()) as url, ThreadPoolExecutor() as pool:
-        script.delays = dict.fromkeys(range(4), 0.2)
-        runs = [pool.submit(kept().answers, client.connect(url, None, {}), asked(0, 1, 2, 3), 4) for _ in range(2)]
-        assert runs[0].result() == runs[1].result() and len(kept()) == 4
+def test_two_processes_may_ask_the_same_while_a_third_one_writes(kept, tmp_path):
+    """SQLite locks by connection, and every run has its own; answers that come meanwhile wait for the lock."""
+    runs = [kept() for _ in range(2)]
+    writing = closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None))
+    with serving(Script()) as url, ThreadPoolExecutor() as pool, writing as other:
+        other.execute("begin immediate")
+        waiting = [pool.submit(one.answers, client.connect(url, None, {}), asked(0, 1, 2, 3), 4) for one in runs]
+        sleep(0.5)
+        assert not any(one.done() for one in waiting) and len(kept()) == 0
+        other.execute("rollback")
+        assert waiting[0].result() == waiting[1].result() and len(kept()) == 4
 
 
 def test_ctrl_c_waits_for_nobody_and_keeps_what_has_come(kept, monkeypatch):

@@ -123,8 +123,11 @@ def test_only_what_changed_runs_again_and_to_the_same_bytes(project: Path, monke
     )
     start(monkeypatch, "fly")
     first = (REPORTS / "fly/samples.jsonl").read_bytes()
+    start(monkeypatch, "fly")
+    assert ran == ["fly"], "nothing has changed, so that nothing runs"
     calibrated("fly", 1.0)
     start(monkeypatch, "fly")
+    assert ran == ["fly"] * 2
     calibrated("fly", 0.1, window=2, strict_window=False)
     for folder in Path(".scratch").iterdir():
         (folder / "samples.jsonl").unlink()

@@ -1,0 +1,112 @@
+"""The loop guard of the vLLM plug-in closes as the library's own does, for loops that hold loose tokens."""
+
+from __future__ import annotations
+
+from random import Random
+
+import torch
+
+from gistgate.integrations.vllm.loops import DeviceLoopGuard
+from gistgate.optional.guards import LoopGuard
+
+WINDOW = 8
+LOOP = [1, 2] * 4
+"""A loop of period 2 at the end of its last token alone."""
+
+
+def guard(window: int = WINDOW, slots: int = 1, **settings: int) -> DeviceLoopGuard:
+    return DeviceLoopGuard(slots, torch.device("cpu"), window=window, **settings)
+
+
+def write(made: DeviceLoopGuard, *ids: int, loose: bool = False, slot: int = 0, read: int | None = None) -> bool:
+    """Let a request write tokens in one round; returns whether its gate is closed behind them."""
+    before = None if read is None else torch.tensor([read])
+    made.saw(torch.tensor([slot]), before, torch.tensor([[*ids, -1]]), torch.tensor([loose]))
+    return bool(made.closed(torch.tensor([slot])))
+
+
+def test_a_loop_of_the_target_itself_leaves_the_gate_open():
+    made = guard()
+    assert not any(write(made, *LOOP) for _ in range(4))
+
+
+def test_a_loose_token_in_a_loop_closes_the_gate_when_the_loop_stands():
+    made = guard()
+    assert [write(made, one, loose=place == 2) for place, one in enumerate(LOOP)] == [False] * 7 + [True]
+
+
+def test_a_loose_token_within_a_loop_of_the_target_closes_the_gate():
+    made = guard()
+    assert not write(made, *LOOP)
+    assert write(made, 1, 2, loose=True)
+
+
+def test_the_gate_opens_again_behind_the_window():
+    made = guard()
+    assert write(made, *LOOP, loose=True)
+    assert [write(made, token) for token in range(10, 10 + WINDOW)] == [True] * (WINDOW - 1) + [False]
+    assert not write(made, *LOOP), "there is no loose token since the last alarm"
+    assert write(made, 1, 2, loose=True)
+
+
+def test_a_round_of_several_tokens_shortens_the_window_by_all_of_them():
+    made = guard()
+    assert write(made, *LOOP, loose=True)
+    assert write(made, *range(10, 17)) and not write(made, 17)
+    made = guard()
+    assert write(made, *LOOP, loose=True)
+    assert not write(made, *range(10, 21))
+
+
+def test_requests_do_not_close_each_other_and_a_slot_begins_anew():
+    made = guard(slots=2)
+    assert not write(made, *LOOP[:6], loose=True, slot=1)
+    assert write(made, *LOOP, loose=True, slot=0) and not made.closed(torch.tensor([1]))
+    made.forget(0)
+    assert not write(made, *LOOP[6:], loose=True, slot=0)
+    assert write(made, *LOOP[6:], slot=1), "its loose token stands before its loop"
+
+
+def test_the_token_before_a_draft_counts_once():
+    """A step without drafts wrote it, or the round before did."""
+    made = guard()
+    assert not write(made, *LOOP[:6], loose=True)
+    assert write(made, 2, read=1)
+    made = guard()
+    assert not write(made, 5, 5, loose=True)
+    assert not write(made, 5, read=5) and write(made, 5, read=5)
+
+
+PERIOD, REPEATS, ROUNDS, LONGEST = 5, 3, 60, 4
+
+
+def wandering(rng: Random) -> list[int]:
+    """A text over three ids that goes on at random and now and then repeats itself, with a period of up to 7."""
+    text: list[int] = []
+    while len(text) < ROUNDS * LONGEST:
+        text += rng.choices(range(3), k=rng.randint(7, 12))
+        period = rng.randint(1, PERIOD + 2)
+        for _ in range(rng.randint(period, period * REPEATS)):
+            text.append(text[-period])
+    return text
+
+
+def test_random_texts_are_loops_where_the_librarys_guard_finds_a_period():
+    """With a window of one token the gate is closed exactly behind the rounds in which a loop stood."""
+    rng, slots = Random(0), 40
+    ours, theirs = guard(1, slots, period=PERIOD, repeats=REPEATS), LoopGuard(PERIOD, REPEATS, span=10**6)
+    texts, ends = [wandering(rng) for _ in range(slots)], [0] * slots
+    found, expected = [], []
+    for number in range(ROUNDS):
+        order = rng.sample(range(slots), slots)
+        lengths = [rng.randint(1, LONGEST) for _ in range(slots)]
+        rows = [[*texts[slot][ends[slot] :][: lengths[slot]], *[-1] * (LONGEST - lengths[slot])] for slot in order]
+        read_B = torch.tensor([texts[slot][ends[slot] - 1] for slot in order]) if number else None
+        ours.saw(torch.tensor(order), read_B, torch.tensor(rows), torch.ones(slots, dtype=torch.bool))
+        found += ours.closed(torch.arange(slots)).tolist()
+        for slot, text in enumerate(texts):
+            new = range(ends[slot] + 1, ends[slot] + lengths[slot] + 1)
+            expected.append(any(theirs.is_loop(text[:end]) for end in new))
+            ends[slot] += lengths[slot]
+    assert found == expected
+    assert 0.05 < sum(expected) / len(expected) < 0.95
