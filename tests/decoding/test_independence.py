@@ -18,10 +18,12 @@ from gistgate.request.rows import Generation
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Markers
-from tests.rules.extremes import DEFAULT, combinations
+from tests.rules.extremes import LOOSE, LOSSLESS, combinations
 
 BATCH = prompts(5, 17, 2, 10, 5)
 SEEDS = [11, 12, 13, 14, 15]
+FEW = 24
+"""Ids of a vocabulary in which prompt lookup finds something at every turn."""
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("exact", {}),
     ("prob", {"r": 0.02}),
@@ -64,13 +66,15 @@ def test_alone_permuted_and_in_company(
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
 def test_every_rule_judges_its_rows_apart(rule_id: str, greedy: bool, with_q: bool):
-    rule = make_rule(rule_id, **DEFAULT.get(rule_id, {}))
-    drafter = ModelDrafter(pair("llama", noise=0.1)[1]) if with_q else PromptLookup()
-    decoder = Decoder(pair("llama")[0], drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
+    rule, (target, draft) = make_rule(rule_id, **LOOSE.get(rule_id, {})), pair("llama", FEW, noise=0.1)
+    drafter = ModelDrafter(draft) if with_q else PromptLookup()
+    decoder = Decoder(target, drafter, rule, 5, gate=HalfGate(), tokenizer=Markers())
+    batch = prompts(5, 17, 2, 10, 5, vocabulary=FEW)
     request: dict[str, Any] = {"max_new_tokens": 14, "sampling": SAMPLINGS[0 if greedy else 2]}
-    together = decoder.generate(BATCH, seeds=SEEDS, **request)
-    for row in (1, 2):
-        alone = decoder.generate([BATCH[row]], seeds=[SEEDS[row]], **request)[0]
+    together = decoder.generate(batch, seeds=SEEDS, **request)
+    assert any(row.statistics.loose for row in together) == (rule_id not in LOSSLESS), "name settings of it in LOOSE"
+    for row in range(len(batch)):
+        alone = decoder.generate([batch[row]], seeds=[SEEDS[row]], **request)[0]
         assert (alone.ids, alone.reasons) == (together[row].ids, together[row].reasons)
         assert alone.statistics.forwards == together[row].statistics.forwards
         assert alone.statistics.extra == pytest.approx(together[row].statistics.extra, abs=1e-3)

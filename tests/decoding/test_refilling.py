@@ -27,14 +27,14 @@ from gistgate.errors import UserError
 from gistgate.forward.reader import WASTE
 from gistgate.optional.guards.loop import LoopGuard
 from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.rows import Row
+from gistgate.request.rows import Generation, Row
 from gistgate.request.slots import Slots, Usage
 from gistgate.request.stopping import Stop
 from gistgate.rules import make_rule
-from gistgate.rules.pair_counts import PairCounts
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.test_independence import seen
 from tests.decoding.watching import HalfGate, Markers
+from tests.rules.extremes import LOOSE
 
 MANY = prompts(5, 60, 1, 17, 2, 33, 9, 40, 3, 12)
 SEEDS = list(range(30, 40))
@@ -44,7 +44,7 @@ NUM = 24
 RULES: list[tuple[str, dict[str, Any]]] = [
     ("exact", {}),
     ("fly", {"theta": 0.2, "window": 1, "strict_window": False}),
-    ("csd", {"tau_c": 1e-3, "min_count": 0, "counts": PairCounts()}),
+    ("csd", LOOSE["csd"]),
     ("regret-budget", {"budget": 3.0}),
     ("wisv", {"risk": 0.3}),
     ("random", {"rate": 0.4}),
@@ -82,8 +82,8 @@ def alone(decoder: Decoder, **request: Any) -> list[Any]:
     return [seen(decoder.generate([prompt], seeds=[seed], **request))[0] for prompt, seed in rows]
 
 
-def check_refilled(decoder: Decoder, batch_size: int = 3, **request: Any) -> None:
-    """Equal answers alone and in slots; every count of a row belongs to a slot of a round."""
+def check_refilled(decoder: Decoder, batch_size: int = 3, **request: Any) -> list[Generation]:
+    """Equal answers alone and in slots, which are returned; every count of a row belongs to a slot of a round."""
     request = {"max_new_tokens": NUM, "eos_ids": ENDS, **request}
     usage, steps = Usage(), []
     answers = decode_all(
@@ -99,6 +99,7 @@ def check_refilled(decoder: Decoder, batch_size: int = 3, **request: Any) -> Non
     assert steps == [1] * len(MANY)
     assert usage.busy == sum(answer.statistics.forwards for answer in answers)
     assert len({len(answer.ids) for answer in answers}) > 3
+    return answers
 
 
 def test_some_answers_end_with_their_first_token_and_others_at_the_limit():
@@ -108,7 +109,9 @@ def test_some_answers_end_with_their_first_token_and_others_at_the_limit():
 
 @pytest.mark.parametrize("rule, settings", RULES)
 def test_every_kind_of_state_follows_its_row(rule: str, settings: dict[str, Any]):
-    check_refilled(decoder_of(rule, settings))
+    answers = check_refilled(decoder_of(rule, settings))
+    is_strict = rule == "exact" or settings.get("risk", 0.0) < 0
+    assert any(answer.statistics.loose for answer in answers) != is_strict
 
 
 @pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"])

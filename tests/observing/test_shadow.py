@@ -15,30 +15,30 @@ from gistgate.observing.shadow import shadow, summary, would_be
 from gistgate.optional.guards import LoopGuard
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.request.statistics import total
-from gistgate.rules import make_rule
+from gistgate.rules import RULES, make_rule
 from tests.architectures import pair, prompts
-from tests.decoding.watching import HalfGate
+from tests.decoding.watching import HalfGate, Markers
+from tests.rules.extremes import LOOSE, LOSSLESS
 
 BATCH = prompts(5, 9, 2)
-RULES: dict[str, dict[str, Any]] = {
-    "prob": {"r": 0.01}, "fly": {"theta": 0.1, "window": 1}, "autojudge": {"risk": 0.6}, "typical": {},
-    "ensemble": {}, "block": {}, "regret-budget": {}, "random": {"rate": 0.5}, "exact": {},
-}  # fmt: skip
 
 
-def decoder(rule_id: str, **settings: Any) -> Decoder:
-    target, draft = pair("llama")
-    return Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), 4, gate=HalfGate())
+def decoder(rule_id: str, noise: float = 0.03, **settings: Any) -> Decoder:
+    target, draft = pair("llama", noise=noise)
+    rule = make_rule(rule_id, **settings)
+    return Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=Markers())
 
 
 @pytest.mark.parametrize("rule_id", RULES)
 def test_ids_are_those_of_strict_verification(rule_id: str):
-    rule = make_rule(rule_id, **RULES[rule_id])
-    sampling = Sampling(0.0 if rule.temperatures != "sampled" else 1.0)
-    strict = decoder("exact").generate(BATCH, max_new_tokens=24, sampling=sampling)
-    shadowed = shadow(decoder(rule_id, **RULES[rule_id])).generate(BATCH, max_new_tokens=24, sampling=sampling)
+    """Although the watched rule would keep loose tokens, unless it is lossless."""
+    watched, exact = decoder(rule_id, noise=0.1, **LOOSE.get(rule_id, {})), decoder("exact", noise=0.1)
+    sampling = Sampling(0.0 if watched.rule.temperatures != "sampled" else 1.0)
+    strict = exact.generate(BATCH, max_new_tokens=24, sampling=sampling)
+    shadowed = shadow(watched).generate(BATCH, max_new_tokens=24, sampling=sampling)
     assert [row.ids for row in shadowed] == [row.ids for row in strict]
     assert all(row.statistics.loose == 0 for row in shadowed)
+    assert any(row.statistics.extra["shadow_loose"] for row in shadowed) == (rule_id not in LOSSLESS)
 
 
 def test_sampled_texts_stay_the_same_as_well():

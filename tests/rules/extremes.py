@@ -1,9 +1,11 @@
-"""The strictest and the freest setting of every rule. A new rule names its own here and enters all contract tests."""
+"""The strictest, a middling and the freest setting of every rule. A new rule names its own here."""
 
 from __future__ import annotations
 
 from itertools import product
 from typing import Any
+
+import torch
 
 from gistgate.rules import RULES
 from gistgate.rules.pair_counts import PairCounts
@@ -71,6 +73,34 @@ OPEN: dict[str, dict[str, Any]] = {
     "wisv": {"risk": 1.0},
 }
 """Settings that keep whatever may be kept at all."""
+
+
+def every_pair(num_ids: int = 259) -> PairCounts:
+    """A table in which every pair of the tiny models' tokens was met once."""
+    table, ids = PairCounts(capacity=num_ids**2), torch.arange(num_ids)
+    table.add(ids.repeat_interleave(num_ids), ids.repeat(num_ids))
+    return table
+
+
+LOOSE: dict[str, dict[str, Any]] = {
+    "prob": {"r": 0.02},
+    "prob-ratio": {"r": 0.05},
+    "top-k": {"k": 5},
+    "random": {"rate": 0.4},
+    "fly": {"theta": 0.2, "window": 1, "strict_window": False},
+    "csd": {"tau_c": 0.01, "min_count": 0, "counts": every_pair()},
+    "reflective": {"alpha": 0.6},
+    "kl-judge": {"tau": 2.0, "max_p": 1.0},
+    "typical": {"greedy": "raw", "scale": 0.3},
+    "ensemble": {"w": 0.2},
+    "sgl-threshold": {"single": 0.02},
+    "trt-relaxed": {"scope": "all"},
+    "mars": {"theta": 0.7},
+    "mars-margin": {"margin": 2.0},
+    "lenience": {"lenience": 0.2},
+}
+"""Settings at which a rule keeps some tokens of the tiny models loosely and refuses others; rules that are not named do
+so as they come."""
 NEVER_OPEN = {"ensemble", "ensemble-gate", "mars", "mars-margin", "lenience"}
 """Rules with a knob that has no such setting: the draft model's favourite, two candidates at most, a ratio above 0."""
 TARGET_ONLY = {"sgl-threshold"}
@@ -78,3 +108,5 @@ TARGET_ONLY = {"sgl-threshold"}
 BY_DISTRIBUTION = {name for name, rule in RULES.items() if rule.lossless}
 """Rules whose sampled texts are the target's along another path than token by token: with the numbers that `exact` is
 given they keep other tokens, and test_exactness.py judges them."""
+LOSSLESS = {"exact", *BY_DISTRIBUTION}
+"""Rules that keep no token loosely, whatever their settings."""

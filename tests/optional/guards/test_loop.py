@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.block import Reason
+from gistgate.block import Block, Reason, Sampling
 from gistgate.cli.show import guarded as guarded_in_words
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.optional.guards import LoopGuard
-from gistgate.request.rows import Generation
+from gistgate.optional.guards.base import CLOSED, Verdict
+from gistgate.request.rows import Generation, Row
 from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
+from gistgate.rules.base import Rule
 from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
 
 LENGTH = 120
@@ -99,18 +104,40 @@ def test_the_guard_opens_again_behind_its_window():
     assert answer(LoopGuard(window=None)).statistics.loose < guarded.statistics.loose < answer().statistics.loose
 
 
-@pytest.mark.parametrize("rule", ["typical", "ensemble", "fsd", "mars", "random"])
-def test_a_closed_row_is_strict_under_rules_that_are_no_superset(rule: str):
-    """Closed from the first token on, every rule gives the greedy text."""
-    target, draft = pair("llama")
+class Shut(LoopGuard):
+    """Closes every row from its first token on."""
 
-    class Shut(LoopGuard):
-        def verdicts(self, rule, block, rows):  # type: ignore[no-untyped-def]
-            return ["closed"] * len(rows)
+    def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
+        return [CLOSED] * len(rows)
 
-    strict = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).generate(prompts(4, 7), max_new_tokens=20)
-    shut = Decoder(target, ModelDrafter(draft), make_rule(rule), 4, guards=[Shut()])
-    assert [row.ids for row in shut.generate(prompts(4, 7), max_new_tokens=20)] == [row.ids for row in strict]
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)])
+@pytest.mark.parametrize(
+    ("rule_id", "settings", "superset"),
+    [
+        ("typical", {"superset": False, "greedy": "raw", "scale": 0.1}, False),
+        ("ensemble", {"w": 0.2, "superset": False, "replacement": "argmax_nu"}, False),
+        ("fsd", {"threshold": 0.05, "reduced": False, "replacement": "p"}, False),
+        ("sgl-threshold", {"single": 0.02}, False),
+        ("mars", {"theta": 0.7}, True),
+        ("random", {"rate": 0.9}, True),
+    ],
+)
+def test_a_closed_row_is_strict_whether_or_not_its_rule_replaces_the_strict_test(
+    rule_id: str, settings: dict[str, Any], superset: bool, sampling: Sampling
+):
+    """Closed from the first token on, every rule gives the strict text and draws the strict tokens."""
+    (target, draft), rule = pair("llama", noise=0.1), make_rule(rule_id, **settings)
+    closed, free, exact = (
+        Decoder(target, ModelDrafter(draft), one, 4, guards=guards).generate(
+            prompts(4, 7), max_new_tokens=40, sampling=sampling
+        )
+        for one, guards in ((rule, [Shut()]), (rule, []), (make_rule("exact"), []))
+    )
+    assert rule.superset is superset and any(row.statistics.loose for row in free)
+    strict = [(row.ids, row.reasons) for row in exact]
+    assert [(row.ids, row.reasons) for row in closed] == strict
+    assert [row.ids for row in free] != [ids for ids, _ in strict]
 
 
 def test_a_loop_of_the_target_is_logged_as_its_own():
