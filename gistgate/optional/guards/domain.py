@@ -17,7 +17,7 @@ from torch import Tensor
 from gistgate.block import Block, Reason
 from gistgate.errors import UserError
 from gistgate.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
-from gistgate.optional.guards.base import CLOSED, Verdict, firsts
+from gistgate.optional.guards.base import CLOSED, Verdict
 from gistgate.optional.guards.loop import count
 from gistgate.plain import inside
 from gistgate.request.rows import Row
@@ -78,11 +78,11 @@ class DomainGuard:
         return ((along.square() / variances[:-1]).sum(-1) + rest / variances[-1]) / states.shape[-1]
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        first = firsts(rows)
-        sure_BR = on_the_text(block)[list(first)]
-        distance_BR = self.distance(block.hidden[self.layer][list(first)])
-        sums, numbers = (distance_BR * sure_BR).sum(-1).tolist(), sure_BR.sum(-1).tolist()
-        for row, total, number in zip(first.values(), sums, numbers, strict=True):
+        sure_BR = on_the_text(block)
+        longest = furthest(rows, sure_BR.sum(-1).tolist())
+        sure_BR, states_BRD = sure_BR[list(longest)], block.hidden[self.layer][list(longest)]
+        sums, numbers = (self.distance(states_BRD) * sure_BR).sum(-1).tolist(), sure_BR.sum(-1).tolist()
+        for row, total, number in zip(longest.values(), sums, numbers, strict=True):
             known: Watched = row.memory.setdefault(self.id, Watched())
             was = known.strangest
             known.see(total, number)
@@ -153,6 +153,15 @@ class DomainGuard:
         config |= {name: math.inf for name in ("far", "bet") if config[name] is None}
         mean, basis, variances = (tensors[name] for name in TENSORS)
         return cls(mean, basis, variances, **config)
+
+
+def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
+    """Of the paths of every row's tree the first that has most states on the text, by its place in the batch."""
+    best: dict[int, int] = {}
+    for place, row in enumerate(rows):
+        if id(row) not in best or numbers[place] > numbers[best[id(row)]]:
+            best[id(row)] = place
+    return {place: rows[place] for place in sorted(best.values())}
 
 
 def are_moments(tensors: dict[str, Tensor]) -> bool:

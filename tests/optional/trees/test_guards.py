@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from gistgate.block import Block, Reason, Sampling
 from gistgate.decoding.decoder import Decoder
 from gistgate.optional.guards.base import CLOSED, Verdict
+from gistgate.optional.guards.domain import Watched
 from gistgate.optional.trees.drafter import TreeDrafter
 from gistgate.request.rows import Generation, Row
 from gistgate.rules import make_rule
@@ -106,3 +109,12 @@ def test_sampled_trees_are_not_guarded(rule_id: str):
             assert counted.keys().isdisjoint({"loop_alarms", "domain_loose"})
             assert counted.get("loop_rounds", 0) <= 1 and counted.get("domain_rounds", 0) <= 1
     assert all(length == 0 for *_, length in guard.told)
+
+
+def test_the_domain_guard_measures_the_path_that_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """As many states as the text has tokens; the last round may have seen some behind its end."""
+    seen: list[float] = []
+    monkeypatch.setattr(Watched, "see", lambda self, _total, number: seen.append(number))
+    (row,) = answers(make_rule("prob", r=1.0), replace(strange(), far=inf), batch=BATCH[:1])
+    assert row.statistics.mean_accepted_length > 1.5
+    assert len(row.ids) <= sum(seen) + 1 and sum(seen[:-1]) < len(row.ids)
