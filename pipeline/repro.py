@@ -6,11 +6,15 @@ DVC writes two files in place: dvc.lock, and its list of running commands, .dvc/
 meanwhile leaves a part of one, and the next refuses to start. The lock file is restored from the copy of the last
 start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run. An entry
 of that cache gets its name last, but DVC reads the newest file whatever its name is, so that parts of one are removed.
+
+The documents behind `task_data` lie where DVC does not look. The fingerprint of their content is written into data/tasks,
+on which every stage depends that reads the task.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -21,8 +25,11 @@ import psutil
 import yaml
 from dvc.lock import LockError, make_lock
 
-from gistgate.files import write_text
+from gistgate.errors import UserError
+from gistgate.files import fingerprint, write_json, write_text
 from pipeline.common.entry import leave
+from pipeline.common.paths import DOCUMENTS_NOTE, PARAMS
+from pipeline.common.reading import read_yaml
 from pipeline.common.warm import warm
 
 TMP = Path(".dvc/tmp")
@@ -37,9 +44,23 @@ def main(arguments: list[str]) -> int:
     if not Path(".dvc").is_dir():
         leave("This folder holds no DVC repository. Start again in the top folder of the project.")
     mend()
+    note_documents()
     with warm():
         status: int = dvc(["repro", *arguments])
     return status
+
+
+def note_documents(note: Path = DOCUMENTS_NOTE) -> None:
+    """Write the fingerprint of the documents that replace the task's own, or remove the note where none do."""
+    try:
+        content = read_yaml(Path(os.environ.get("GISTGATE_PARAMS") or PARAMS))
+    except UserError:
+        return  # the first stage refuses the file
+    named = content.get("task_data") if isinstance(content, dict) else None
+    if isinstance(named, str) and Path(named).exists():
+        write_json(note, {"fingerprint": fingerprint(Path(named))})
+    else:
+        note.unlink(missing_ok=True)
 
 
 def mend() -> None:

@@ -10,6 +10,8 @@ SCRATCH = Path(".scratch")
 
 DATA = Path("data")
 TASKS = DATA / "tasks"
+DOCUMENTS_NOTE = TASKS / "documents.json"
+"""The fingerprint of documents outside of the project that replace the task's own."""
 WORLD = DATA / "world"
 PROMPTS = DATA / "prompts"
 LEARNED = PROMPTS / "problems.json"

@@ -166,3 +166,19 @@ def test_dvc_itself_refuses_what_the_command_mends(tmp_path: Path):
         assert run("dvc", "repro") != 0
         assert run("pipeline.repro") == 0
     assert (tmp_path / "dvc.lock").read_text() == whole
+
+
+def test_documents_that_dvc_does_not_see_are_noted_where_it_looks(repository: Path):
+    folder, note = repository / "documents", repository / "data/tasks/documents.json"
+    folder.mkdir()
+    (folder / "train.jsonl").write_text("{}\n")
+    (repository / "params.yaml").write_text(f"task_data: {folder}\n")
+    repro.note_documents()
+    first = note.read_text()
+    (folder / "train.jsonl").write_text('{"question": "1 + 1?"}\n')
+    repro.note_documents()
+    assert note.read_text() != first
+    (repository / "params.yaml").write_text("task_data: null\n")
+    repro.note_documents()
+    repro.note_documents()
+    assert not note.exists()

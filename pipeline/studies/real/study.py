@@ -24,7 +24,7 @@ from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json, write_text
 from gistgate.rules import RULES
 from pipeline.common.entry import run
-from pipeline.common.paths import PAIRS, PARAMS, SCRATCH, STUDIES, TASKS
+from pipeline.common.paths import DOCUMENTS_NOTE, PAIRS, PARAMS, SCRATCH, STUDIES
 from pipeline.common.reading import nearest, read_yaml
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.smoke import ROOT, TABLE, copy_project, dvc, environment, merged
@@ -92,7 +92,7 @@ def local_folders(study: RealParams, models: Path) -> dict[str, str]:
 def lay_documents(place: Path, data: Path) -> None:
     """Link the documents into the copy, and note their content where every stage that reads the task depends on it."""
     link(place / DOCUMENTS, data)
-    write_json(place / TASKS / "documents.json", {"fingerprint": fingerprint(data)})
+    write_json(place / DOCUMENTS_NOTE, {"fingerprint": fingerprint(data)})
 
 
 def link(place: Path, folder: Path | str) -> None:
