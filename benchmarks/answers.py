@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 from openai import AsyncOpenAI
 
-from benchmarks.load import SECONDS
+from benchmarks.load import SECONDS, answered
 from benchmarks.servers import MODEL
 from gistgate.errors import UserError
 from gistgate.integrations.vllm.metrics import INTERVAL
@@ -31,8 +31,17 @@ class Answer:
     cut: bool
 
 
-async def asked(address: str, prompts: Sequence[dict[str, Any]], users: int, score: Score) -> list[Answer]:
-    """A server's greedy answers to prompts of a run, at most `users` of them at once."""
+def asked(address: str, prompts: Sequence[dict[str, Any]], users: int, score: Score) -> list[Answer]:
+    """A server's greedy answers to prompts of a run, at most `users` of them at once.
+
+    Raises:
+        UserError: the server did not answer one of them.
+    """
+    with answered(address):
+        return asyncio.run(_asked(address, prompts, users, score))
+
+
+async def _asked(address: str, prompts: Sequence[dict[str, Any]], users: int, score: Score) -> list[Answer]:
     free = asyncio.Semaphore(users)
     async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
 

@@ -2,11 +2,12 @@
 
     python -m benchmarks.block [--methods strict,autojudge] [--ks 2,3,4,6,8,12] [--engine eager,compiled] [--write]
 
-In the folder of a finished run, on development prompts, batch 1, one engine after the other: a K that was chosen on
-timed prompts would flatter its method. `--write` puts the proposals, those of the first
-engine, into pipeline/studies/speed/params.yaml, and strict decoding's into `decoding.strict_block` of params.yaml. K
-changes a loose method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A
-proposal is the smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
+In the folder of a finished run, on development prompts, batch 1: a K that was chosen on timed prompts would flatter its
+method. One engine comes after the other, and each has a result of its own: `block` is that of the eager engine,
+`block-compiled` that of the compiled one. `--write` puts the proposals, those of the first engine, into
+pipeline/studies/speed/params.yaml, and strict decoding's into `decoding.strict_block` of params.yaml. K changes a loose
+method's texts, so it is part of its certificate, and `make speed` certifies the method at that K. A proposal is the
+smallest K whose interval against the fastest K reaches 1: noise must not lengthen blocks.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, save, side_by_side
+from benchmarks.counts import counts, names
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines.choice import ENGINES
 from gistgate.errors import UserError
 from gistgate.files import read_text, write_text
 from gistgate.observing.intervals import ratio_of_sums
@@ -43,26 +46,26 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
+    tried, engines = counts(ks, "--ks"), names(engine, ENGINES, "is no engine")
     workload = Workload.load(prompts, "development")
-    names = methods.split(",") if methods else [STRICT, workload.headline]
-    if unknown := [name for name in names if name != STRICT and name not in workload.points]:
-        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join([STRICT, *workload.points])}.")
-    engines = engine.split(",")
-    found = {
-        label(name, kind, engines): sweep(workload, name, [int(k) for k in ks.split(",")], kind)
-        for kind in engines
-        for name in names
-    }
-    payload = {"pair": workload.pair.name, "engine": engine, "methods": found}
-    save("block", payload, results, lambda: figure(payload))
+    known = [STRICT, *workload.points]
+    chosen = names(methods, known, "is not certified here") if methods else [STRICT, *workload.headline]
+    found = {kind: swept(workload, chosen, tried, kind, results) for kind in engines}
     if write:
-        own = {name: found[label(name, engines[0], engines)]["proposed"] for name in names}
-        propose(own)
+        propose({name: one["proposed"] for name, one in found[engines[0]].items()})
 
 
-def label(name: str, engine: str, engines: list[str]) -> str:
-    """A method's name among the results, with its engine where there are several."""
-    return name if len(engines) == 1 else f"{name}, {engine}"
+def result(engine: str) -> str:
+    """Name of the result of an engine."""
+    return "block" if engine == "eager" else f"block-{engine}"
+
+
+def swept(workload: Workload, methods: list[str], ks: list[int], engine: str, results: Path) -> dict[str, Any]:
+    """What every method does at every K on one engine, which is written as well."""
+    found = {name: sweep(workload, name, ks, engine) for name in methods}
+    payload = {"pair": workload.pair.name, "engine": engine, "methods": found}
+    save(result(engine), payload, results, lambda: figure(payload))
+    return found
 
 
 def sweep(workload: Workload, name: str, ks: list[int], engine: str) -> dict[str, Any]:
@@ -132,4 +135,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -6,23 +6,42 @@ python -m benchmarks.block_page
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS
+from benchmarks.block import result
 from benchmarks.speed_page import PAGE
+from gistgate.errors import UserError
 from gistgate.files import read_json
 from pipeline.common.entry import run
 from pipeline.report.markdown import table
 from pipeline.report.markers import renew
 
-SWEEPS = {"blocks": RESULTS / "block-cpu.json", "blocks_compiled": RESULTS / "block-compiled-cpu.json"}
-"""The results, by the names of the markers: all methods on the eager engine, and some on the compiled one."""
+SWEEPS = {"blocks": "eager", "blocks_compiled": "compiled"}
+"""Engines by the names of the markers: all methods on the eager engine, and some on the compiled one."""
 
 
 def main() -> None:
-    for name, path in SWEEPS.items():
-        renew(PAGE, name, sweep(read_json(path)["methods"]))
+    for name, engine in SWEEPS.items():
+        renew(PAGE, name, sweep(methods_of(engine)))
     print(f"Written: {PAGE}")
+
+
+def methods_of(engine: str, results: Path = RESULTS) -> Mapping[str, Mapping[str, Any]]:
+    """What was measured on an engine.
+
+    Raises:
+        UserError: the result is about another engine.
+    """
+    path = results / f"{result(engine)}-cpu.json"
+    found: Mapping[str, Any] = read_json(path)
+    if found["engine"] != engine:
+        raise UserError(
+            f"{path} is about the engine '{found['engine']}'. Run `python -m benchmarks.block --engine {engine}` again."
+        )
+    methods: Mapping[str, Mapping[str, Any]] = found["methods"]
+    return methods
 
 
 def sweep(methods: Mapping[str, Mapping[str, Any]]) -> str:
@@ -38,4 +57,4 @@ def sweep(methods: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

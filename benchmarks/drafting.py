@@ -9,9 +9,10 @@ reference answers of training prompts), ends of drafts, texts beside the model. 
 of the draft of the run alone. Costs, the size of the vocabulary, the policies for ends of drafts and the best form of
 transformers' assisted generation come from development prompts. Methods without a certificate or with one at a setting
 that keeps nothing loosely, and texts beside the model for rules that read its probabilities, are left out with the
-reason. An interrupted measurement of the same code goes on with the next prompt. K of strict decoding is the run's
-unless another is named; choose it on development prompts (`gistgate doctor`). `--skip` leaves the first test prompts
-out, for those whose times were seen before a choice was made.
+reason, and so is assisted generation where transformers refuses the pair. An interrupted measurement of the same code
+goes on with the next prompt. K of strict decoding is the run's unless another is named; choose it on development
+prompts (`gistgate doctor`). `--skip` leaves the first test prompts out, for those whose times were seen before a choice
+was made.
 
 `limit` is tau / (v(n) + n c) for n draft forwards of a round of one row. `parts` are shares of the rounds' seconds.
 """
@@ -19,16 +20,17 @@ out, for those whose times were seen before a choice was made.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.batches import batches_of
 from benchmarks.bench import RESULTS, save
 from benchmarks.counts import counts
-from benchmarks.drafting_choices import assisted_as_chosen, costs_of, policy_of, prepare
+from benchmarks.drafting_choices import ASSISTED, assisted_as_chosen, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import PLAIN, figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of, strict_at
 from benchmarks.drafting_vocabulary import best_size, counted, tried
@@ -70,7 +72,7 @@ def main(
     workload = Workload.load(prompts, skip=skip)
     if workload.pair.draft is None:
         raise UserError("This pair has no draft model, so no draft can get cheaper. Choose another pair.")
-    batches = batches_of(workload.ids, batch)
+    batches = batches_of(workload.ids, batch, "--batch")
     points, absent = points_of(workload, [one for one in methods.split(",") if one], strict_block)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     ids = [one["ids"] for one in read_prompts("development")[:development]]
@@ -85,11 +87,13 @@ def main(
     subset = counted(workload, best_size(sizes_tried)) if sizes_tried else None
     ladder = Ladder.load(workload, taken, kind, subset)
     climbed, skipped = steps_of(ladder, points, taken)
-    for name, why in (absent | skipped).items():
-        print(f"'{name}' is left out: {why}")
+    tell(absent | skipped)
     said = {name: point.as_dict() for name, point in points.items()}
     folder = folder_of(said, climbed, form, batches, sizes_tried)
     prepare(ladder, points, ids, request, folder, batch)
+    assisted = read_json(folder / ASSISTED) if batch == 1 else {}
+    refused = {"assisted": assisted["failed"]} if "failed" in assisted else {}
+    tell(refused)
     compared = Comparison(ladder, points, climbed, request, folder, batch)
     times = timed(contenders(compared), contenders(replace(compared, request=shorter(request))), batches, folder)
     payload = {
@@ -102,9 +106,9 @@ def main(
         else {"size": len(subset.ids), "coverage": subset.coverage, "tried": sizes_tried},
         "max_new_tokens": request["max_new_tokens"],
         "points": {name: {key: one[key] for key in SHOWN} for name, one in said.items()},
-        "left_out": absent | skipped,
+        "left_out": absent | skipped | refused,
         "costs": {name: asdict(costs_of(folder, name)) for name in ladder.drafts},
-        "assisted": read_json(folder / "assisted.json") if batch == 1 else None,
+        "assisted": assisted if "draft" in assisted else None,
         "contenders": figures(times, compared),
     }
     warn_of_few(len(times[PLAIN]["seconds"]) * batch)
@@ -121,6 +125,12 @@ def folder_of(*measured: Any) -> Path:
 def shorter(request: dict[str, Any]) -> dict[str, Any]:
     """The request for a few tokens, with which everything is called once before it is timed."""
     return {**request, "max_new_tokens": 8}
+
+
+def tell(left_out: Mapping[str, str]) -> None:
+    """Say what is left out, before anything is timed."""
+    for name, why in left_out.items():
+        print(f"'{name}' is left out: {why}")
 
 
 def warn_of_few(prompts: int) -> None:
@@ -141,23 +151,12 @@ def wanted(steps: str) -> list[str]:
     return [step for step in STEPS if step == WHOLE or step in named]
 
 
-def batches_of(ids: Sequence[list[int]], size: int) -> list[list[list[int]]]:
-    """Full batches of the prompts; what fills none is left out.
-
-    Raises:
-        UserError: there are too few prompts for one.
-    """
-    if not 1 <= size <= len(ids):
-        raise UserError(f"{len(ids)} prompts do not fill a batch of {size}. Choose a --batch from 1 to {len(ids)}.")
-    return [list(ids[first : first + size]) for first in range(0, len(ids) - size + 1, size)]
-
-
 def contenders(compared: Comparison) -> list[Contender]:
     """Everything that is timed; transformers assists one row at a time, so that batches have no such contender."""
     ladder, request = compared.ladder, compared.request
     field = [Contender(PLAIN, Counted(ladder.workload.plain("eager"), request), 0)]
     if compared.batch == 1:
-        field.append(assisted_as_chosen(ladder, request, compared.folder))
+        field += assisted_as_chosen(ladder, request, compared.folder)
     for method, point in compared.points.items():
         for step in compared.steps[method]:
             decoder = ladder.decoder(point, step, policy_of(compared.folder, method))

@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.ladder import QUANTISED, STOPPING, STRICT, TEXTS, WHOLE, Ladder
 from gistgate.drafters.costs import Costs
 from gistgate.drafters.stopping import Stopping, load_stopping
+from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from gistgate.observing.drafting import DraftRecorder, fit
 from gistgate.observing.outlook import measure
@@ -21,6 +22,8 @@ from pipeline.pairs.pair import Pair
 from pipeline.speed.baselines import assisted, fastest
 from pipeline.speed.clock import Contender, theirs
 
+ASSISTED = "assisted.json"
+"""Where the choice of assisted generation is kept."""
 FOR_COSTS, FOR_ASSISTED = 2, 4
 """Prompts for these; the policies take all, since they need many draft tokens."""
 
@@ -44,8 +47,8 @@ def prepare(
         for method, point in points.items():
             if not policy_file(folder, method).exists():
                 fitted(ladder, point, ids, request, folder).save(policy_file(folder, method))
-    if batch == 1 and not (folder / "assisted.json").exists():
-        write_json(folder / "assisted.json", best_assisted(ladder, ids[:FOR_ASSISTED], request))
+    if batch == 1 and not (folder / ASSISTED).exists():
+        write_json(folder / ASSISTED, best_assisted(ladder, ids[:FOR_ASSISTED], request))
 
 
 def fitted(
@@ -60,17 +63,25 @@ def fitted(
 
 
 def best_assisted(ladder: Ladder, ids: Sequence[list[int]], request: dict[str, Any]) -> dict[str, Any]:
-    """The draft, whole or quantised, and the K with which transformers' assisted generation is fastest."""
+    """The draft, whole or quantised, and the K with which transformers' assisted generation is fastest.
+
+    Where transformers refuses this pair there is `failed` in their place, the reason: the others can still be timed.
+    """
     drafts = [name for name in ladder.drafts if name in (WHOLE, QUANTISED)]
     tried = [(name, one) for name in drafts for one in assisted(pair_with(ladder, name), request)]
-    best = fastest([one for _, one in tried], ids)
+    try:
+        best = fastest([one for _, one in tried], ids)
+    except UserError as error:
+        return {"failed": str(error)}
     return {"draft": next(name for name, one in tried if one is best), "block": best.block}
 
 
-def assisted_as_chosen(ladder: Ladder, request: dict[str, Any], folder: Path) -> Contender:
-    """transformers' assisted generation at what development prompts chose."""
-    said = read_json(folder / "assisted.json")
-    return Contender("assisted", theirs(pair_with(ladder, said["draft"]), request, said["block"]), said["block"])
+def assisted_as_chosen(ladder: Ladder, request: dict[str, Any], folder: Path) -> list[Contender]:
+    """transformers' assisted generation at what development prompts chose; nothing where it does not run."""
+    said = read_json(folder / ASSISTED)
+    if "failed" in said:
+        return []
+    return [Contender("assisted", theirs(pair_with(ladder, said["draft"]), request, said["block"]), said["block"])]
 
 
 def pair_with(ladder: Ladder, name: str) -> Pair:

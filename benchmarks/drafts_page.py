@@ -111,7 +111,7 @@ def line(name: str, entry: Mapping[str, Any]) -> list[str]:
 def editing(found: Mapping[str, Any]) -> str:
     """The drafters of `benchmarks.editing`."""
     rows = []
-    for name in (PLAIN, *DRAFTERS):
+    for name in (one for one in (PLAIN, *DRAFTERS) if one in found["contenders"]):
         entry = found["contenders"][name]
         cells = [name, str(entry["block"] or "–"), str(entry["n"]), f"{entry['tokens_per_second']:.1f}"]
         rows.append([*cells, *(interval(entry.get(key)) for key in ("vs_plain", "vs_model")), decimal(entry["tau"])])
@@ -120,7 +120,7 @@ def editing(found: Mapping[str, Any]) -> str:
         f"up to {found['max_new_tokens']} new tokens, each drafter at the fastest K of "
         f"{', '.join(map(str, found['tried']))} on other such requests, {threads(found)}."
     )
-    return f"{about}\n\n{table(EDITING, rows, numbers=True)}"
+    return "\n\n".join([about, table(EDITING, rows, numbers=True), *reasons(found.get("left_out", {}))])
 
 
 def rounds(found: Mapping[str, Any]) -> str:
@@ -186,4 +186,4 @@ SHOWN = {
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

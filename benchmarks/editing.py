@@ -5,9 +5,10 @@
 
 In the folder of a run whose pair has a draft model and can read code; batch 1, eager engine, strict decoding. `model`
 drafts with the draft model, `suffix` copies from the text, `hybrid` takes the more promising of both and lets the model
-end its drafts. Requests are made by `benchmarks.edits`. Others of the same kind say what drafting costs, where drafts
-of the hybrid end, and which K of `--blocks` is fastest for each drafter. `--seed` makes other requests, for a drafter
-that was changed after the times on earlier ones were seen.
+end its drafts; a drafter that does not run with the pair is left out with the reason. Requests are made by
+`benchmarks.edits`. Others of the same kind say what drafting costs, where drafts of the hybrid end, and which K of
+`--blocks` is fastest for each drafter. `--seed` makes other requests, for a drafter that was changed after the times on
+earlier ones were seen.
 """
 
 from __future__ import annotations
@@ -65,10 +66,10 @@ def main(
     timed = encoded(pair, edits(prompts, functions, seed))
     check_prompts([pair.target, pair.draft], [*map(len, development), *map(len, timed)], max_new_tokens)
     policy = policy_on(pair, tried, development, request)
-    chosen = {drafter: best_block(pair, drafter, tried, policy, development, request) for drafter in DRAFTERS}
+    chosen, left_out = best_blocks(pair, tried, policy, development, request)
     about = {"pair": pair.name, "functions": functions, "max_new_tokens": max_new_tokens, "seed": seed, "tried": tried}
     found = compare(pair, chosen, policy, timed, request)
-    save("editing", {**about, "policy": policy.measured, "contenders": found}, results)
+    save("editing", {**about, "policy": policy.measured, "left_out": left_out, "contenders": found}, results)
 
 
 def policy_on(
@@ -84,16 +85,23 @@ def policy_on(
     return fit(recorder.rounds, costs, "exact", longest)
 
 
-def best_block(
+def best_blocks(
     pair: Pair,
-    drafter: str,
     blocks: Sequence[int],
     policy: Stopping,
     development: Sequence[list[int]],
     request: Mapping[str, Any],
-) -> int:
-    """The K with which a drafter is fastest on these requests."""
-    return fastest([contender(pair, drafter, block, policy, request) for block in blocks], development).block
+) -> tuple[dict[str, int], dict[str, str]]:
+    """The K with which every drafter is fastest on these requests, and the reason of each that does not run."""
+    chosen, left_out = {}, {}
+    for drafter in DRAFTERS:
+        try:
+            field = [contender(pair, drafter, block, policy, request) for block in blocks]
+            chosen[drafter] = fastest(field, development).block
+        except UserError as error:  # the others can still be compared
+            left_out[drafter] = str(error)
+            print(f"'{drafter}' is left out: {error}")
+    return chosen, left_out
 
 
 def encoded(pair: Pair, texts: Sequence[str]) -> list[list[int]]:
@@ -128,4 +136,4 @@ def decoder_of(pair: Pair, drafter: str, block: int, stopping: Stopping | None =
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

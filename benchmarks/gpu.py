@@ -73,4 +73,4 @@ def said(answer: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -151,4 +151,4 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.counts import names
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, warm
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
+from gistgate.decoding.engines.choice import ENGINES
 from gistgate.observing.intervals import Columns, over_prompts
 from pipeline.common.entry import run
 from pipeline.speed.clock import check_engine, synchronise
@@ -51,13 +53,9 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(prompts)
-    own = workload.params.decoding.strict_block
-    cases: dict[str, Callable[[str], Decoder]] = {f"strict K={own}": lambda engine: workload.strict(own, engine)}
-    names = methods.split(",") if methods else chosen(workload)
-    cases |= {name: lambda engine, name=name: workload.method(name, engine) for name in names}
-    found: dict[str, Any] = {}
-    for engine in engines.split(","):
+    wanted, workload = names(engines, ENGINES, "is no engine"), Workload.load(prompts)
+    cases, found = cases_of(workload, methods), dict[str, Any]()
+    for engine in wanted:
         found[engine] = {}
         for name, make in cases.items():
             found[engine][name] = limit(workload, make(engine), calls)
@@ -67,10 +65,22 @@ def main(
     save("limit", payload, results, lambda: figure(payload))
 
 
+def cases_of(workload: Workload, methods: str) -> dict[str, Callable[[str], Decoder]]:
+    """Strict decoding at its own K and these methods, else the chosen ones, each made for an engine.
+
+    Raises:
+        UserError: a method is not certified here.
+    """
+    taken = names(methods, workload.points, "is not certified here") if methods else chosen(workload)
+    own = workload.params.decoding.strict_block
+    cases: dict[str, Callable[[str], Decoder]] = {f"strict K={own}": lambda engine: workload.strict(own, engine)}
+    return cases | {name: lambda engine, name=name: workload.method(name, engine) for name in taken}
+
+
 def chosen(workload: Workload) -> list[str]:
-    """The learned method, and the best rule without a gate if there is one."""
+    """The learned method and the best rule without a gate, as far as they are certified."""
     free = [name for name, point in workload.points.items() if point.head is None]
-    return [workload.headline, *[name for name in ("ensemble", "fly") if name in free][:1]]
+    return [*workload.headline, *[name for name in ("ensemble", "fly") if name in free][:1]]
 
 
 def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, Any]:
@@ -79,7 +89,7 @@ def limit(workload: Workload, decoder: Decoder, calls: int) -> dict[str, Any]:
     parts: dict[str, Any] = {
         "step": Forward(pair.target, 1),
         "verify": Forward(pair.target, num + 1),
-        "draft": DraftStep(pair.draft, num),
+        "draft": DraftStep(pair.draft_model, num),
     }
     if engine == "compiled":  # eager rounds count their share of judging themselves
         parts["judged"] = Verification(decoder, workload.request)
@@ -168,4 +178,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import mean, median
 from time import perf_counter
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, OpenAIError
+
+from gistgate.errors import UserError, first_line
 
 SECONDS = 300.0
 """Longest wait for one answer."""
@@ -86,8 +89,28 @@ def drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, 
         level: how many at once, or how often.
         length: longest answer, in tokens.
         seed: draws the distances of an open loop; equal seeds give equal arrivals.
+
+    Raises:
+        UserError: the server did not answer one of them.
     """
-    return asyncio.run(_drive(address, model, prompts, level, length, seed))
+    with answered(address):
+        return asyncio.run(_drive(address, model, prompts, level, length, seed))
+
+
+@contextmanager
+def answered(address: str) -> Iterator[None]:
+    """Around requests to a server: the first one that fails ends all of them.
+
+    Raises:
+        UserError: the server did not answer one of them.
+    """
+    try:
+        yield
+    except OpenAIError as error:
+        raise UserError(
+            f"The server at {address} did not answer a request ({type(error).__name__}: {first_line(error)}). Its log "
+            "in .scratch says why; mend that, and start again."
+        ) from error
 
 
 async def _drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:

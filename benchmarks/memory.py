@@ -1,11 +1,12 @@
 """Peak memory beyond models and caches, plain, strict and gated, on both engines.
 
-    python -m benchmarks.memory [--prompts 4] [--batch 8] [--results FOLDER]
+    python -m benchmarks.memory [--batch 8] [--results FOLDER]
 
-In the folder of a finished run. The peak counts from where nothing of the decoding exists, so slots, the room that they
-keep in reserve, and graphs are in it; caches are the keys and values of the tokens alone. On a GPU the allocator's own
-peak with the idle part of the graphs' pools; on a CPU the growth of the process's largest resident size, where a few
-megabytes either way mean nothing.
+In the folder of a finished run whose pair has a draft model; one test prompt alone, and `--batch` of them together. The
+peak counts from where nothing of the decoding exists, so slots, the room that they keep in reserve, and graphs are in
+it; caches are the keys and values of the tokens alone. On a GPU the allocator's own peak with the idle part of the
+graphs' pools; on a CPU the growth of the process's largest resident size, where a few megabytes either way mean
+nothing.
 """
 
 from __future__ import annotations
@@ -31,21 +32,21 @@ from pipeline.speed.clock import check_engine
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
-def main(prompts: int = 4, batch: int = 8, threads: int = 1, results: Path = RESULTS) -> None:
+def main(batch: int = 8, threads: int = 1, results: Path = RESULTS) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(max(prompts, batch))
-    own, found = workload.params.decoding.strict_block, {}
+    workload = Workload.load(batch)
+    held, own, found = megabytes(models(workload)), workload.params.decoding.strict_block, {}
     makers: dict[str, Callable[[str], Decoder]] = {
         "plain": workload.plain,
         "strict": lambda engine: workload.strict(own, engine),
-        workload.headline: lambda engine: workload.method(workload.headline, engine),
+        **{name: lambda engine, name=name: workload.method(name, engine) for name in workload.headline},
     }
     for name, make in makers.items():
         for engine in ("eager", "compiled"):
             for rows in (1, batch):
                 found[f"{name}-{engine}-{rows}"] = entry = beyond(workload, make(engine), rows)
                 print(f"{name}-{engine}-{rows}: {entry['beyond_mb']:.1f} MB beyond models and caches", flush=True)
-    save("memory", {"pair": workload.pair.name, "models_mb": megabytes(models(workload)), "decoders": found}, results)
+    save("memory", {"pair": workload.pair.name, "models_mb": held, "decoders": found}, results)
 
 
 def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
@@ -91,8 +92,12 @@ def per_token(model: torch.nn.Module) -> int:
 
 
 def models(workload: Workload) -> int:
-    """Bytes of both models."""
-    both = [*workload.pair.target.parameters(), *workload.pair.draft.parameters()]
+    """Bytes of both models.
+
+    Raises:
+        UserError: the pair has no draft model.
+    """
+    both = [*workload.pair.target.parameters(), *workload.pair.draft_model.parameters()]
     return sum(one.numel() * one.element_size() for one in both)
 
 
@@ -136,4 +141,4 @@ def megabytes(count: int) -> float:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

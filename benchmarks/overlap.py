@@ -2,12 +2,13 @@
 
     python -m benchmarks.overlap [--block 4] [--calls 30] [--results FOLDER]
 
-In the folder of a run whose pair has a draft model, batch 1. A round drafts K tokens and verifies them with all
-threads, one after the other (`serial`). With overlap the threads are shared: the target verifies with some of them
-while the draft writes the next block with the others, and in front of it the target's own token, which it has to
-guess (`both`). A round that keeps less, or another own token, throws that block away and drafts again. So serial /
-both is the most that overlap could give (`most`), and serial / (both + (1 - w) draft) what it gives where the share w
-of the rounds keeps the K + 1 tokens (`strict`). That share is measured with strict decoding of development prompts.
+In the folder of a run whose pair has a draft model, batch 1, with two threads or more. A round drafts K tokens and
+verifies them with all threads, one after the other (`serial`). With overlap the threads are shared: the target verifies
+with some of them while the draft writes the next block with the others, and in front of it the target's own token,
+which it has to guess (`both`). A round that keeps less, or another own token, throws that block away and drafts again.
+So serial / both is the most that overlap could give (`most`), and serial / (both + (1 - w) draft) what it gives where
+the share w of the rounds keeps the K + 1 tokens (`strict`). That share is measured with strict decoding of development
+prompts.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ def main(
     threads: int = 2,
     results: Path = RESULTS,
 ) -> None:
+    if threads < 2:
+        raise UserError(f"Target and draft share the threads, and --threads is {threads}. Pass 2 or more.")
     torch.set_num_threads(threads)
     pair = load_pair(read_params())
     if pair.draft is None:
@@ -64,7 +67,7 @@ def seconds(pair: Pair, block: int, calls: int, threads: int) -> dict[str, list[
     draft, ahead = (warm(DraftStep(pair.draft, num), "eager") for num in (block, block + 1))
     times: dict[str, list[float]] = {name: [] for name in ("serial", "draft", "both")}
     with ThreadPoolExecutor(2) as pool:
-        shares = (max(threads - threads // 2, 1), max(threads // 2, 1))
+        shares = (threads - threads // 2, threads // 2)
         for _ in range(calls):
             torch.set_num_threads(threads)
             drafted = once(draft)
@@ -99,4 +102,4 @@ def share_kept(pair: Pair, num: int, prompts: int, max_new_tokens: int) -> float
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -124,4 +124,4 @@ def differing(alone: Sequence[Generation], together: Sequence[Generation]) -> di
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -105,4 +105,4 @@ def differing(first: Sequence[float], other: Sequence[float]) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -15,7 +15,7 @@ the same code goes on with the next batch.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,13 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.batches import batches_of
 from benchmarks.bench import RESULTS, save
-from benchmarks.drafting import batches_of
+from benchmarks.counts import counts, names
 from benchmarks.drafting_figures import PARTS
-from benchmarks.limit import chosen
+from benchmarks.limit import cases_of
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
+from gistgate.decoding.engines.choice import ENGINES
 from gistgate.files import fingerprint, read_json, write_json
 from gistgate.observing.intervals import Columns, over_prompts
 from gistgate.request.statistics import total
@@ -57,9 +58,10 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
+    asked, wanted = counts(batches, "--batches"), names(engines, ENGINES, "is no engine")
     workload = Workload.load(prompts)
-    sizes = {size: batches_of(workload.ids, int(size)) for size in batches.split(",")}
-    cases = cases_of(workload, methods.split(",") if methods else chosen(workload))
+    sizes = {str(size): batches_of(workload.ids, size, "--batches") for size in asked}
+    cases = cases_of(workload, methods)
     request = {**workload.request, "max_new_tokens": min(max_new_tokens, workload.request["max_new_tokens"])}
     points = {name: point.as_dict() for name, point in workload.points.items()}
     form = [
@@ -68,7 +70,6 @@ def main(
         sorted(request.items(), key=str),
         points,
     ]
-    wanted = engines.split(",")
     found: dict[str, Any] = {engine: {} for engine in wanted}
     folders: list[Path] = []
     for size, some in sizes.items():
@@ -83,19 +84,6 @@ def main(
     save("rounds", {**about, "engines": found}, results)
     for finished in folders:  # a later run measures anew
         shutil.rmtree(finished, ignore_errors=True)
-
-
-def cases_of(workload: Workload, names: list[str]) -> dict[str, Callable[[str], Decoder]]:
-    """Strict decoding at its own K and these methods, each made for an engine.
-
-    Raises:
-        UserError: a method is not certified here.
-    """
-    if unknown := [name for name in names if name not in workload.points]:
-        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.points)}.")
-    own = workload.params.decoding.strict_block
-    cases: dict[str, Callable[[str], Decoder]] = {f"strict K={own}": lambda engine: workload.strict(own, engine)}
-    return cases | {name: lambda engine, name=name: workload.method(name, engine) for name in names}
 
 
 def measured(

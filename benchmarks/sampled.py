@@ -2,9 +2,9 @@
 
     python -m benchmarks.sampled [--prompts 24] [--counted 100] [--results FOLDER]
 
-In the folder of a finished run, on development prompts, every arm with seeds of its own. tau on the first `counted`
-prompts, read in batches; speed on the first `prompts`, one row at a time, eager engine. Sampled answers differ in
-length from arm to arm, so that speed compares seconds per token, averaged over prompts.
+In the folder of a finished run whose pair has a draft model, on development prompts, every arm with seeds of its own.
+tau on the first `counted` prompts, read in batches; speed on the first `prompts`, one row at a time, eager engine.
+Sampled answers differ in length from arm to arm, so that speed compares seconds per token, averaged over prompts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,14 @@ def main(prompts: int = 24, counted: int = 100, threads: int = 1, results: Path 
 
 
 def make_decoders(workload: Workload) -> dict[str, Decoder]:
-    """Plain decoding, and each lossless rule with what it is compared on."""
-    chain, block = ModelDrafter(workload.pair.draft), workload.params.decoding.block
-    two, four = (TreeDrafter(workload.pair.draft, nodes=block * count, chains=count) for count in (2, 4))
+    """Plain decoding, and each lossless rule with what it is compared on.
+
+    Raises:
+        UserError: the pair has no draft model.
+    """
+    draft, block = workload.pair.draft_model, workload.params.decoding.block
+    chain = ModelDrafter(draft)
+    two, four = (TreeDrafter(draft, nodes=block * count, chains=count) for count in (2, 4))
     arms: dict[str, tuple[Drafter | None, str]] = {
         PLAIN: (None, "exact"),
         "one chain, exact": (chain, "exact"),
@@ -105,4 +110,4 @@ def speeds(times: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -20,10 +20,9 @@ from pipeline.common.code import running, write_result
 from pipeline.common.entry import run
 from pipeline.labels.cost import REPORTS
 from pipeline.labels.schema import FEATURE_FOLDER, LABEL_FOLDER, MISMATCH_FOLDER, REFERENCE
+from pipeline.params import read_params
 from pipeline.speed.clock import machine
 
-ROWS = 128
-"""Rollouts decoded together, as in params.yaml."""
 BANDWIDTH, OPERATIONS = 3.35e12, 989e12
 """Bytes and dense bfloat16 operations per second of an H100 SXM, from its data sheet."""
 REACHED = 0.1
@@ -54,7 +53,7 @@ def main(labels: int = 9000, answer: float = 250.0, results: Path = RESULTS) -> 
 
 
 def measured() -> dict[str, float]:
-    """What the run in this folder has counted and timed, all passes together.
+    """What the run in this folder has counted and timed, all passes together, with the rows that it rolls out at once.
 
     Raises:
         UserError: there is no such run, or its rollouts were not timed.
@@ -75,7 +74,7 @@ def measured() -> dict[str, float]:
         "labels_per_hour": 3600 * labels / seconds,
         "rollout_tokens_per_label": tokens / labels,
         "tokens_read_per_label": sum(one["target_tokens"] + one["draft_tokens"] for one in passes) / labels,
-        "rows": ROWS,
+        "rows": read_params().label.batch_size,
         "plain_tokens_per_second": rate,
         "overhead": seconds * rate / tokens,
         "answer_tokens": fmean(len(row["ids"]) for row in read_json_lines(REFERENCE)),
@@ -86,7 +85,7 @@ def measured() -> dict[str, float]:
 
 def extrapolated(found: dict[str, float], target: Target, labels: int, answer: float) -> dict[str, float]:
     """GPU hours and storage of a target. Nothing of this was measured."""
-    rate = fastest(target)
+    rate = fastest(target, found["rows"])
     tokens = labels * found["rollout_tokens_per_label"] * answer / found["answer_tokens"]
     hours = tokens * found["overhead"] / (3600 * rate)
     return {
@@ -100,10 +99,10 @@ def extrapolated(found: dict[str, float], target: Target, labels: int, answer: f
     }
 
 
-def fastest(target: Target) -> float:
-    """Tokens per second and GPU that plain decoding cannot exceed: a step reads all weights once."""
-    step = max(2 * target.parameters / BANDWIDTH, 2 * target.parameters * ROWS / OPERATIONS)
-    return ROWS / step
+def fastest(target: Target, rows: float) -> float:
+    """Tokens per second and GPU that plain decoding of so many rows cannot exceed: a step reads all weights once."""
+    step = max(2 * target.parameters / BANDWIDTH, 2 * target.parameters * rows / OPERATIONS)
+    return rows / step
 
 
 def feature_bytes(width: int) -> int:
@@ -117,4 +116,4 @@ def size_of(*folders: Path) -> int:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

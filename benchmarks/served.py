@@ -11,7 +11,6 @@ every time. An interrupted comparison does not start those servers again that ha
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
 import sys
@@ -21,7 +20,7 @@ from typing import Any
 
 from benchmarks.answers import Answer, Score, asked, compared, counters, figures
 from benchmarks.bench import RESULTS, save
-from benchmarks.servers import Configuration, serving
+from benchmarks.servers import server_of, serving
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json
@@ -34,7 +33,7 @@ from pipeline.common.entry import run
 from pipeline.common.gates import gate_folder
 from pipeline.common.operating_point import Operating
 from pipeline.common.paths import SCRATCH
-from pipeline.pairs.source import PairSource, read_pair
+from pipeline.pairs.source import read_pair
 from pipeline.tasks.loading import load_task
 
 
@@ -73,7 +72,7 @@ def main(
         if not (kept := place / f"{name}.json").exists():
             SCRATCH.mkdir(exist_ok=True)
             with serving(replace(plain, gistgate=value), SCRATCH / f"server-{name}.log") as address:
-                done = asyncio.run(asked(address, workload.prompts, users, score))
+                done = asked(address, workload.prompts, users, score)
                 counted = counters(address) if value and "rule" in value else {}
             write_json(kept, {"answers": [asdict(one) for one in done], "counted": counted})
         read = read_json(kept)
@@ -110,18 +109,6 @@ def settings_of(rules: str) -> dict[str, dict[str, Any]]:
             f'--rules {rules} is no JSON object. Write methods with settings, such as {{"fly": {{"theta": 1}}}}.'
         )
     return found
-
-
-def server_of(source: PairSource, block: int, python: str, options: list[str]) -> Configuration:
-    """A server that drafts with the pair's own draft.
-
-    Raises:
-        UserError: the pair has none.
-    """
-    if source.draft is None:
-        raise UserError("The pair of this run has no draft model, which the server would draft with.")
-    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
-    return Configuration(Path(source.target.model), speculation, None, source.target.dtype, python, options)
 
 
 def points(workload: Workload, rules: dict[str, dict[str, Any]]) -> dict[str, Operating]:

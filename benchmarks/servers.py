@@ -12,14 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 from gistgate.errors import UserError
 
-START = 600
-"""Longest wait for a server, in seconds."""
+if TYPE_CHECKING:
+    from pipeline.pairs.source import PairSource  # the environment of vLLM need not have what it reads files with
+
+START, STOP = 600, 60
+"""Longest wait for a server to answer, and to end when it is told to, in seconds."""
 MODEL = "target"
 """Name under which every server knows its model."""
 
@@ -56,6 +59,21 @@ class Configuration:
         return {**parts, "options": list(self.options)}
 
 
+def server_of(source: PairSource, block: int, python: str, options: Sequence[str]) -> Configuration:
+    """A server without the plug-in that drafts with the pair's own draft.
+
+    Raises:
+        UserError: the pair has none.
+    """
+    if source.draft is None:
+        raise UserError(
+            "The pair of this run has no draft model, which the server would draft with. Choose a pair with a draft "
+            "model."
+        )
+    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
+    return Configuration(Path(source.target.model), speculation, None, source.target.dtype, python, options)
+
+
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:
     """The address of a server, as long as it is needed.
@@ -72,8 +90,17 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
             until_ready(process, address, log)
             yield address
         finally:
-            process.terminate()
-            process.wait(60)
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server; one that does not end in time is killed."""
+    process.terminate()
+    try:
+        process.wait(STOP)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:

@@ -3,7 +3,8 @@
     python -m benchmarks.shapes [--pairs 7B/0.5B,8B/1B] [--block 8] [--error 0.08] [--tokens 128] [--results FOLDER]
 
 Needs torch, transformers and safetensors. On a GPU in bfloat16; 32B/0.5B where memory allows. Without a GPU the
-default is a pair of small shapes in float32, which shows that the script runs, not what a GPU would say.
+default is a pair of small shapes in float32, which shows that the script runs, not what a GPU would say. What does not
+run on this machine stands under `failed` with the reason; the result is written after every pair.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.counts import entries, names
 from benchmarks.parts import DraftStep, Forward, Verification, bandwidth, once, seconds_of, warm
-from benchmarks.scripted import VOCABULARY, random_gate, scripted, scripts
+from benchmarks.scripted import SHAPES, VOCABULARY, random_gate, scripted, scripts
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from pipeline.common.entry import run
 from pipeline.speed.clock import Contender, compiled, ours, theirs
+from pipeline.speed.race import working
 
 PROMPT = 128
 """Tokens of every prompt."""
@@ -51,16 +54,29 @@ def main(
 ) -> None:
     torch.set_num_threads(threads)
     on_gpu = torch.cuda.is_available()
-    names = (pairs or ("7B/0.5B,8B/1B" if on_gpu else "150M/20M")).split(",")
-    found = {name: one(name, block, error, tokens, repeats, on_gpu) for name in names}
+    found: dict[str, Any] = {}
     payload = {"prompt": PROMPT, "tokens": tokens, "error": error, "pairs": found}
-    save("shapes", payload, results, lambda: figure(payload))
+    for name in pairs_of(pairs or ("7B/0.5B,8B/1B" if on_gpu else "150M/20M")):
+        found[name] = one(name, block, error, tokens, repeats, on_gpu)
+        save("shapes", payload, results, lambda: figure(payload))
+
+
+def pairs_of(text: str) -> list[str]:
+    """The pairs of shapes that a list with commas names.
+
+    Raises:
+        UserError: one of them is no pair, or there is no such shape.
+    """
+    found = entries(text)
+    for name in found:
+        if name.count("/") != 1:
+            raise UserError(f"'{name}' is no pair of shapes. Write TARGET/DRAFT, such as 7B/0.5B.")
+        names(name.replace("/", ","), SHAPES, "is no shape")
+    return found
 
 
 def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: bool) -> dict[str, Any]:
-    """Everything about one pair of shapes."""
-    if name.count("/") != 1:
-        raise UserError(f"'{name}' is no pair of shapes. Write TARGET/DRAFT, such as 7B/0.5B.")
+    """Everything about one pair of shapes; `failed` has the reason of each contender that does not run."""
     device, dtype = ("cuda", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     vocabulary = VOCABULARY if on_gpu else 8192
     text, draft_text = scripts(PROMPT + tokens + 64, vocabulary, error, seed=0)
@@ -68,19 +84,37 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
     pair = Shaped(
         scripted(sizes[0], text, vocabulary, dtype, device), scripted(sizes[1], draft_text, vocabulary, dtype, device)
     )
-    request = {"max_new_tokens": tokens, "eos_ids": []}
+    request, decoders = {"max_new_tokens": tokens, "eos_ids": []}, decoders_of(pair, block)
     field = [
         Contender("generate", theirs(pair, request), 0),
         Contender("generate-static-compiled", compiled(theirs(pair, request), pair, PROMPT + tokens), 0),
         Contender("assisted", theirs(pair, request, block), block),
+        *(Contender(label, ours(decoder, request), decoder.block) for label, decoder in decoders.items()),
     ]
+    prompt, found = text[:PROMPT].tolist(), dict[str, float]()
+    able, failed = working(field, [prompt])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = side_by_side(able, [[prompt]] * repeats)
+        measured = ratios(times, ("generate", "assisted", "plain-eager", "plain-compiled"))
+        if "strict-compiled" in measured:
+            answer = decoders["strict-compiled"].generate([prompt], **request)[0]
+            found = limit(pair, block, answer, measured["strict-compiled"])
+    for label in ("strict", "closed-gate"):
+        if f"{label}-compiled" in measured:
+            found[f"judging_{label}"] = judging(pair, decoders[f"{label}-compiled"], request)
+    return {"contenders": measured, "failed": failed, "limit": found, "block": block}
+
+
+def decoders_of(pair: Shaped, block: int) -> dict[str, Decoder]:
+    """Ours on both engines: plain, strict, and with a gate that is asked about every token and lets none pass."""
     decoders = {}
     for engine in ("eager", "compiled"):
         decoders[f"plain-{engine}"] = Decoder(pair.target, None, make_rule("exact"), 0, engine=engine)
         decoders[f"strict-{engine}"] = Decoder(
             pair.target, ModelDrafter(pair.draft), make_rule("exact"), block, engine=engine
         )
-        decoders[f"closed-gate-{engine}"] = Decoder(  # it is asked about every token and lets none pass
+        decoders[f"closed-gate-{engine}"] = Decoder(
             pair.target,
             ModelDrafter(pair.draft),
             make_rule("autojudge", risk=-1.0),
@@ -88,17 +122,7 @@ def one(name: str, block: int, error: float, tokens: int, repeats: int, on_gpu: 
             gate=random_gate(pair.target),
             engine=engine,
         )
-    field += [Contender(label, ours(decoder, request), decoder.block) for label, decoder in decoders.items()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prompt = text[:PROMPT].tolist()
-        times = side_by_side(field, [[prompt]] * repeats)
-        answer = decoders["strict-compiled"].generate([prompt], **request)[0]
-    measured = ratios(times, ("generate", "assisted", "plain-eager", "plain-compiled"))
-    found = limit(pair, block, answer, measured["strict-compiled"])
-    for label in ("strict", "closed-gate"):
-        found[f"judging_{label}"] = judging(pair, decoders[f"{label}-compiled"], request)
-    return {"contenders": measured, "limit": found, "block": block}
+    return decoders
 
 
 @torch.inference_mode()
@@ -141,4 +165,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -5,10 +5,11 @@
 In the folder of a finished run. Batch 1: transformers' `generate`, with a compiled static cache, assisted by the draft
 and with prompt lookup, each at its best K (`pipeline/speed/baselines.py`); ours plain, strict and every certified
 method, each on both engines. Larger batches: what transformers can do in batches, ours plain, strict and the learned
-method; each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. A method runs
-at its own K where `make speed` certified it there; the looks behind these certificates enter the ledger of published
-looks before anything is timed. `--again` measures the same on another occasion, at the K that the first one chose:
-results keep every occasion, and intervals cover all of them.
+method; each of them row by row as well, on the same prompts and in turn with the batches: `vs_batch_1`. No prompt comes
+twice at one size, which has to fill four batches. A method runs at its own K where `make speed` certified it there; the
+looks behind these certificates enter the ledger of published looks before anything is timed. `--again` measures the
+same on another occasion, at the K that the first one chose: results keep every occasion, and intervals cover all of
+them.
 """
 
 from __future__ import annotations
@@ -16,17 +17,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
-from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from benchmarks.batches import batches_of as full_batches
 from benchmarks.bench import RESULTS, device_kind, ratios, save, side_by_side
+from benchmarks.counts import counts, names
 from benchmarks.speed_occasions import all_batches, earlier_occasions
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
+from gistgate.decoding.engines.choice import ENGINES
 from gistgate.files import fingerprint
 from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.code import made_by, running
@@ -38,7 +40,6 @@ from pipeline.speed.clock import Contender, Prompts, compiled, machine, ours, th
 from pipeline.speed.race import working
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
-ENGINES = ("eager", "compiled")
 BATCHES = 4
 """Fewest batches of a size: intervals are over batches."""
 SINGLY = "row by row: "
@@ -53,21 +54,19 @@ def main(
     again: bool = False,
 ) -> None:
     torch.set_num_threads(threads)
-    sizes, path = batches.split(","), results / f"speed-{device_kind()}.json"
-    workload = Workload.load(max(prompts, BATCHES * max(map(int, sizes))))
-    names = methods.split(",") if methods else list(workload.own)
-    if unknown := [name for name in names if name not in workload.own]:
-        raise UserError(f"'{unknown[0]}' is not certified here. Known: {', '.join(workload.own)}.")
+    sizes, path = counts(batches, "--batches"), results / f"speed-{device_kind()}.json"
+    workload = Workload.load(max(prompts, BATCHES * max(sizes)))
+    chosen = names(methods, workload.own, "is not certified here") if methods else list(workload.own)
     development = [prompt["ids"] for prompt in read_prompts("development")[: workload.params.benchmark.development]]
-    settings = settings_of(workload, names, {size: batches_of(workload.ids, int(size), prompts) for size in sizes})
+    settings = settings_of(workload, chosen, {str(size): batches_of(workload.ids, size, prompts) for size in sizes})
     settings["development"] = fingerprint(development)
     earlier = earlier_occasions(path, settings) if again else {"prompts": {}, "occasions": [], "chosen": {}}
     if results == RESULTS:
-        enter_looks(names, path)
+        enter_looks(chosen, path)
     blocks, refused = earlier["chosen"], {}
-    if "1" in sizes and not blocks:  # transformers assists one row at a time
+    if 1 in sizes and not blocks:  # transformers assists one row at a time
         blocks, refused = baselines.chosen(workload.pair, workload.request, development)
-    found = {size: measure(workload, int(size), prompts, names, blocks) for size in sizes}
+    found = {str(size): measure(workload, size, prompts, chosen, blocks) for size in sizes}
     if refused:
         found["1"]["failed"].update(refused)
     occasions = [*earlier["occasions"], found]
@@ -94,12 +93,12 @@ def enter_looks(methods: Collection[str], where: Path) -> None:
         publish_looks(reports / "calibration", where, methods=methods)
 
 
-def settings_of(workload: Workload, names: list[str], batches: dict[str, Any]) -> dict[str, Any]:
+def settings_of(workload: Workload, methods: list[str], batches: dict[str, Any]) -> dict[str, Any]:
     """What two occasions have to have in common."""
     return {
         "pair": workload.pair.name,
         "strict_block": workload.params.decoding.strict_block,
-        "points": {name: {**workload.own[name].as_dict(), **workload.certificate(name)} for name in names},
+        "points": {name: {**workload.own[name].as_dict(), **workload.certificate(name)} for name in methods},
         "prompts": {size: fingerprint(batch, sorted(workload.request.items())) for size, batch in batches.items()},
         "machine": machine(),
         "code": made_by(running()),
@@ -118,9 +117,12 @@ def measure(workload: Workload, size: int, prompts: int, methods: list[str], blo
 
 
 def batches_of(ids: list[list[int]], size: int, prompts: int) -> list[list[list[int]]]:
-    """Batches of about `prompts` prompts, but at least `BATCHES`: where there are too few, they come again."""
-    rows = cycle(ids)
-    return [list(islice(rows, size)) for _ in range(max(prompts // size, BATCHES))]
+    """Batches of about `prompts` prompts, but at least `BATCHES`; a prompt that came twice would count as two.
+
+    Raises:
+        UserError: there are too few prompts for them.
+    """
+    return full_batches(ids, size, "--batches", BATCHES)[: max(prompts // size, BATCHES)]
 
 
 def row_by_row(contender: Contender) -> Contender:
@@ -155,8 +157,8 @@ def contenders(workload: Workload, size: int, methods: list[str], blocks: dict[s
     for engine in ENGINES:
         field.append(timed(f"plain-{engine}", workload.plain(engine), request))
         field.append(timed(f"strict-{engine}", workload.strict(own, engine), request))
-        names = methods if size == 1 else [workload.headline]
-        field += [timed(f"{name}-{engine}", workload.at(workload.own[name], engine), request) for name in names]
+        chosen = methods if size == 1 else workload.headline
+        field += [timed(f"{name}-{engine}", workload.at(workload.own[name], engine), request) for name in chosen]
     return field
 
 
@@ -191,4 +193,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

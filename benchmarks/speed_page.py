@@ -104,4 +104,4 @@ def against_rows(entry: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

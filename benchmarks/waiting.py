@@ -6,7 +6,8 @@ In the folder of a run whose pair has a draft model, with PyTorch's libgomp (Lin
 steps, plain steps and verifications of K + 1 tokens run in processes whose threads sleep at once (GOMP_SPINCOUNT=0,
 which is what OMP_WAIT_POLICY=PASSIVE means), and in processes whose threads wait for a fraction of a millisecond
 first, as `benchmarks` and `make` ask for. The processes take turns. `asleep_vs_waiting` are milliseconds of the one
-over those of the other, with an interval over the rounds; `milliseconds` are the means of the rounds' medians.
+over those of the other, with the lowest and the highest round, or from 8 rounds on with a 90 % bootstrap over them
+(`kind` says which); `milliseconds` are the means of the rounds' medians.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, apart, save
+from benchmarks.intervals import ratio_over_rounds
 from benchmarks.parts import DraftStep, Forward, once, warm
 from gistgate.errors import UserError
-from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.entry import run
 from pipeline.pairs.pair import load_pair
 from pipeline.params import read_params
@@ -78,8 +79,8 @@ def over(name: str, found: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
     """One part, asleep over waiting."""
     spent = {way: [one[name] for one in ones] for way, ones in found.items()}
     means = {way: sum(some) / len(some) for way, some in spent.items()}
-    return {"asleep_vs_waiting": ratio_of_sums(spent["asleep"], spent["waiting"]).as_dict(), "milliseconds": means}
+    return {"asleep_vs_waiting": ratio_over_rounds(spent["asleep"], spent["waiting"]), "milliseconds": means}
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

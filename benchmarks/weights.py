@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.counts import counts
 from benchmarks.parts import CONTEXT, once
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
@@ -54,14 +55,14 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
-    pair = load_pair(read_params())
+    widths, pair = counts(sizes, "--sizes"), load_pair(read_params())
     drafts = drafts_of(pair)
     read = list(zip(read_prompts("train"), answers(), strict=False))[:prompts]
     agreed = agreement(drafts, [(prompt["ids"], answer["ids"][:tokens]) for prompt, answer in read])
     models = {TARGET: pair.target, **drafts}
     narrow = taking_turns({name: step(model, 1) for name, model in models.items()}, calls)
     wide = taking_turns({name: step(model, batch) for name, model in drafts.items()}, calls)
-    heads = taking_turns(output_layers(drafts, [int(size) for size in sizes.split(",")]), calls)
+    heads = taking_turns(output_layers(drafts, widths), calls)
     found = {
         "agrees": agreed,
         "step": {"batch 1": over(narrow, WHOLE), f"batch {batch}": over(wide, WHOLE)},
@@ -170,4 +171,4 @@ def over(times: Mapping[str, Sequence[float]], reference: str) -> dict[str, dict
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

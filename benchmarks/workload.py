@@ -52,8 +52,12 @@ class Workload:
         params = read_params()
         if not Path("data/prompts/test.jsonl").exists():
             raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
+        prompts = read_prompts(split)
+        if num_prompts and skip >= len(prompts):
+            remedy = f"Lower --skip {skip}." if skip else "Run the stage `prompts` again."
+            raise UserError(f"There are {len(prompts)} {split} prompts, so that none is left. {remedy}")
         loaded = load_pair(params if pair is None else replace(params, pair=pair))
-        return cls(table_params(params), loaded, read_prompts(split)[skip : skip + num_prompts])
+        return cls(table_params(params), loaded, prompts[skip : skip + num_prompts])
 
     @property
     def ids(self) -> list[list[int]]:
@@ -76,9 +80,7 @@ class Workload:
     @cached_property
     def points(self) -> dict[str, Operating]:
         """Methods that run loosely with a certificate for the headline budget, by name."""
-        names = [name for name in self.params.methods if calibration_file(self.params, name).exists()]
-        found = {name: operating_point(self.params, name) for name in names}
-        return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
+        return certified_points(self.params)
 
     @cached_property
     def own(self) -> dict[str, Operating]:
@@ -111,17 +113,13 @@ class Workload:
                 return {key: found[key] for key in PROOF}
         raise UserError(f"No calibration of '{name}' is left. Run `make speed` again.")
 
-    @property
-    def headline(self) -> str:
-        """The certified learned method.
-
-        Raises:
-            UserError: there is none.
-        """
-        learned = [name for name, point in self.points.items() if point.head is not None]
-        if not learned:
-            raise UserError("No learned method is certified in this folder's reports. Run `make repro` here first.")
-        return learned[0]
+    @cached_property
+    def headline(self) -> list[str]:
+        """The learned method that is certified at the common K; empty where there is none, which a sentence says."""
+        found = [name for name, point in self.points.items() if point.head is not None][:1]
+        if not found:
+            print("No learned method is certified here at the common K, so that none is measured.")
+        return found
 
     def plain(self, engine: str) -> Decoder:
         """The target alone."""
@@ -139,3 +137,10 @@ class Workload:
         """A method at one of its points."""
         gate = load_gate(point.head, self.pair) if point.head else None
         return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
+
+
+def certified_points(params: Params) -> dict[str, Operating]:
+    """Methods that run loosely with a certificate for the headline budget, by name."""
+    names = [name for name in params.methods if calibration_file(params, name).exists()]
+    found = {name: operating_point(params, name) for name in names}
+    return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}

@@ -7,7 +7,7 @@ meanwhile leaves a part of one, and the next refuses to start. The lock file is 
 start; what was finished since is found in DVC's cache of runs. The list only matters while its commands run. An entry
 of that cache gets its name last, but DVC reads the newest file whatever its name is, so that parts of one are removed.
 
-The documents behind `task_data` lie where DVC does not look. The fingerprint of their content is written into data/tasks,
+The documents behind `task_data` lie where DVC does not look. The fingerprint of their content goes into data/tasks,
 on which every stage depends that reads the task.
 """
 

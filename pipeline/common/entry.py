@@ -22,13 +22,29 @@ from pipeline.common import forecast
 from pipeline.common.paths import PARAMS
 from pipeline.common.reading import read_yaml
 
+AGAIN = {
+    True: "start again to go on; finished shards are kept",
+    False: "start again; what was measured so far is not taken up",
+}
+"""What follows a start that did not end, where finished work is kept and where it is not."""
+SMALLER = {
+    True: "Set decoding.workers to 1 in params.yaml or, which begins the stage anew, lower decoding.batch_size or "
+    "label.batch_size",
+    False: "Take smaller sizes among the options (--help), or a smaller pair",
+}
+"""What needs less memory in either case."""
 
-def run(main: Callable[..., object]) -> None:
+
+def run(main: Callable[..., object], kept: bool = True) -> None:
     """Call `main` with the command line's arguments, which its signature declares as Typer reads it.
 
     What a person can mend becomes one sentence on stderr and exit status 1 (130 after an interruption).
+
+    Args:
+        main: what is run.
+        kept: whether another start goes on with what this one has finished; most benchmarks begin anew.
     """
-    started = perf_counter()
+    started, again = perf_counter(), AGAIN[kept]
     try:
         given = arguments(main)
         forecast.announce(pair_in_use())
@@ -39,16 +55,13 @@ def run(main: Callable[..., object]) -> None:
     except OSError as error:
         if error.errno != errno.ENOSPC:
             raise
-        leave("The disk is full. Free some space and start again; finished shards are kept.")
+        leave(f"The disk is full. Free some space and {again}.")
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
-        leave(
-            "Memory ran out. Lower decoding.batch_size or label.batch_size, or set decoding.workers to 1 in "
-            "params.yaml, and start again; finished shards are kept."
-        )
+        leave(f"Memory ran out. {SMALLER[kept]}, and {again}.")
     except KeyboardInterrupt:
-        leave("Interrupted. Start again to go on; finished shards are kept.", status=130)
+        leave(f"Interrupted. {again[0].upper()}{again[1:]}.", status=130)
 
 
 def pair_in_use() -> str | None:

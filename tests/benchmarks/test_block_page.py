@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from benchmarks.block_page import PAGE, SWEEPS, sweep
-from gistgate.files import read_json
+from benchmarks.block_page import PAGE, SWEEPS, methods_of, sweep
+from gistgate.errors import UserError
+from gistgate.files import write_json
 from pipeline.report.markers import part
 
 
 @pytest.mark.parametrize("name", SWEEPS)
 def test_the_page_shows_the_published_sweep(name: str):
-    assert part(PAGE.read_text(), name) == sweep(read_json(SWEEPS[name])["methods"])
+    assert part(PAGE.read_text(), name) == sweep(methods_of(SWEEPS[name]))
 
 
 def test_the_fastest_k_is_bold_and_the_proposed_one_stands_last():
@@ -22,3 +25,11 @@ def test_the_fastest_k_is_bold_and_the_proposed_one_stands_last():
     head, _, *rows = sweep(methods).splitlines()
     assert head == "| method | K = 2 | K = 10 | proposed |"
     assert rows == ["| gate | 20 | **21** | 2 |", "| strict | **10** | 8 | 2 |"]
+
+
+def test_a_table_refuses_the_result_of_another_engine(tmp_path: Path):
+    write_json(tmp_path / "block-cpu.json", {"engine": "compiled", "methods": {}})
+    with pytest.raises(
+        UserError, match="is about the engine 'compiled'. Run `python -m benchmarks.block --engine eager`"
+    ):
+        methods_of("eager", tmp_path)

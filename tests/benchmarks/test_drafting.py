@@ -71,7 +71,7 @@ def test_a_step_keeps_what_those_before_it_changed(rungs: Ladder):
 
 
 def test_finished_prompts_are_not_timed_again(rungs: Ladder, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    compared, batches = comparison(rungs, folder), drafting.batches_of(prompts(5, 6, 7), 1)
+    compared, batches = comparison(rungs, folder), drafting.batches_of(prompts(5, 6, 7), 1, "--batch")
     field = drafting.contenders(compared)
     first = drafting.timed(field, [], batches[:2], folder)
     assert len(first["plain"]["seconds"]) == 2
@@ -112,14 +112,29 @@ def test_what_development_prompts_say_is_measured_once(rungs: Ladder, tmp_path: 
 
 
 def test_batches_have_no_assisted_generation_and_no_limit(rungs: Ladder, folder: Path):
-    compared, batches = comparison(rungs, folder, 2), drafting.batches_of(prompts(5, 6, 7, 8, 9), 2)
+    compared, batches = comparison(rungs, folder, 2), drafting.batches_of(prompts(5, 6, 7, 8, 9), 2, "--batch")
     assert [len(one) for one in batches] == [2, 2]
     found = figures(drafting.timed(drafting.contenders(compared), [], batches, folder), compared)
     assert "assisted" not in found and found["plain"]["n"] == 2
     entry = found[f"{STRICT}: {TEXTS}"]
     assert entry["tau"] > 1 and "limit" not in entry and sum(entry["parts"].values()) == pytest.approx(1)
-    with pytest.raises(UserError, match="2 prompts do not fill a batch of 3"):
-        drafting.batches_of(prompts(5, 6), 3)
+
+
+def test_assisted_generation_that_transformers_refuses_is_left_out_and_the_others_are_timed(
+    rungs: Ladder, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    def refused(*_: Any) -> Any:
+        raise UserError("'assisted' does not run with this pair (ValueError: no). Mend that, or leave it out.")
+
+    monkeypatch.setattr("benchmarks.drafting_choices.fastest", refused)
+    (folder / "assisted.json").unlink()
+    prepare(rungs, {STRICT: POINT}, prompts(5, 6), REQUEST, folder)
+    left_out = {"assisted": read_json(folder / "assisted.json")["failed"]}
+    assert "ValueError: no" in left_out["assisted"]
+    field = drafting.contenders(comparison(rungs, folder))
+    assert [one.name for one in field] == ["plain", *(f"{STRICT}: {step}" for step in STEPS)]
+    drafting.tell(left_out)
+    assert "'assisted' is left out: 'assisted' does not run with this pair" in capsys.readouterr().out
 
 
 def methods(folder: Path) -> Any:

@@ -63,6 +63,11 @@ def test_editing_and_rounds_have_tables_of_their_own(tmp_path: Path):
     contenders = {name: {**entry, "vs_model": RATIO} for name in ("hybrid", "model", "plain", "suffix")}
     write_json(tmp_path / "editing-cpu.json", {**about, "contenders": contenders, **MACHINE})
     assert content_of(tmp_path).endswith("| suffix | 4 | 20 | 12.5 | 1.50 [1.25, 1.75] | 1.50 [1.25, 1.75] | 3.50 |")
+    del contenders["hybrid"]
+    left_out = {"hybrid": "it does not run."}
+    write_json(tmp_path / "editing-cpu.json", {**about, "left_out": left_out, "contenders": contenders, **MACHINE})
+    assert content_of(tmp_path).endswith("Left out: hybrid (it does not run).")
+    assert "| hybrid |" not in content_of(tmp_path)
     shares = {name: {"mean": share} for name, share in zip(SHARES, (0.5, 0.3, 0.1, 0.1, 0.02), strict=True)}
     profiled = {"strict": {"block": 4, "n": 2, "tau": 3.25, "shares": shares}}
     faster = {"strict": {**profiled["strict"], "vs_eager": RATIO}}

@@ -52,9 +52,22 @@ def test_copying_alone_and_with_the_model_are_compared_with_the_model(pair: Any)
     )
     policy = editing.policy_on(pair, [2, 4], ids, request)
     assert policy.measured["block"] == 4 and policy.measured["cost"] > 0
-    chosen = {name: editing.best_block(pair, name, [2, 4], policy, ids, request) for name in editing.DRAFTERS}
-    assert set(chosen.values()) <= {2, 4}
+    chosen, left_out = editing.best_blocks(pair, [2, 4], policy, ids, request)
+    assert list(chosen) == list(editing.DRAFTERS) and set(chosen.values()) <= {2, 4} and not left_out
     found = editing.compare(pair, {**chosen, "suffix": 4}, policy, ids, request)
     assert list(found) == ["plain", "model", "hybrid", "suffix"] and found["suffix"]["block"] == 4
     assert found["plain"]["tau"] == 1 and all("vs_model" in found[name] for name in ("plain", "hybrid", "suffix"))
     assert all(1 <= one["tau"] <= 5 and "vs_plain" in one for name, one in found.items() if name != "plain")
+
+
+def test_a_drafter_that_does_not_run_is_left_out_with_the_reason(pair: Any, monkeypatch: pytest.MonkeyPatch):
+    def fastest(field: Any, _ids: Any) -> Any:
+        if field[0].name == "hybrid":
+            raise UserError("'hybrid' does not run with this pair (RuntimeError: no). Mend that, or leave it out.")
+        return field[-1]
+
+    monkeypatch.setattr(editing, "fastest", fastest)
+    policy = editing.Stopping(0.0, measured={"cost": 0.4, "verify": 1.3, "block": 4})
+    chosen, left_out = editing.best_blocks(pair, [2, 4], policy, [[5]], {"max_new_tokens": 4, "eos_ids": []})
+    assert chosen == {"model": 4, "suffix": 4}
+    assert list(left_out) == ["hybrid"] and "RuntimeError: no" in left_out["hybrid"]

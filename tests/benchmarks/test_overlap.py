@@ -13,6 +13,7 @@ import torch
 from benchmarks import overlap
 from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.errors import UserError
 from gistgate.rules import make_rule
 from tests.architectures import tiny_model
 
@@ -36,6 +37,11 @@ def test_every_repetition_has_a_serial_and_an_overlapped_round():
     torch.set_num_threads(1)
     assert {name: len(some) for name, some in times.items()} == {"serial": 3, "draft": 3, "both": 3}
     assert all(serial > draft > 0 for serial, draft in zip(times["serial"], times["draft"], strict=True))
+
+
+def test_one_thread_is_not_enough_to_share():
+    with pytest.raises(UserError, match="--threads is 1. Pass 2 or more"):
+        overlap.main(threads=1)
 
 
 @pytest.mark.parametrize(("draft_seed", "low", "high"), [(None, 0.5, 1.0), (7, 0.0, 0.1)])

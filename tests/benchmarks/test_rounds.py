@@ -27,7 +27,7 @@ def profiled(field: Any, batches: Any, folder: Path) -> Any:
 def test_parts_and_rest_are_the_whole_round(size: int, tmp_path: Path):
     target = tiny_model("llama")
     decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.03)), make_rule("exact"), 3)
-    batches = rounds.batches_of(prompts(5, 6, 7, 8, 9, 10), size)
+    batches = rounds.batches_of(prompts(5, 6, 7, 8, 9, 10), size, "--batches")
     found = profiled({("eager", "strict"): decoder}, batches, tmp_path)["eager", "strict"]
     shares = {name: one["mean"] for name, one in found["shares"].items()}
     assert sum(share for name, share in shares.items() if name != "outside") == pytest.approx(1)
@@ -51,7 +51,7 @@ def test_shares_are_those_of_summed_seconds():
 def test_an_interrupted_measurement_decodes_what_is_missing_only(tmp_path: Path):
     target = tiny_model("llama")
     decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.03)), make_rule("exact"), 3)
-    field, batches = {("eager", "strict"): decoder}, rounds.batches_of(prompts(5, 6, 7), 1)
+    field, batches = {("eager", "strict"): decoder}, rounds.batches_of(prompts(5, 6, 7), 1, "--batches")
     first = profiled(field, batches, tmp_path)
     assert profiled(field, batches, tmp_path) == first  # seconds would differ
     kept = {path: path.read_text() for path in sorted(tmp_path.glob("batch-*"))}
@@ -76,6 +76,13 @@ def test_an_engine_is_compared_with_the_eager_one_by_tokens_per_second():
 
 def test_methods_that_are_not_certified_are_refused():
     workload: Any = SimpleNamespace(points={"fly": 1}, params=SimpleNamespace(decoding=SimpleNamespace(strict_block=4)))
-    assert list(rounds.cases_of(workload, ["fly"])) == ["strict K=4", "fly"]
+    assert list(rounds.cases_of(workload, "fly")) == ["strict K=4", "fly"]
     with pytest.raises(UserError, match="'prob' is not certified here. Known: fly"):
-        rounds.cases_of(workload, ["prob"])
+        rounds.cases_of(workload, "prob")
+
+
+def test_strict_decoding_and_free_rules_are_measured_without_a_learned_method():
+    params = SimpleNamespace(decoding=SimpleNamespace(strict_block=4))
+    points = {name: SimpleNamespace(head=None) for name in ("prob", "fly")}
+    workload: Any = SimpleNamespace(points=points, params=params, headline=[])
+    assert list(rounds.cases_of(workload, "")) == ["strict K=4", "fly"]

@@ -19,6 +19,7 @@ from pipeline.speed.clock import Contender
 from tests.architectures import noisy_copy, tiny_model
 
 FAST: Any = {"block": 4, "n": 30, "tokens_per_second": 10.0, "loops": 0, "vs_plain": {"mean": 2, "low": 1, "high": 3}}
+PROMPTS = [[place, 2] for place in range(16)]
 SLOW: Any = FAST | {"n": 29, "tokens_per_second": 6.0, "vs_plain": {"mean": 0.5, "low": 0.25, "high": 1}}
 
 
@@ -44,14 +45,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """`speed.main` without seconds: it returns what it wrote; every K that is timed is the chosen one."""
     point = Operating("gate", "prob", "model", 4, {"r": 0.5})
     params = SimpleNamespace(decoding=SimpleNamespace(strict_block=4), benchmark=SimpleNamespace(development=16))
-    given = {"prompts": [[1, 2], [3]], "threads": 1, "chosen": {"assisted": 4, "prompt-lookup": 10}, "rate": FAST}
+    given = {"prompts": PROMPTS, "threads": 1, "chosen": {"assisted": 4, "prompt-lookup": 10}, "rate": FAST}
 
     def load(num: int) -> Any:
         pair, request = SimpleNamespace(name="tiny"), {"max_new_tokens": 4}
         about = {"params": params, "request": request, "ids": given["prompts"], "certificate": lambda _name: {"n": 9}}
         return SimpleNamespace(pair=pair, own={"gate": point}, **about)
 
-    def measure(_workload: Any, num: int, _prompts: int, _names: Any, blocks: dict[str, int]) -> Any:
+    def measure(_workload: Any, _size: int, _prompts: int, _names: Any, blocks: dict[str, int]) -> Any:
         given["timed"] = blocks
         return size(gate=given["rate"])
 
@@ -85,7 +86,7 @@ def test_another_occasion_is_added_at_the_k_of_the_first(run: Any):
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ({"prompts": [[1, 2], [4]]}, "prompts of batch 1"),
+        ({"prompts": PROMPTS[::-1]}, "prompts of batch 1"),
         ({"threads": 2}, "machine"),
         ({"code": {"fingerprint": "other"}}, "code"),
     ],
@@ -115,3 +116,32 @@ def test_both_baselines_are_timed_at_the_chosen_k(monkeypatch: pytest.MonkeyPatc
     assert baselines.chosen(pair, {"max_new_tokens": 4}, [[1]]) == (picked, {})
     found: list[Contender] = baselines.at(pair, {"max_new_tokens": 4}, picked)
     assert [(one.name, one.block) for one in found] == list(picked.items())
+
+
+def test_sizes_may_be_written_with_blanks_and_a_size_that_the_prompts_do_not_fill_is_refused_first(run: Any):
+    assert set(run.main(batches="4, 1")["batches"]) == {"4", "1"} and run.given["timed"] == run.given["chosen"]
+    run.given.pop("timed")
+    with pytest.raises(UserError, match="16 prompts do not fill 4 batches of 5.* sizes from 1 to 4 with --batches"):
+        run.main(batches="1,5")
+    with pytest.raises(UserError, match="'x' in --batches"):
+        run.main(batches="1,x")
+    with pytest.raises(UserError, match="'gat' is not certified here. Did you mean 'gate'"):
+        run.main(methods="gat")
+    assert "timed" not in run.given
+
+
+@pytest.mark.parametrize(("headline", "shown"), [([], []), (["gate"], ["gate-eager", "gate-compiled"])])
+def test_larger_batches_have_the_learned_method_where_one_is_certified(headline: list[str], shown: list[str]):
+    target = tiny_model("llama")
+    decoder = SimpleNamespace(block=4, engine=SimpleNamespace(name="eager"))
+    workload: Any = SimpleNamespace(
+        pair=SimpleNamespace(target=target, draft=target, tokenizer=None), request={"max_new_tokens": 4},
+        ids=PROMPTS, headline=headline, own={"gate": None, "fly": None}, plain=lambda _engine: decoder,
+        params=SimpleNamespace(decoding=SimpleNamespace(strict_block=4)),
+        strict=lambda _block, _engine: decoder, at=lambda _point, _engine: decoder,
+    )  # fmt: skip
+    ours = {f"{name}-{engine}" for name in ("plain", "strict") for engine in ("eager", "compiled")}
+    found = [one.name for one in speed.contenders(workload, 4, ["gate", "fly"], {})]
+    assert {*found} == {"generate", "generate-static-compiled", *ours, *shown}
+    singly = [one.name for one in speed.contenders(workload, 1, ["gate", "fly"], {})]
+    assert {"fly-eager", "gate-eager"} <= {*singly}

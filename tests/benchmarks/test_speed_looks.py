@@ -34,7 +34,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     calibrated("reports/speed/calibration/free/prob.json", "prob in the study speed")
     calibrated("reports/speed/table/calibration/learned/judge.json", "judge in the study speed")
     workload = SimpleNamespace(
-        own={"fly": SimpleNamespace(as_dict=dict)}, pair=SimpleNamespace(name="tiny"), request={}, ids=[[1, 2]],
+        own={"fly": SimpleNamespace(as_dict=dict)}, pair=SimpleNamespace(name="tiny"), request={}, ids=PROMPTS,
         certificate=lambda _name: {},
         params=SimpleNamespace(decoding=SimpleNamespace(strict_block=4), benchmark=SimpleNamespace(development=16)),
     )  # fmt: skip

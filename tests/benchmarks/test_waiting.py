@@ -44,4 +44,5 @@ def test_the_processes_take_turns_and_are_compared(pair: Any, tmp_path: Path, mo
     assert asked == ["10000", "0", "0", "10000"]
     (path,) = tmp_path.glob("waiting-*.json")
     part = read_json(path)["parts"]["draft step"]
-    assert part["asleep_vs_waiting"]["mean"] == 2 and part["milliseconds"] == {"asleep": 54, "waiting": 27}
+    assert part["asleep_vs_waiting"] == {"mean": 2, "low": 2, "high": 2, "kind": "range"}
+    assert part["milliseconds"] == {"asleep": 54, "waiting": 27}

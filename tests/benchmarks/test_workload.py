@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks import workload as module
 from benchmarks.workload import PROOF, Workload
 from gistgate.errors import UserError
 from gistgate.files import write_json
@@ -58,3 +59,24 @@ def test_a_certificate_at_another_k_than_asked_for_is_stale(workload):
     calibrated("prob", "reports/speed", 5, 0.1)
     with pytest.raises(UserError, match=r"K = 5, but pipeline/studies/speed/params.yaml says 3. Run `make speed`"):
         _ = workload.own
+
+
+def test_a_run_without_a_learned_method_says_so_once(workload, capsys):
+    assert workload.headline == [] and workload.headline == []
+    assert capsys.readouterr().out.count("No learned method is certified here at the common K") == 1
+
+
+@pytest.mark.parametrize(
+    ("skip", "said"), [(3, "There are 3 test prompts, so that none is left. Lower --skip 3"), (0, "")]
+)
+def test_skipping_all_prompts_is_refused_before_a_model_is_loaded(skip, said, workload, monkeypatch):
+    write_json(Path("data/prompts/test.jsonl"), {})
+    monkeypatch.setattr(module, "read_params", lambda: None)
+    monkeypatch.setattr(module, "table_params", lambda params: params)
+    monkeypatch.setattr(module, "read_prompts", lambda _split: [{"ids": [place]} for place in range(3)])
+    monkeypatch.setattr(module, "load_pair", lambda _params: pytest.fail("loaded") if skip else None)
+    if skip:
+        with pytest.raises(UserError, match=said):
+            Workload.load(2, skip=skip)
+    else:
+        assert Workload.load(2).ids == [[0], [1]] and Workload.load(0).ids == []

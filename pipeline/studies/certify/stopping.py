@@ -101,4 +101,4 @@ def timing(tested: Iterator[Tested]) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -45,6 +45,7 @@ def main(
     dtype: Annotated[str, typer.Option(help="Dtype of torch that is compared with the pair's own.")] = "float32",
 ) -> None:
     torch.set_grad_enabled(False)
+    wanted = dtype_of(dtype)
     params, (all_labels, texts) = read_params(), read_labels()
     pair, gate = load_pair(params), Gate.load(HEADS / params.train.headline_head)
     table, own = drawn(all_labels, rows, params.seed), str(pair.target.dtype).removeprefix("torch.")
@@ -67,7 +68,7 @@ def main(
     narrow = replace(params, label=replace(params.label, batch_size=max(1, params.label.batch_size // 2)))
     add("half the rows", {"outcomes": differing(first_kept, kept(narrow, pair, table, texts))})
     first = features(params, pair, gate, table, texts)
-    pair = replace(pair, target=pair.target.to(dtype_of(dtype)))
+    pair = replace(pair, target=pair.target.to(wanted))
     read = compared(gate, first, features(params, pair, gate, table, texts))
     add(dtype, read)
     add(dtype, {"outcomes": differing(first_kept, kept(params, pair, table, texts)), **read})

@@ -6,6 +6,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from gistgate.errors import UserError
 from pipeline.common.paths import STUDIES
 from pipeline.common.reading import Count, block, build, read_yaml
 from pipeline.smoke import merged
@@ -43,7 +44,7 @@ def read_study(path: Path) -> RealParams:
     """The file of a study; what it leaves out stands in the file that its key `like` names, beside it.
 
     Raises:
-        UserError: a file is missing or no YAML, or holds an unknown key or a wrong type.
+        UserError: a file is missing or no YAML, holds an unknown key or a wrong type, or names no pair or task.
     """
     content = read_yaml(path)
     if isinstance(content, dict) and "like" in content:
@@ -51,7 +52,12 @@ def read_study(path: Path) -> RealParams:
         changes = laid_over(base.get("changes") or {}, content.get("changes") or {})
         own = {name: value for name, value in content.items() if name not in ("like", "changes")}
         content = {**merged(base, own), "changes": changes}
-    return build(RealParams, content, file=str(path))
+    study = build(RealParams, content, file=str(path))
+    if missing := [key for key in ("pair", "task") if not isinstance(study.changes.get(key), str)]:
+        raise UserError(
+            f"{path} lacks the key 'changes.{missing[0]}'. Add it: a study is about one pair with one task."
+        )
+    return study
 
 
 def laid_over(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:

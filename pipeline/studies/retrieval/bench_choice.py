@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.counts import numbers
 from benchmarks.workload import Workload
 from gistgate.decoding.decoder import Decoder
 from gistgate.forward.context import num_ids
@@ -38,15 +39,13 @@ def main(
     results: Path = RESULTS,
 ) -> None:
     torch.set_num_threads(threads)
+    tried = [(prior, weight) for prior in numbers(priors, "--priors") for weight in numbers(weights, "--weights")]
     workload = replace(Workload.load(0), prompts=read_prompts("development")[:prompts])
     params = read_retrieval_params().choice
     drafters = {name: make_drafter(workload.pair, name) for name in ("none", *OPTIONS)}
     drafters |= {
-        f"prior {prior}, weight {weight}": choice(
-            workload.pair, replace(params, prior=float(prior), weight=float(weight))
-        )
-        for prior in priors.split(",")
-        for weight in weights.split(",")
+        f"prior {prior:g}, weight {weight:g}": choice(workload.pair, replace(params, prior=prior, weight=weight))
+        for prior, weight in tried
     }
     block = workload.params.decoding.block
     decoders = {
@@ -71,4 +70,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

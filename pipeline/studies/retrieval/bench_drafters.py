@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.counts import counts
 from benchmarks.workload import Workload
 from gistgate.decoding.batches import decode_all
 from gistgate.decoding.decoder import Decoder
@@ -55,12 +56,12 @@ def main(
     prompts: int = 16, scored: int = 200, sizes: str = "10,20,40,80,160", threads: int = 1, results: Path = RESULTS
 ) -> None:
     torch.set_num_threads(threads)
+    tried = counts(sizes, "--sizes") if sizes else []
     workload, point = Workload.load(prompts), certified()
     drafters: dict[str, tuple[Drafter | None, bool]] = {"plain": (None, False)}
     drafters |= {name: (make_drafter(workload.pair, drafter), soft) for name, (drafter, soft) in PARTS.items()}
     store = store_for(workload.pair.target)
-    counts = [int(size) for size in sizes.split(",") if size]
-    drafters |= {f"{STORE}{size}": (SenDrafter(store.first(size)), False) for size in counts}
+    drafters |= {f"{STORE}{size}": (SenDrafter(store.first(size)), False) for size in tried}
     decoders = {name: decoder(workload, drafter, point, soft) for name, (drafter, soft) in drafters.items()}
     field = [Contender(name, ours(one, workload.request), one.block) for name, one in decoders.items()]
     measured = ratios(side_by_side(field, [[ids] for ids in workload.ids]), ("plain", "SENSE"))
@@ -73,7 +74,7 @@ def main(
         "block": point.block,
         "scored": scored,
         "settings": point.settings,
-        "keys": {str(size): store.first(size).config.num_keys for size in counts} | {"all": store.config.num_keys},
+        "keys": {str(size): store.first(size).config.num_keys for size in tried} | {"all": store.config.num_keys},
         "arms": measured,
     }
     save("drafters", payload, results, lambda: figure(payload))
@@ -108,7 +109,7 @@ def decoder(workload: Workload, drafter: Drafter | None, point: Operating, soft:
 def losses(workload: Workload, decoders: dict[str, Decoder], count: int) -> dict[str, dict[str, Any]]:
     """Accepted length, loose tokens, and accuracy against plain decoding, by arm."""
     task, prompts = load_task(workload.params), read_prompts("test")[:count]
-    scores, counts = {}, {}
+    scores, counted = {}, {}
     for name, one in decoders.items():
         answers = decode_all(
             one,
@@ -119,11 +120,11 @@ def losses(workload: Workload, decoders: dict[str, Decoder], count: int) -> dict
         )
         texts = [task.text(workload.pair.tokenizer, answer.ids) for answer in answers]
         scores[name] = [task.score(prompt["doc"], text) for prompt, text in zip(prompts, texts, strict=True)]
-        counts[name] = total([answer.statistics for answer in answers])
+        counted[name] = total([answer.statistics for answer in answers])
     return {
         name: {
-            "mean_accepted_length": counts[name].mean_accepted_length,
-            "loose_per_100": counts[name].loose_per_100,
+            "mean_accepted_length": counted[name].mean_accepted_length,
+            "loose_per_100": counted[name].loose_per_100,
             "accuracy_difference": accuracy_difference(scores[name], scores["plain"]).as_dict(),
         }
         for name in decoders
@@ -155,4 +156,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.counts import counts, names
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
 from gistgate.optional.retrieval.approximate import (
@@ -65,16 +66,16 @@ def main(
 ) -> None:
     """`graph_keys`: most keys of an hnsw index, which is slow to build."""
     torch.set_num_threads(threads)
+    sizes, indices = sorted(counts(keys, "--keys")), names(kinds, EFFORTS, "is no kind of index")
+    if sizes[0] < NEIGHBOURS:
+        raise UserError(f"--keys {keys}: a size is {NEIGHBOURS} or more. Give whole numbers with commas between them.")
     import_faiss().omp_set_num_threads(threads)
     source = Source.load(queries)
-    sizes = sorted(int(size) for size in keys.split(","))
-    if not sizes or sizes[0] < NEIGHBOURS:
-        raise UserError(f"--keys {keys}: a size is {NEIGHBOURS} or more. Give whole numbers with commas between them.")
     with TemporaryDirectory() as folder:
         stored, rate = source.write(Path(folder) / "keys", sizes[-1])
         found = {}
         for size in sizes:
-            chosen = [kind for kind in kinds.split(",") if kind != "hnsw" or size <= graph_keys]
+            chosen = [kind for kind in indices if kind != "hnsw" or size <= graph_keys]
             found[str(size)] = measure(stored[:size], source.queries, chosen)
             payload = {
                 "real_keys": source.real_keys,
@@ -242,4 +243,4 @@ def figure(payload: dict[str, Any]) -> Any:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

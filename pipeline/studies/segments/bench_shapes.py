@@ -4,7 +4,7 @@
 
 Needs the embedded pair and data/prompts. The opinion is a constant, so that the share of accepted segments is set and
 the texts mean nothing: speed is compared per token. The draft gets worse by noise on its weights, in standard
-deviations of each.
+deviations of each; `prompts` are those that no decoder answered with a loop.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main(prompts: int = 6, results: Path = RESULTS) -> None:
         pair = worse(load_pair(params), noise, params.seed)
         report[f"noise {noise:g}"] = by_kind(timed(decoders(pair), chosen, request_of(chosen, pair), params))
         print(f"noise {noise:g}: done", flush=True)
-    save("segments", {"prompts": prompts, "by_draft": report}, results)
+    save("segments", {"by_draft": report}, results)
 
 
 def decoders(pair: Pair) -> dict[str, Decoder]:
@@ -75,7 +75,8 @@ def by_kind(found: dict[str, Any]) -> dict[str, Any]:
         }
         for kind in STYLES
     }
-    return {"reference": reference, "tau": decoders[reference]["tau"], "segments": segments}
+    about = {name: found[name] for name in ("reference", "prompts")}
+    return {**about, "tau": decoders[reference]["tau"], "segments": segments}
 
 
 def worse(pair: Pair, noise: float, seed: int) -> Pair:
@@ -88,4 +89,4 @@ def worse(pair: Pair, noise: float, seed: int) -> Pair:
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

@@ -3,7 +3,8 @@
     python -m pipeline.studies.segments.benchmark
 
 Reads data/prompts, models/heads, models/segments and reports/segments/calibration, writes
-reports/segments/benchmark.json. Segments run where they are compared in calibration.
+reports/segments/benchmark.json. Segments run where they are compared in calibration. Seconds are those of the
+processor, with one thread whatever params.yaml says, so that the models have to be on a CPU.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 from gistgate.decoding.decoder import Decoder
+from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
@@ -43,12 +45,12 @@ class OnProcessor(Contender):
 
 def main() -> None:
     params = read_params()
-    torch.set_num_threads(params.benchmark.threads)
+    torch.set_num_threads(1)  # the processor's seconds are those of all threads together
     segments = Segments(params)
     prompts = read_prompts("test")[: params.benchmark.prompts]
     decoders = {**token_decoders(segments, params), **segment_decoders(segments)}
     results = timed(decoders, prompts, request_of(prompts, segments.pair), params)
-    write_json(Path("reports/segments/benchmark.json"), {"prompts": len(prompts), **results, "machine": machine()})
+    write_json(Path("reports/segments/benchmark.json"), {**results, "machine": machine()})
 
 
 def strict_names(params: Params) -> dict[str, int]:
@@ -82,8 +84,16 @@ def timed(
 ) -> dict[str, Any]:
     """What each decoder does per second and forward, and how that compares to the better strict one.
 
-    Each prompt's best time of the repeats counts.
+    Each prompt's best time of the repeats counts; `prompts` are those that are left without the loops.
+
+    Raises:
+        UserError: a target is not on a CPU.
     """
+    if elsewhere := [one.target.device for one in decoders.values() if one.target.device.type != "cpu"]:
+        raise UserError(
+            f"Seconds of the processor are compared here, and the target is on {elsewhere[0]}. Hide the GPU with "
+            "CUDA_VISIBLE_DEVICES=, or name `device: cpu` in the pair's file."
+        )
     field = [OnProcessor(name, ours(decoder, request), decoder.block) for name, decoder in decoders.items()]
     found = race(field, [[prompt["ids"]] for prompt in prompts], params.benchmark.repeats, "benchmark")
     seconds = {name: np.array(one["seconds"]).min(axis=1) for name, one in found.items()}
@@ -91,6 +101,7 @@ def timed(
     reference = max((name for name in found if name.startswith("strict")), key=lambda name: speed[name])
     return {
         "reference": reference,
+        "prompts": len(seconds[reference]),
         "loops": found[reference]["loops"],
         "decoders": {
             name: {

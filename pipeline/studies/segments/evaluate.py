@@ -42,7 +42,7 @@ def evaluator(params: Params) -> Callable[[str], None]:
     parts = replace(segments.parts, pair=evaluation.pair)  # lm-eval's model and the decoder share one target
     strict = read_json_lines(STRICT)
     if [row["id"] for row in strict] != [prompt["id"] for prompt in evaluation.prompts]:
-        raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of ../dvc.yaml again.")
+        raise UserError(f"{STRICT} speaks of other prompts. Run the stage `evaluate` of dvc.yaml again.")
 
     def work(name: str) -> None:
         value = read_json(REPORTS / f"{name}.json")["certified"]

@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from gistgate.block import Block
+from gistgate.errors import UserError, first_line
 from gistgate.forward.reader import Reader
 from gistgate.observing.race import synchronise
 from gistgate.optional.trees.judging import judge
@@ -128,13 +129,27 @@ def summary(seconds: np.ndarray) -> dict[str, Any]:
     }
 
 
+def loaded(name: str, device: str) -> PreTrainedModel:
+    """The model of this name on a device.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    try:
+        return AutoModelForCausalLM.from_pretrained(name).to(device).eval()
+    except (OSError, ValueError) as error:  # the latter where a folder holds something else
+        raise UserError(
+            f"The model {name} could not be read ({first_line(error)}). Run `dvc repro pair` if it is the embedded "
+            "pair's target, else name a folder that holds a model, or a hub id."
+        ) from error
+
+
 def main(
     name: Annotated[str, typer.Argument(help="Hub id or folder of the model.")] = str(EMBEDDED / "target"),
     rounds: Annotated[int, typer.Argument(help="Rounds on either side.")] = 200,
 ) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    target = AutoModelForCausalLM.from_pretrained(name).to(device).eval()
-    found = compare(target, rounds)
+    found = compare(loaded(name, device), rounds)
     for kind in ("forward", "verification"):
         one = found[kind]
         print(
@@ -146,4 +161,4 @@ def main(
 
 
 if __name__ == "__main__":
-    run(main)
+    run(main, kept=False)

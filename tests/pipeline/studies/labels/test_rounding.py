@@ -57,3 +57,9 @@ def test_a_dtype_that_does_not_exist_is_named():
     assert rounding.dtype_of("bfloat16") == torch.bfloat16
     with pytest.raises(UserError, match="no dtype 'nn'. Use float32"):
         rounding.dtype_of("nn")
+
+
+def test_it_is_named_before_the_pair_is_loaded(monkeypatch):
+    monkeypatch.setattr(rounding, "read_params", lambda: pytest.fail("the study began"))
+    with pytest.raises(UserError, match="no dtype 'float23'"):
+        rounding.main(rows=1, dtype="float23")

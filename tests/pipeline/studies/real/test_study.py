@@ -152,10 +152,11 @@ def test_k_is_measured_again_for_another_pair(tmp_path: Path, commands: list[Any
 
 def test_null_takes_a_key_away_that_the_first_file_does_not_name(tmp_path: Path) -> None:
     write_text(tmp_path / "first.yaml", "changes: {pair: a, methods: {free: {prob: null}}}\nfolders: {draft: x}\n")
-    changes = "changes: {methods: {free: {fly: null}}, pair: b}"
+    changes = "changes: {methods: {free: {fly: null}}, pair: b, task: t}"
     write_text(tmp_path / "second.yaml", f"like: first.yaml\n{changes}\nfolders: {{draft: null}}\n")
     found = read_study(tmp_path / "second.yaml")
-    assert found.changes == {"pair": "b", "methods": {"free": {"prob": None, "fly": None}}} and not found.folders
+    methods = {"free": {"prob": None, "fly": None}}
+    assert found.changes == {"pair": "b", "task": "t", "methods": methods} and not found.folders
     assert merged({"methods": {"free": {"prob": 1, "fly": 2, "mars": 3}}}, found.changes)["methods"] == {
         "free": {"mars": 3}
     }

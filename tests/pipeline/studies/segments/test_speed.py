@@ -3,12 +3,16 @@
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 
-from gistgate.files import write_json
+from gistgate.errors import UserError
+from gistgate.files import read_json, write_json
 from pipeline.pairs.pair import Pair
 from pipeline.params import read_params
+from pipeline.studies.segments import benchmark
 from pipeline.studies.segments.bench_shapes import RATES, STYLES, by_kind, decoders, worse
 from pipeline.studies.segments.benchmark import timed
 from pipeline.studies.segments.publish import summarise
@@ -38,8 +42,47 @@ def test_the_better_strict_decoder_is_the_reference():
     same = found["decoders"][found["reference"]]
     assert same["faster_per_answer"]["mean"] == same["faster_per_token"]["mean"] == 1
     shown = by_kind(found)
-    assert shown["segments"].keys() == STYLES.keys()
+    assert shown["segments"].keys() == STYLES.keys() and shown["prompts"] == found["prompts"] <= len(PROMPTS)
     assert all(list(one) == [f"{rate:g}" for rate in RATES] for one in shown["segments"].values())
+
+
+def decoder_on(device):
+    return SimpleNamespace(block=4, target=SimpleNamespace(device=torch.device(device)))
+
+
+def test_prompts_that_were_dropped_for_their_loops_are_not_counted(monkeypatch):
+    measured = {"block": 4, "seconds": [[1.0]], "tokens": [8], "target_forwards": [2], "loops": 1}
+    monkeypatch.setattr(benchmark, "race", lambda *_: {"strict, K = 4": measured})
+    found = timed({"strict, K = 4": decoder_on("cpu")}, PROMPTS, REQUEST, PARAMS)
+    assert (found["prompts"], found["loops"]) == (1, 1)
+
+
+def test_seconds_of_the_processor_are_not_those_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(benchmark, "race", lambda *_: pytest.fail("it was timed"))
+    with pytest.raises(UserError, match="the target is on cuda:0. Hide the GPU"):
+        timed({"strict, K = 4": decoder_on("cpu"), "plain": decoder_on("cuda:0")}, PROMPTS, REQUEST, PARAMS)
+
+
+def test_the_stage_runs_with_one_thread_whatever_the_parameters_say(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    threads = []
+
+    def segments(_params):
+        threads.append(torch.get_num_threads())
+        return SimpleNamespace(pair=None)
+
+    params = replace(PARAMS, benchmark=replace(PARAMS.benchmark, threads=2))
+    names = {"read_params": lambda: params, "Segments": segments, "read_prompts": lambda _: PROMPTS}
+    names |= {"token_decoders": lambda *_: {}, "segment_decoders": lambda _: {}, "request_of": lambda *_: REQUEST}
+    for name, value in {**names, "timed": lambda *_: {"prompts": 1}}.items():
+        monkeypatch.setattr(benchmark, name, value)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        benchmark.main()
+    finally:
+        torch.set_num_threads(before)
+    assert threads == [1] and read_json(Path("reports/segments/benchmark.json"))["prompts"] == 1
 
 
 def test_noise_changes_the_draft_alone():
