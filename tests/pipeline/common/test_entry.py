@@ -20,7 +20,7 @@ def fail_with(error):
     [
         (UserError("The pair is missing.\nTrain it."), 1, "The pair is missing. Train it."),
         (OSError(errno.ENOSPC, "No space left on device"), 1, "The disk is full."),
-        (MemoryError(), 1, "Memory ran out. Lower decoding.batch_size"),
+        (MemoryError(), 1, "Memory ran out. Set decoding.workers"),
         (RuntimeError("CUDA out of memory. Tried to allocate"), 1, "Memory ran out."),
         (KeyboardInterrupt(), 130, "Interrupted."),
     ],
