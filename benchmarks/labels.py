@@ -2,26 +2,27 @@
 
     python -m benchmarks.labels [rounds] [--problems 96] [--singly 4] [--threads 1] [--results FOLDER]
 
-In the folder of a run, behind the stage `reference`; writes labels-<cpu|gpu>.json, for another task than that of the
-embedded pair labels-<task>-<cpu|gpu>.json. Both sides walk along the target's greedy answers, force every draft token,
-and ask the task whether the answer changed (arXiv 2504.20039). The plain side reads the whole prefix again for every
-token, as the published procedure does, and takes the first problems of each round. Rounds alternate; ratios are per
-round, their interval is a bootstrap over rounds.
+In the folder of a run, behind the stage `reference`; writes labels-<cpu|gpu>.json after every round, for another task
+than that of the embedded pair labels-<task>-<cpu|gpu>.json. Both sides walk along the target's greedy answers to
+problems that the stage `collect` would take, force every draft token, and ask the task whether the answer changed
+(arXiv 2504.20039). The plain side reads the whole prefix again for every token, as the published procedure does, and
+takes the first problems of each round. Rounds alternate; ratios are per round, with their range, or with a bootstrap
+over them from eight rounds on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from typing import Annotated, Any
 
-import numpy as np
 import torch
 import typer
-from scipy.stats import bootstrap
 
 from benchmarks.bench import RESULTS, save
+from benchmarks.intervals import over_rounds
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.task import Task
 from pipeline.common.decoders import read_prompts, request_of
@@ -33,6 +34,7 @@ from pipeline.labels.tools import tools_of
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.speed.clock import theirs
+from pipeline.stages.collect import minable
 from pipeline.tasks.loading import load_task
 
 EMBEDDED = "wordproblems"
@@ -49,22 +51,23 @@ def main(
     torch.set_num_threads(threads)
     params = read_params()
     pair, task, prompts = load_pair(params), load_task(params), read_prompts("train")
-    check_sizes(rounds, problems, singly, len(prompts))
+    mined = minable(params)
+    check_sizes(rounds, problems, singly, len(mined))
     plain = Plain(pair, task, request_of(prompts, pair))
     tools = tools_of(params, pair, task, prompts, read_references(), "speculative", Cost())
     collect = strict_collector(params, tools, prompts)
     rows = []
     for turn in range(rounds):
-        some = range(turn * problems, (turn + 1) * problems)
+        some = mined[turn * problems : (turn + 1) * problems]
         started = perf_counter()
-        table, _ = collect(list(some))
+        table, _ = collect(some)
         ours = rate(int((table["greedy_kept"] >= 0).sum()), started)
         started = perf_counter()
         singles = rate(sum(len(plain.labels(prompts[problem])) for problem in some[:singly]), started)
         rows.append({"ours": ours, "plain": singles, "ratio": ours / singles})
         print(f"round {turn}: {ours:.2f} against {singles:.2f} labels per second, {ours / singles:.1f}x", flush=True)
-    about = {"pair": pair.name, "task": params.task, "problems": problems, "singly": singly}
-    save("labels" if params.task == EMBEDDED else f"labels-{params.task}", {**summary(rows), **about}, results)
+        about = {"pair": pair.name, "task": params.task, "problems": problems, "singly": singly}
+        save("labels" if params.task == EMBEDDED else f"labels-{params.task}", {**summary(rows), **about}, results)
 
 
 def check_sizes(rounds: int, problems: int, singly: int, prompts: int) -> None:
@@ -77,7 +80,7 @@ def check_sizes(rounds: int, problems: int, singly: int, prompts: int) -> None:
         raise UserError(f"--singly {singly} is more than --problems {problems}. Lower it.")
     if rounds * problems > prompts:
         raise UserError(
-            f"{rounds} rounds of {problems} problems need {rounds * problems} training prompts, and there are "
+            f"{rounds} rounds of {problems} problems need {rounds * problems} that can be mined, and there are "
             f"{prompts}. Lower the rounds or --problems."
         )
 
@@ -140,12 +143,10 @@ class Plain:
 
 
 def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
-    """Means, and the ratio with its 90 % bootstrap interval over rounds."""
-    ratios = np.array([row["ratio"] for row in rows])
-    found = bootstrap((ratios,), np.mean, confidence_level=0.9, method="percentile", rng=0).confidence_interval
+    """Means, and the mean ratio with its ends over rounds."""
     return {
-        "labels_per_second": {side: float(np.mean([row[side] for row in rows])) for side in ("ours", "plain")},
-        "ratio": {"mean": float(ratios.mean()), "low": float(found.low), "high": float(found.high)},
+        "labels_per_second": {side: fmean(row[side] for row in rows) for side in ("ours", "plain")},
+        "ratio": over_rounds(lambda seen: seen["ratio"].mean(-1), {"ratio": [row["ratio"] for row in rows]}),
         "rounds": len(rows),
     }
 

@@ -88,7 +88,8 @@ class Draft:
     ids: Tensor
     """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
     valid: Tensor
-    """A prefix of True for each row [B, K]; all False where nothing was found."""
+    """A prefix of True for each row of a chain [B, K], the nodes that there are of a tree [B, N]; all False where
+    nothing was found."""
     q: Tensor | None = None
     """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
     each proposal counts as certain."""
@@ -129,7 +130,7 @@ class Block:
     draft_ids: Tensor
     """x, the draft tokens [B, K]."""
     valid: Tensor
-    """False behind the end of a row's draft [B, K]; always a prefix of True."""
+    """False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree."""
     logits: Tensor
     """Processed target logits z [B, K + 1, V], float32; -inf where the request's processors forbid a token."""
     q: Tensor | None = None
@@ -144,6 +145,8 @@ class Block:
     """True when the request takes the most probable token."""
     protocol: Tensor | None = None
     """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
+    ends: Tensor | None = None
+    """Those of them that end an answer [E]; None where nobody asks."""
     begins: Tensor | None = None
     """Rows whose answer begins with this block [B], bool: its first token is strict; None where none begins."""
     second: Tensor | None = None

@@ -33,7 +33,7 @@ from gistgate.errors import UserError
 OF_SERVERS = (
     "task", "budget", "confidence", "prompts", "stop", "task_data", "allow_code", "out", "draw", "looks", "seed",
     "strict_endpoint", "loose_endpoint", "strict_model", "loose_model", "strict_body", "loose_body", "chat",
-    "system", "num_fewshot", "concurrent", "gate",
+    "system", "num_fewshot", "metric", "max_new_tokens", "concurrent", "gate",
 )  # fmt: skip
 """Options that mean something where two servers are compared."""
 
@@ -87,6 +87,14 @@ def calibrate(
     num_fewshot: Annotated[
         int | None,
         typer.Option(help="Solved examples in front; default: the gate's, else the task's own.", min=0),
+    ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Metric and filter that judge, such as exact_match,strict-match; default: the gate's."),
+    ] = None,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(help="Longest answer where the task names none, in tokens; default: the gate's, else 256.", min=1),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder of certificate.json; default: the gate's.")] = None,
     draw: Annotated[
@@ -148,7 +156,7 @@ def compare_servers(options: dict[str, Any], as_json: bool) -> None:
     refuse_others(options, OF_SERVERS, "where two servers are compared")
     command = module_of("gistgate.integrations.endpoints.calibrate", "endpoints")
     given = {name: options[name] for name in OF_SERVERS}
-    given |= {"out": given["out"] or Path(), "chat": bool(given["chat"])}
+    given |= {"out": given["out"] or Path()}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):
         certificate, path = command.certify(command.Options(**given))
     if as_json:

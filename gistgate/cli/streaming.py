@@ -55,7 +55,7 @@ class Writer:
 def write_streaming(decoder: Decoder, ids: Sequence[int], tokenizer: Any, request: dict[str, Any]) -> Generation:
     """Continue one prompt and print it as it comes; compiled programs show nothing before they are done."""
     writer = Writer(tokenizer)
-    watched = decoder.having(observer=writer) if decoder.engine.name == "eager" else decoder
+    watched = decoder.watched_by(writer) if decoder.engine.name == "eager" else decoder
     answer = watched.generate([ids], **request)[0]
     writer.finish(answer.ids)
     return answer

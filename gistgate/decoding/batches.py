@@ -28,7 +28,8 @@ def decode_all(
     Args:
         decoder: does the work.
         prompts: token ids of each prompt.
-        batch_size: rows decoded together; ids do not depend on it (up to near ties of the arithmetic).
+        batch_size: rows decoded together; ids do not depend on it (up to near ties of the arithmetic), unless the
+            decoder's `speculate_up_to` lies between two sizes.
         seeds: one per prompt; default: the prompt's place.
         costs: one per prompt, as in `Decoder.generate`.
         progress: called with the number of prompts just finished, one prompt at a time.

@@ -81,7 +81,8 @@ class Decoder:
                 takes seconds to minutes once, and warns where it has to fall back (`resume` always does, silently).
             guards: `gistgate.optional.guards`, which watch every request and may make it stricter, never looser.
             speculate_up_to: rows above which a batch is decoded plainly; None speculates always. Greedy answers are
-                then strict ones, whatever the rule; `gistgate.observing.race.pays_up_to` measures the number.
+                then strict ones, whatever the rule, and a seed draws other sampled ones;
+                `gistgate.observing.race.pays_up_to` measures the number.
 
         Raises:
             UserError: an unknown engine, or parts that do not fit together.
@@ -141,6 +142,11 @@ class Decoder:
         other = copy(self)
         other.parts = replace(self.parts, **changes)
         return other
+
+    def watched_by(self, observer: Observer) -> Decoder:
+        """The same decoder with an observer, behind one that counts for the decoder itself where there is one."""
+        before = getattr(self.parts.observer, "before", None)
+        return self.having(observer=observer if before is None else before(observer))
 
     @torch.inference_mode()
     def generate(

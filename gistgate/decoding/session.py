@@ -116,7 +116,8 @@ class Session:
             num_draft,
             vocabulary=self.parts.vocabulary,
             sampling=self.sampling,
-            uniforms=uniforms,
+            # The numbers behind these decide about acceptance: a drafter that drew with them would bias it.
+            uniforms=None if uniforms is None else uniforms[:, : self.parts.most_drafted],
             want_q=self.parts.wants_q,
         )
         # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.

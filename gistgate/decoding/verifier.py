@@ -26,6 +26,7 @@ class Verifier:
     def __init__(self, parts: Parts, sampling: Sampling, stop: Stop) -> None:
         self.parts, self.sampling = parts, sampling
         self.reader = Reader(parts.target, 0)
+        self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
         self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
         self.states: dict[str, Tensor] = {}
 
@@ -62,6 +63,7 @@ class Verifier:
             uniforms=uniforms,
             greedy=self.sampling.greedy,
             protocol=self.protocol,
+            ends=self.ends,
         )
 
     def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:

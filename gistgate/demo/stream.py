@@ -53,7 +53,7 @@ class Feed:
     def run(self, decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> None:
         """Decode one prompt; every outcome ends in the queue."""
         try:
-            answer = decoder.having(observer=self).generate([ids], **request)[0]
+            answer = decoder.watched_by(self).generate([ids], **request)[0]
             self._send(answer.ids, answer.reasons, answer.statistics)
             self.items.put(None)
         except Exception as error:

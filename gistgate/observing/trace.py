@@ -52,7 +52,7 @@ class Watch:
 def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> tuple[Generation, list[TracedToken]]:
     """Continue one prompt and say of every token why it is there; `request` goes to `Decoder.generate`."""
     watch = Watch()
-    answer = decoder.having(observer=watch).generate([ids], **request)[0]
+    answer = decoder.watched_by(watch).generate([ids], **request)[0]
     texts = pieces(tokenizer, answer.ids)
     tokens = [
         TracedToken(text, Reason(reason).name.lower(), kept, probability)

@@ -18,7 +18,8 @@ class KLJudge(LooseRule):
     """Accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
-    looked at: where the distributions are close, an improbable one passes too.
+    looked at: where the distributions are close, an improbable one passes too. Both distributions are those of the
+    request, so that top-k and top-p, which may forbid one of them a token of the other, make it far stricter.
     """
 
     tau: float = 0.4

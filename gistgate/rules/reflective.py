@@ -71,11 +71,16 @@ class Reflective(LooseRule):
         """What is read between the draft and its second copy.
 
         Raises:
-            UserError: there is no tokenizer to write it with.
+            UserError: there is no tokenizer to write it with, or nothing to read.
         """
         if tokenizer is None:
             raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
         prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
+        if not prompt_ids and not self.tail:
+            raise UserError(
+                f"The rule '{self.id}' has nothing to read between the draft and its second copy. Give it a prompt, or "
+                "a tail of 1 or more."
+            )
         return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:

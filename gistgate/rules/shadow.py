@@ -89,14 +89,14 @@ class Shadow(LooseRule):
     def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
         none_B = torch.zeros_like(strict.length)
         known = {name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")}
-        length_B = until_protocol(block, would.length)
+        length_B = until_end(block, would.length)
         judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
         kept_BK = torch.arange(block.draft_ids.shape[1], device=length_B.device) < length_B[:, None]
         behind_B = known["shadow_at"] + length_B + 1
         more = {
             "shadow_blocks": torch.ones_like(none_B),
             "shadow_first": length_B + 1,
-            "shadow_differing": (length_B != until_protocol(block, strict.length)).long(),
+            "shadow_differing": (length_B != until_end(block, strict.length)).long(),
             "shadow_judged": judged_B,
             "shadow_tokens": judged_B * (length_B + 1),
             "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
@@ -113,9 +113,9 @@ def kept_where(judged_B: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
     return torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, before)
 
 
-def until_protocol(block: Block, length_B: Tensor) -> Tensor:
+def until_end(block: Block, length_B: Tensor) -> Tensor:
     """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
-    if block.protocol is None or not block.protocol.numel() or not block.draft_ids.shape[1]:
+    if block.ends is None or not block.ends.numel() or not block.draft_ids.shape[1]:
         return length_B
-    before_B = leading(~torch.isin(block.draft_ids, block.protocol))
+    before_B = leading(~torch.isin(block.draft_ids, block.ends))
     return torch.minimum(length_B, before_B)

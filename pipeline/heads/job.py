@@ -121,7 +121,7 @@ def head_job(
         draft=partners.draft,
         tokenizer=partners.tokenizer,
         map={"type": params.train.map, "num_knots": 0},
-        labels={"task": params.task, **({"code": True} if params.allow_code else {}), **asdict(params.label)},
+        labels={**judged_by(params), **({"code": True} if params.allow_code else {}), **asdict(params.label)},
         prompting=asdict(params.prompting),
         provenance={
             "data": dict(data),
@@ -133,6 +133,12 @@ def head_job(
         problems=problems,
     )
     return Job(head, config, params.train, params.seed)
+
+
+def judged_by(params: Params) -> dict[str, Any]:
+    """The task, its metric where the run names one, and the longest answer where the task names none."""
+    limit = {"max_new_tokens": params.decoding.max_new_tokens}
+    return {"task": params.task, **limit, **({"metric": params.task_metric} if params.task_metric else {})}
 
 
 def versions() -> dict[str, str]:

@@ -19,7 +19,7 @@ GOING_ON = {"drafting", "mutants", "rounds", "served"}
     ("error", "kept", "anew"),
     [
         (KeyboardInterrupt(), "Interrupted. Start again to go on; finished", "Interrupted. Start again; what was"),
-        (MemoryError(), "set decoding.workers to 1", "Take smaller sizes among the options"),
+        (MemoryError(), "Set decoding.workers to 1", "Take smaller sizes among the options"),
         (OSError(errno.ENOSPC, "No space left"), "and start again to go on; finished", "and start again; what was"),
     ],
 )

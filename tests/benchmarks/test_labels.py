@@ -42,7 +42,7 @@ def test_every_mismatch_of_the_walk_gets_a_label():
 
 def test_sizes_with_which_a_problem_would_come_again_are_refused():
     check_sizes(2, 40, 4, prompts=80)
-    with pytest.raises(UserError, match="3 rounds of 40 problems need 120 training prompts, and there are 80"):
+    with pytest.raises(UserError, match="3 rounds of 40 problems need 120 that can be mined, and there are 80"):
         check_sizes(3, 40, 4, prompts=80)
     with pytest.raises(UserError, match="--singly 5 is more than --problems 4"):
         check_sizes(2, 4, 5, prompts=80)

@@ -130,3 +130,11 @@ def test_weights_of_one_byte_are_tested_too() -> None:
     broken = torch.tensor([1.0, float("nan")]).to(torch.float8_e4m3fn)
     assert weights.is_finite(whole) and not weights.is_finite(broken)
     assert weights.is_finite(torch.tensor([1, 2], dtype=torch.int8))
+
+
+def test_pickled_weights_are_not_read_and_the_sentence_says_how_to_convert_them(tmp_path: Path) -> None:
+    target, _ = tiny_pair()
+    target.config.save_pretrained(tmp_path)
+    torch.save(target.state_dict(), tmp_path / "pytorch_model.bin")
+    with pytest.raises(UserError, match="Only weights in safetensors files are read.*call save_pretrained"):
+        load_target(str(tmp_path), "float32", "cpu")

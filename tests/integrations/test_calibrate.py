@@ -32,14 +32,15 @@ from gistgate.integrations.lm_eval.calibrate import (
     certify,
     drafter_of,
     make_scorer,
-    task_of,
     usual_drafter,
     warn_of_little_to_lose,
 )
 from gistgate.integrations.lm_eval.calibrate_models import recorded
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import context_of_all, prompts_of
+from gistgate.integrations.lm_eval.calibrate_task import spec_of
 from gistgate.integrations.lm_eval.prompts import hashes_of
+from gistgate.integrations.lm_eval.task import load_task
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 
@@ -123,7 +124,7 @@ def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None) -> s
     models = SimpleNamespace(
         tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), draft=None, gate=gate
     )
-    found = prompts_of(options, models, task_of(options, None), True)
+    found = prompts_of(options, models, load_task(spec_of(options, None)), True)
     return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
 
 
@@ -172,7 +173,7 @@ def test_planned_looks_take_more_prompts(tmp_path, monkeypatch):
 
     def count(looks):
         options = Options(task="sums", budget=0.2, target="t", out=tmp_path, development=20, looks=looks)
-        return len(prompts_of(options, models, task_of(options, None), True)["calibration"])
+        return len(prompts_of(options, models, load_task(spec_of(options, None)), True)["calibration"])
 
     assert count(20) > count(1)
 
@@ -219,10 +220,10 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(tmp_path,
 def test_prompts_are_built_as_the_user_says_else_as_the_gate_was_trained(tmp_path, monkeypatch, said, expected):
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path), False))
     trained = {"num_fewshot": 0, "chat_template": True, "system": "Be short."}
-    gate = SimpleNamespace(config=SimpleNamespace(prompting=trained))
-    found = task_of(Options(task="sums", gate="g", **said), gate).prompting
+    gate = SimpleNamespace(config=SimpleNamespace(prompting=trained, labels={}))
+    found = load_task(spec_of(Options(task="sums", gate="g", **said), gate)).prompting
     assert (found.chat_template, found.system) == expected
-    assert not task_of(Options(task="sums", gate="g"), None).prompting.chat_template
+    assert not load_task(spec_of(Options(task="sums", gate="g"), None)).prompting.chat_template
 
 
 def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(tmp_path, monkeypatch):
@@ -231,10 +232,10 @@ def test_solved_examples_are_the_gates_or_those_of_the_user_or_of_the_task(tmp_p
         "__defaults__",
         (None, write_task(tmp_path, output_type="num_fewshot: 2\noutput_type"), False),
     )
-    trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}))
+    trained = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 1}, labels={}))
 
     def examples(gate, **said):
-        return task_of(Options(task="sums", gate="g", **said), gate).harness.config.num_fewshot
+        return load_task(spec_of(Options(task="sums", gate="g", **said), gate)).harness.config.num_fewshot
 
     assert (examples(None), examples(trained), examples(trained, num_fewshot=0)) == (2, 1, 0)
 
@@ -243,7 +244,7 @@ def test_a_system_text_without_a_chat_is_refused(tmp_path, monkeypatch):
     """No request could ever match such a certificate."""
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path), False))
     with pytest.raises(UserError, match="Add --chat, or leave --system out"):
-        task_of(Options(task="sums", gate="g", system="Be short."), None)
+        load_task(spec_of(Options(task="sums", gate="g", system="Be short."), None))
 
 
 def test_options_that_cannot_be_are_refused():
@@ -260,7 +261,7 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
     monkeypatch.setattr(extras.importlib, "import_module", missing)
-    with pytest.raises(UserError, match=r"needs 'scipy'.*gistgate\[calibrate\]"):
+    with pytest.raises(UserError, match=r"needs 'scipy'.*'\.\[calibrate\]'"):
         command.calibrate("sums")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.integrations.lm_eval import calibrate
 from gistgate.integrations.lm_eval.calibrate_models import load_models
 from gistgate.integrations.lm_eval.calibrate_options import Options
+from gistgate.integrations.lm_eval.calibrate_task import spec_of
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -167,3 +169,16 @@ def test_a_draft_that_is_not_there_cannot_be_lighter(place: Path) -> None:
     for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
         with pytest.raises(UserError, match="make a draft model lighter, and there is none"):
             load_models(Options(**named, out=place / "certificate", **lighter))
+
+
+def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_with():
+    labels = {"task": "sums", "metric": "exact_match,loose", "max_new_tokens": 30}
+    gate = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 0}, labels=labels))
+
+    def found(task="sums", gate=gate, **said):
+        spec = spec_of(Options(task=task, gate="g", **said), gate)
+        return spec.metric, spec.max_new_tokens
+
+    assert found() == ("exact_match,loose", 30)
+    assert found(metric="exact_match", max_new_tokens=7) == ("exact_match", 7)
+    assert found(task="others") == found(gate=None) == (None, 256)

@@ -19,9 +19,11 @@ from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval import calibrate, task_files
-from gistgate.integrations.lm_eval.calibrate import certify, method_of, outcomes_of, task_of
+from gistgate.integrations.lm_eval.calibrate import certify, method_of, outcomes_of
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
+from gistgate.integrations.lm_eval.calibrate_task import spec_of
+from gistgate.integrations.lm_eval.task import load_task
 from gistgate.rules import make_rule
 from tests.certificates.proofs import gate_with
 from tests.integrations.test_calibrate import folders
@@ -59,7 +61,7 @@ def test_no_prompt_chooses_a_setting_and_certifies_it(tmp_path, monkeypatch, fol
     )
 
     def drawn(draw: int) -> dict[str, set[str]]:
-        found = prompts_of(replace(options, draw=draw), models, task_of(options, None), True)
+        found = prompts_of(replace(options, draw=draw), models, load_task(spec_of(options, None)), True)
         return {split: {prompt["doc"]["question"] for prompt in prompts} for split, prompts in found.items()}
 
     first, second = drawn(1), drawn(2)
@@ -73,7 +75,7 @@ def test_what_is_compared_is_what_the_rule_and_the_strict_rule_decode(tmp_path, 
     options = sums(tmp_path, monkeypatch, folders, batch_size=4)
     target, draft = (LlamaForCausalLM.from_pretrained(folder) for folder in folders)
     models = SimpleNamespace(tokenizer=byte_tokenizer(), target=target, draft=draft, gate=None)
-    method, prompts = method_of(options, models), prompts_of(options, models, task_of(options, None), True)
+    method, prompts = method_of(options, models), prompts_of(options, models, load_task(spec_of(options, None)), True)
     some = prompts["development"][:6]
     outcomes = outcomes_of(options, models, method, prompts, None)
     strict, loose = outcomes.strict(some, 0), outcomes.loose({"r": 0.01}, some, 0)

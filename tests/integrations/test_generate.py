@@ -12,14 +12,22 @@ from weakref import ref
 
 import pytest
 import torch
-from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria, StoppingCriteriaList
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LogitsProcessorList,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+)
 
 from gistgate.build.guards import make_guard
+from gistgate.build.wishes import Wishes
 from gistgate.certificates.certificate import read_proof
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, model_scope
 from gistgate.integrations.transformers.generate import generate
-from gistgate.integrations.transformers.parts import once
+from gistgate.integrations.transformers.parts import LOADED, MOST, loaded_parts, once
 from tests.architectures import tiny_model
 from tests.integrations.exported import EOS, PAD
 from tests.tiny import byte_tokenizer
@@ -131,6 +139,41 @@ def test_stop_texts_of_a_configuration_find_their_tokenizer(pair: Any, inputs: A
     )
     found = generate(*pair, rule="exact", tokenizer=tokenizer, generation_config=config, **inputs)
     assert torch.equal(found, named)
+
+
+def test_stop_texts_of_the_model_itself_are_refused_with_what_to_do(pair: Any, inputs: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(pair[0].generation_config, "stop_strings", ["m"], raising=False)
+    with pytest.raises(UserError, match="Pass them as stop_strings="):
+        generate(*pair, rule="exact", tokenizer=byte_tokenizer(), max_new_tokens=8, **inputs)
+
+
+def test_a_loaded_gate_loses_a_certificate_that_was_made_for_another_dtype(place: Path, pair: Any) -> None:
+    target, draft = (
+        AutoModelForCausalLM.from_pretrained(place / name, dtype="bfloat16") for name in ("target", "draft")
+    )
+    loaded = Gate.load(place / "gate")
+    assert loaded.proof is not None
+    scope = {**loaded.proof.scope, "target": model_scope(identify_model(pair[0]))}
+    loaded.proof = replace(loaded.proof, scope=scope)
+    with pytest.warns(UserWarning, match="does not hold here, because of another .*dtype"):
+        kept = loaded_parts(Wishes(draft=draft, gate=loaded), target, None).gate
+    assert kept.proof is None and loaded.proof is not None and kept.config is loaded.config
+    assert loaded_parts(Wishes(draft=pair[1], gate=loaded), pair[0], None).gate is loaded
+
+
+def test_a_loaded_draft_is_made_lighter_before_the_gate_is_compared_with_it(place: Path, pair: Any) -> None:
+    draft = AutoModelForCausalLM.from_pretrained(place / "draft")
+    with pytest.raises(UserError, match="quantisation should be None, but is int8"):
+        loaded_parts(Wishes(draft=draft, quantise_draft="int8", gate=place / "gate"), pair[0], None)
+
+
+def test_parts_that_are_used_no_longer_are_let_go() -> None:
+    target = tiny_model("llama")
+    for number in range(MOST + 3):
+        once(target, ("draft", number), lambda: "loaded")
+        once(target, ("draft", 0), lambda: "again")
+    assert len(LOADED[target]) == MOST and once(target, ("draft", 1), lambda: "again") == "again"
+    assert once(target, ("draft", 0), lambda: "third") == "loaded"
 
 
 def test_a_guard_may_be_one_name_and_a_gate_knows_its_folder(place: Path, pair: Any, inputs: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gistgate.integrations.vllm.hooks import wrap_once
-from gistgate.integrations.vllm.requests import Requests
+from gistgate.integrations.vllm.requests import Requests, stricter
 from gistgate.rules import make_rule
 from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, sampled_at, tokens_of
 
@@ -29,6 +29,13 @@ def test_a_request_is_at_least_as_strict_as_it_wishes_and_its_neighbours_are_not
     found = tokens_of(batch.through_v1(judge)[0])
     assert found[0] == strict[0] and [len(text) for text in found[1:]] == [1, 2, 3]
     assert judge.counters.of(judge.requests.entries["r0"].slot)["loose"] == 0
+
+
+@pytest.mark.parametrize("rule", [make_rule("autojudge", risk=0.3), make_rule("fly", theta=0.3)])
+@pytest.mark.parametrize("number", [10**20, -(10**20), 2**53 + 1])
+def test_a_whole_number_that_torch_cannot_compare_is_no_wish(rule: Any, number: int):
+    with pytest.raises(ValueError, match="no number of 64 bits"):
+        stricter(rule, {rule.knob: number})
 
 
 @pytest.mark.parametrize("wish", [{"r": 1e-30}, {"strict": False}, {}, None])

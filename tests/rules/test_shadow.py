@@ -13,7 +13,7 @@ from gistgate.errors import UserError
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.base import State, settle
 from gistgate.rules.pair_counts import PairCounts
-from gistgate.rules.shadow import Shadow, until_protocol
+from gistgate.rules.shadow import Shadow, until_end
 from gistgate.rules.wisv import Costs
 from tests.blocks import SURE, TORN, block, random_block, rows_of
 
@@ -101,21 +101,26 @@ def test_the_block_after_next_is_judged_where_it_begins_behind_the_loose_text():
 
 def test_an_end_of_the_answer_is_the_own_token_of_its_block():
     """Behind the loosely accepted token the draft ends the answer, as the target does."""
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]))
+    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]), ends=torch.tensor([2]))
     counts = counted(Shadow(make_rule("prob", r=0.3)), one)
     assert (counts["shadow_first"], counts["shadow_loose"], counts["shadow_carried"]) == (3, 1, 0)
     assert counts["shadow_differing"] == 1
 
 
-def test_lengths_end_in_front_of_protocol_tokens():
+def test_a_marker_that_ends_no_answer_is_a_token_like_others():
+    one = block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([1]), ends=torch.tensor([3]))
+    assert counted(Shadow(make_rule("prob", r=0.3)), one)["shadow_first"] == 4
+
+
+def test_lengths_end_in_front_of_a_token_that_ends_the_answer():
     one = block(*[SURE[0]] * 4, draft=[1, 2, 3])
-    for protocol, expected in (([2], [1]), ([3, 1], [0]), ([0], [3]), ([], [3])):
-        judged = replace(one, protocol=torch.tensor(protocol, dtype=torch.long))
-        assert until_protocol(judged, torch.tensor([3])).tolist() == expected
-    assert until_protocol(replace(one, protocol=torch.tensor([3])), torch.tensor([1])).tolist() == [1]
-    assert until_protocol(one, torch.tensor([3])).tolist() == [3]
+    for ends, expected in (([2], [1]), ([3, 1], [0]), ([0], [3]), ([], [3])):
+        judged = replace(one, ends=torch.tensor(ends, dtype=torch.long))
+        assert until_end(judged, torch.tensor([3])).tolist() == expected
+    assert until_end(replace(one, ends=torch.tensor([3])), torch.tensor([1])).tolist() == [1]
+    assert until_end(one, torch.tensor([3])).tolist() == [3]
     empty = Block(torch.zeros(1, 0, dtype=torch.long), torch.zeros(1, 0).bool(), torch.zeros(1, 1, 4))
-    assert until_protocol(replace(empty, protocol=torch.tensor([1])), torch.tensor([0])).tolist() == [0]
+    assert until_end(replace(empty, ends=torch.tensor([1])), torch.tensor([0])).tolist() == [0]
 
 
 def test_the_watched_rule_keeps_its_own_memory():

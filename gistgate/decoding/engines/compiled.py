@@ -186,7 +186,7 @@ class CompiledSession:
             num,
             vocabulary=self.parts.vocabulary,
             sampling=self.sampling,
-            uniforms=uniforms[[self.places[row.index] for row in live]] if self._random else None,
+            uniforms=uniforms[[self.places[row.index] for row in live], : self.num] if self._random else None,
             want_q=False,
         )
         # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.

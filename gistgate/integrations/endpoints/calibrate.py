@@ -27,9 +27,10 @@ from gistgate.integrations.endpoints.compared import Compared
 from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Endpoint, connect
 from gistgate.integrations.lm_eval.calibrate_prompts import judged_marks, learned_by
-from gistgate.integrations.lm_eval.prompting import Document, Prompting
+from gistgate.integrations.lm_eval.calibrate_task import spec_of
+from gistgate.integrations.lm_eval.prompting import Document
 from gistgate.integrations.lm_eval.prompts import distinct_documents, hashes_of, problems_of, used_prompts
-from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
+from gistgate.integrations.lm_eval.task import Task, load_task
 
 MOST_STOPS = 4
 """Stop texts that the protocol allows."""
@@ -57,9 +58,11 @@ class Options:
     stop: Stop = "lost"
     task_data: str | None = None
     allow_code: bool = False
-    chat: bool = False
+    chat: bool | None = None
     system: str | None = None
     num_fewshot: int | None = None
+    metric: str | None = None
+    max_new_tokens: int | None = None
     concurrent: int = 8
     out: Path = Path()
     draw: int = 1
@@ -75,14 +78,15 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             judged before: a comparison that came to its end is not repeated on its prompts.
     """
     check_options(options)
-    prompting = Prompting(options.num_fewshot, options.chat, options.system)
-    task = load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
+    gate = None if options.gate is None else Gate.load(options.gate)
+    spec = spec_of(options, gate)
+    task = load_task(spec)
     if len(task.stops) > MOST_STOPS:
         raise UserError(
             f"The task '{options.task}' has {len(task.stops)} stop texts; servers take {MOST_STOPS}. Remove some "
             "of its `until`."
         )
-    docs = documents(task, options)
+    docs = documents(task, options, gate)
     confidence = level(options.confidence, options.looks)
     print(plan_sentence(options.budget, confidence, len(docs), True, options.stop))
     check_possible(options.budget, confidence, len(docs), True, options.stop)
@@ -94,7 +98,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             "by --strict-body and --loose-body."
         )
     looks = looks_of(options, task, docs, strict, loose)
-    tested = [options.budget, options.stop, asdict(prompting)]
+    tested = [options.budget, options.stop, asdict(spec.prompting)]
     comparison = fingerprint(looks.claim, looks.hashes, tested)
     again = times_finished(comparison)
     looks.take(looks.look([*tested, again], 1 - confidence))
@@ -167,7 +171,7 @@ def certificate_of(options: Options, compared: Compared, verdicts: Verdicts) -> 
     )
 
 
-def documents(task: Task, options: Options) -> list[Document]:
+def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]:
     """Calibration documents in random order, without problems that a finished run used, a ledger knows from a pipeline
     or the gate behind the loose server was trained on.
 
@@ -177,7 +181,7 @@ def documents(task: Task, options: Options) -> list[Document]:
     train = task.documents("train")
     order = random.Random(f"{options.seed} certificates")
     seen = problems_of(task, used_prompts())
-    known = judged_marks() | set(learned_by(None if options.gate is None else Gate.load(options.gate)).split())
+    known = judged_marks() | set(learned_by(gate).split())
     unused = (train[index] for index in distinct_documents(task, train, order, seen))
     found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
     confidence = level(options.confidence, options.looks)

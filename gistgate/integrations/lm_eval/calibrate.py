@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 import gistgate
@@ -36,12 +36,12 @@ from gistgate.identity import identify_model, model_scope
 from gistgate.integrations.lm_eval.calibrate_models import Models, load_models
 from gistgate.integrations.lm_eval.calibrate_options import Options
 from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
+from gistgate.integrations.lm_eval.calibrate_task import spec_of
 from gistgate.integrations.lm_eval.decoding import decode_prompts
-from gistgate.integrations.lm_eval.prompting import Prompting
 from gistgate.integrations.lm_eval.prompts import Prompt, hashes_of
-from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
+from gistgate.integrations.lm_eval.task import Task, load_task
+from gistgate.integrations.transformers.flatten import FOLDER, write_code
 from gistgate.rules import RULES, make_rule, meant, nearest
-from gistgate.typed import dataclass_from
 
 MEMORY_MB = 1000
 """Room for prompts that are read once and decoded at many settings, in megabytes."""
@@ -57,7 +57,7 @@ def certify(options: Options) -> tuple[Proof, Path]:
         UserError: parts that do not fit together, or nothing could be certified.
     """
     models = load_models(options)
-    task = task_of(options, models.gate)
+    task = load_task(spec_of(options, models.gate))
     scorer = make_scorer(options, models, task)
     prompts = prompts_of(options, models, task, scorer.ternary)
     n = len(prompts["calibration"])
@@ -89,7 +89,10 @@ def certify(options: Options) -> tuple[Proof, Path]:
         warn_of_little_to_lose(options.budget, solved(scorer, outcomes, "development"))
     source = f"training documents of the task '{options.task}' and prompts like these"
     proof = finding.proof(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
-    return proof, proof.save(options.folder)
+    path = proof.save(options.folder)
+    if (options.folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
+        write_code(options.folder)
+    return proof, path
 
 
 def solved(scorer: TaskScore, outcomes: Outcomes, split: str) -> float:
@@ -108,27 +111,6 @@ def warn_of_little_to_lose(budget: float, score: float) -> None:
             "budget.",
             stacklevel=2,
         )
-
-
-def task_of(options: Options, gate: Gate | None) -> Task:
-    """The task, with prompts as the user says, else as those that the gate was trained on, else as the task has them.
-
-    Raises:
-        UserError: the gate does not say how its prompts were built, or a system text has no chat to stand in.
-    """
-    try:
-        prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting(None)
-    except ValueError as error:
-        raise UserError(f"The gate's config.json has no valid prompting: {error}. Train the gate again.") from error
-    if options.chat is not None:
-        prompting = replace(prompting, chat_template=options.chat, system=prompting.system if options.chat else None)
-    if options.num_fewshot is not None:
-        prompting = replace(prompting, num_fewshot=options.num_fewshot)
-    if options.system is not None:
-        prompting = replace(prompting, system=options.system or None)
-    if options.system and not prompting.chat_template:
-        raise UserError("A system text needs a chat, and these prompts are none. Add --chat, or leave --system out.")
-    return load_task(TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code))
 
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
@@ -211,7 +193,8 @@ def outcomes_of(
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
     memory = Prefilled(MEMORY_MB)
     shared = scope_with(models.draft, options, models, method)
-    depends = (shared, Path(gistgate.__file__).parent)
+    machine = (str(models.target.device), torch.__version__)  # an interrupted start goes on where rounding is the same
+    depends = (shared, *machine, Path(gistgate.__file__).parent)
 
     def reader(rule: str, gate: Gate | None) -> Decode:
         def decode(settings: dict[str, Any], asked: Sequence[Prompt], start: int) -> list[Answer]:

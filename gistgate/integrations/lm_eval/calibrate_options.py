@@ -38,6 +38,8 @@ class Options:
     chat: bool | None = None
     system: str | None = None
     num_fewshot: int | None = None
+    metric: str | None = None
+    max_new_tokens: int | None = None
     out: Path | None = None
     batch_size: int = 32
     seed: int = 0

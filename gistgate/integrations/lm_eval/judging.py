@@ -113,7 +113,12 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
     name = name or next(iter(filters))
     if metric not in metrics or name not in filters:
         known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
-        raise UserError(f"The task has no metric '{wanted}'. Set `task_metric` to one of: {known}.")
+        raise UserError(
+            f"The task has no metric '{wanted}'. Set `task_metric` (`gistgate calibrate`: --metric) to one of: {known}."
+        )
     if not harness.higher_is_better().get(metric, True):
-        raise UserError(f"Of the metric '{metric}' less is better. Set `task_metric` to one where more is better.")
+        raise UserError(
+            f"Of the metric '{metric}' less is better. Set `task_metric` (`gistgate calibrate`: --metric) to one where "
+            "more is better."
+        )
     return filters[name], metric

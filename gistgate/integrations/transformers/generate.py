@@ -61,6 +61,11 @@ def generate(
         UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
     arguments = {**kwargs, "draft": draft_model, "gate": gate}
+    if getattr(model.generation_config, "stop_strings", None):  # transformers would look for their tokenizer in vain
+        raise UserError(
+            "The model's generation_config names stop_strings. Pass them as stop_strings=, and set "
+            "model.generation_config.stop_strings to None."
+        )
     arguments["generation_config"], of_config = without_strings(arguments.get("generation_config"))
     stop_strings = stop_strings or of_config
     arguments = supported(arguments, stop_strings, tokenizer)

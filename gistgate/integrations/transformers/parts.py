@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -20,8 +24,12 @@ from gistgate.gates.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 
 T = TypeVar("T")
 
-LOADED: WeakKeyDictionary[PreTrainedModel, dict[Any, Any]] = WeakKeyDictionary()
+LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
 """What was loaded for a target; `generate` is called once per batch, and loading takes longer than a batch."""
+MOST = 16
+"""Parts that are kept for a target; a server that makes partners anew for each request would keep all of them."""
+TURN = RLock()
+"""Two threads load nothing twice."""
 
 
 def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wishes:
@@ -30,16 +38,18 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
     Raises:
         UserError: a part cannot be found or read, or it was trained for others.
     """
-    draft = wishes.draft
+    draft, lighter = wishes.draft, wishes.lighter
     if isinstance(draft, str | Path):
-        lighter, name = wishes.lighter, draft
+        name = draft
         key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
         draft = once(target, key, lambda: load_draft(name, target, tokenizer, **lighter))
+    elif draft is not None:  # made lighter before anything is compared with it
+        draft = load_draft(draft, target, tokenizer, **lighter)
     partners = (id(draft), id(tokenizer))
     gate = wishes.gate
     if gate is not None:
         key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
-        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer), draft, tokenizer)
+        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer), gate, draft, tokenizer)
     segments = wishes.segments
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
         from gistgate.build.segments import load_segments
@@ -54,7 +64,7 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
 def checked_gate(
     gate: Gate | str | Path, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
 ) -> Gate:
-    """The gate, checked against its partners.
+    """The gate, checked against its partners; a loaded one loses a certificate that does not hold here, with a warning.
 
     Raises:
         UserError: the gate cannot be found or read, or it was trained for others.
@@ -62,6 +72,11 @@ def checked_gate(
     if isinstance(gate, str | Path):
         return Gate.load(folder_of(gate), target, draft, tokenizer, elsewhere=True)
     gate.check(target, draft, tokenizer)
+    broken = None if gate.proof is None else gate.proof.mismatch(gate, target, draft, tokenizer)
+    if broken is not None:
+        warnings.warn(broken, stacklevel=2)
+        gate = copy(gate)
+        gate.proof = None
     return gate
 
 
@@ -70,10 +85,14 @@ def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *
 
     `partners`, whose ids are in the key, are kept: another object could get the id of one that is gone.
     """
-    known = LOADED.setdefault(target, {})
-    if key not in known:
-        known[key] = load(), partners
-    value: T = known[key][0]
+    with TURN:
+        known = LOADED.setdefault(target, OrderedDict())
+        if key not in known:
+            known[key] = load(), partners
+        known.move_to_end(key)
+        while len(known) > MOST:
+            known.popitem(last=False)
+        value: T = known[key][0]
     return value
 
 

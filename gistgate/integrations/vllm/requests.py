@@ -21,6 +21,8 @@ NEUTRAL: dict[str, Any] = {
     "bad_words": [], "allowed_token_ids": [], "structured_outputs": None,
 }  # fmt: skip
 """Sampling parameters that change which token is the most probable one, with the value at which they do not."""
+MOST = 2**53
+"""Largest whole number of a wish: floating-point numbers hold all below it exactly."""
 SPARE = 1024
 """Requests whose counts are kept after they have ended."""
 
@@ -136,6 +138,8 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
     value, current = wish[knob], getattr(rule, knob)
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ValueError(f"'{knob}' is {value!r}, which is no number")
+    if isinstance(value, int) and abs(value) > MOST:  # torch compares no tensor with it, and the engine would end
+        raise ValueError(f"'{knob}' is {value!r}, which is no number of 64 bits")
     kept = min(value, current) if rule.looser == "up" else max(value, current)
     changed: Rule = rule.changed(**{knob: kept})
     return changed

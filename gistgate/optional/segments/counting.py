@@ -26,6 +26,10 @@ class Counting:
         self.layers: Collection[str] = () if then is None else then.layers
         self.wants_q = then is not None and then.wants_q
 
+    def before(self, observer: Observer) -> Counting:
+        """The same counts, behind which another observer looks."""
+        return Counting(self.rule, self.judge, observer)
+
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         judged = self.judge.lengths if block.draft_ids.shape[1] else []  # a plain round judges nothing
         spent = getattr(self.judge.opinion, "spent", [0] * len(rows))

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.decoding.decoder import Decoder
-from gistgate.forward.context import num_ids
+from gistgate.forward.context import context_of, num_ids
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.rows import Row
 from gistgate.rules.exact import Exact
@@ -48,7 +48,13 @@ class SegmentWriter:
         sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
     ) -> list[Written]:
-        """A segment for each entry of `behind`, the number of the text that it follows; a text is read once."""
+        """A segment for each entry of `behind`, the number of the text that it follows; a text is read once.
+
+        Where a text fills the context, nothing is written behind any of them.
+        """
+        limit = min(self.limit, self._room(texts))
+        if limit < 1:
+            return [Written([], finished=False) for _ in behind]
         needed = sorted(set(behind))
         memories = dict(zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True))
         lengths = [len(texts[index]) for index in behind]
@@ -56,7 +62,7 @@ class SegmentWriter:
             [memories[index] for index in behind],
             [(length, []) for length in lengths],
             lengths,
-            max_new_tokens=self.limit,
+            max_new_tokens=limit,
             eos_ids=self.eos_ids,
             stops=self.stops,
             sampling=sampling,
@@ -65,6 +71,11 @@ class SegmentWriter:
             remember=False,
         )
         return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
+
+    def _room(self, texts: Sequence[Sequence[int]]) -> int:
+        """Tokens that the context leaves behind the longest of these texts."""
+        context = context_of(self.decoder.target.config.get_text_config())
+        return self.limit if context is None else context - max(map(len, texts), default=0)
 
     def _ended(self, row: Row) -> str | None:
         return "segment" if self.boundaries.ends(row.answer) else None

@@ -93,7 +93,8 @@ class TreeDrafter(ModelDrafter):
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
             growth.add(tokens)
             room = self.nodes - growth.size
-            if level == num_draft - 1 or (not sampling.greedy and room < self.chains) or growth.ended():
+            full = level == num_draft - 1 or (not sampling.greedy and room < self.chains)
+            if full or (self.stopping is not None and growth.ended()):  # without a policy no candidate is closed
                 break
             fresh = growth.advance(self.width if sampling.greedy else self.chains)
             z = self.reader.read(fresh, None, fresh.shape[1], tree_layout(growth.read_parents))

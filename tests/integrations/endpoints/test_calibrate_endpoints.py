@@ -30,6 +30,7 @@ from gistgate.integrations.endpoints.kept import KeptAnswers
 from gistgate.integrations.endpoints.server import Asked, continued
 from gistgate.integrations.lm_eval import task_files
 from gistgate.integrations.lm_eval.prompts import hashes_of
+from gistgate.integrations.lm_eval.task import TaskSpec
 from tests.integrations.endpoints.scripted import Script, serving
 from tests.tiny import write_task
 
@@ -151,22 +152,36 @@ def numbers(script: Script) -> list[int]:
 
 def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
-    task = command.load_task(command.TaskSpec("sums"))
+    task = command.load_task(TaskSpec("sums"))
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
     look = Look("claim", fingerprint_of(["a"]), "code", "sequence", 0.05, "of a pipeline")
     known = Ledger()
     known.admit(replace(look, problems=fingerprint_of(marks[:40])), ["a"], 0.05, problems=marks[:40])
     known.write(LOCAL)
-    gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55])))
+    asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
+    gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
     monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
     strict, loose = Script(), Script()
     assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
     options = Options("sums", "strict", "loose", prompts=80)
-    assert len(command.documents(task, options)) == 40
+    assert len(command.documents(task, options, None)) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        assert len(command.documents(task, replace(options, gate="folder"))) == 40
+        assert len(command.documents(task, replace(options, gate="folder"), gate)) == 40
+
+
+def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
+    prompting = {"num_fewshot": 1, "chat_template": True, "system": "Add."}
+    gate = SimpleNamespace(config=SimpleNamespace(problems="00", prompting=prompting, labels={}))
+    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    strict = Script()
+    run(strict, Script(), gate="folder", budget=0.3)
+    messages = strict.asked[0]["messages"]
+    assert messages[0] == {"role": "system", "content": "Add."} and len(messages) == 4
+    strict = Script()
+    with pytest.raises(UserError, match="A system text needs a chat"):
+        run(strict, Script(), gate="folder", chat=False, system="Add.")
 
 
 def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):

@@ -57,7 +57,7 @@ def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: 
     query = store.keys[7:8].float()
     assert index_for(store).search(query, 3)[1][0, 0] == ExactIndex(store.keys).search(query, 3)[1][0, 0] == 7
     monkeypatch.setattr(choosing, "find_spec", lambda name: None)
-    with pytest.warns(UserWarning, match="gistgate\\[retrieval\\]"):
+    with pytest.warns(UserWarning, match=r"'\.\[retrieval\]'"):
         assert isinstance(index_for(store), ExactIndex)
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10_000)
     assert isinstance(index_for(store), ExactIndex) and planned_index(*store.keys.shape) is None
@@ -67,7 +67,7 @@ def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pyt
     with pytest.raises(UserError, match="width 50"):
         planned_index(20_000, 50)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(UserError, match=r"gistgate\[retrieval\]"):
+    with pytest.raises(UserError, match=r"'\.\[retrieval\]'"):
         planned_index(20_000, 64)
 
 

@@ -9,6 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
+from gistgate.observing.trace import trace
 from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.optional.segments.building import segment_decoder
 from gistgate.optional.segments.judges import Constant
@@ -69,6 +70,24 @@ def test_scoring_forwards_count_and_scores_are_noted():
         segments = scored.statistics.extra["segments"]
         assert segments > 0 and scored.statistics.forwards == other.statistics.forwards + segments
         assert sum(count for name, count in scored.statistics.extra.items() if name.startswith("score_")) == segments
+
+
+def test_whoever_watches_sees_the_same_counts():
+    closed = segment_decoder(
+        TARGET, DRAFT, TOKENIZER, Score(TARGET, TOKENIZER), SegmentRule(threshold=2.0), style=STYLE, limit=8
+    )
+    counted = closed.generate(PROMPTS[:1], max_new_tokens=NUM)[0].statistics
+    answer, tokens = trace(closed, PROMPTS[0], TOKENIZER, max_new_tokens=NUM)
+    assert answer.statistics.as_dict(timed=False) == counted.as_dict(timed=False) and len(tokens) == len(answer.ids)
+
+
+def test_behind_a_text_that_fills_the_context_no_step_is_written():
+    writer = own().writer
+    context = TARGET.config.max_position_embeddings
+    full, nearly = ([7] * length for length in (context, context - 3))
+    assert [(one.ids, one.finished) for one in writer.write([full], [0])] == [([], False)]
+    (one,) = writer.write([nearly], [0])
+    assert 1 <= len(one.ids) <= 3
 
 
 def test_what_is_kept_is_counted():

@@ -123,7 +123,7 @@ def test_a_vllm_that_cannot_be_started_is_one_sentence(monkeypatch, tmp_path, ke
         return VllmEngine(source, {}) if key == "engine.rollouts" else VllmStates(source, [1], {}, tmp_path)
 
     monkeypatch.setitem(sys.modules, "vllm", None)
-    with pytest.raises(UserError, match=rf"gistgate\[vllm\].*set {key} to own"):
+    with pytest.raises(UserError, match=rf"the extra `vllm`.*set {key} to own"):
         begin(ModelSource("some/model"))
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     with pytest.raises(UserError, match=f"GGUF file.*set {key} to own"):
