@@ -8,8 +8,10 @@ import subprocess
 import sys
 
 import pytest
+from typer.testing import CliRunner
 
-from gistgate.cli.main import COMMANDS
+import gistgate
+from gistgate.cli.main import COMMANDS, app
 from tests.tiny import write_task
 
 DRAFT = ("--draft", "{pair}/draft", "--max-new-tokens", "24")
@@ -184,3 +186,8 @@ def test_prompts_of_the_pipeline_are_read(run, place, tmp_path):
 def test_a_project_has_one_source_of_drafts(run, place, options, sentence):
     status, _, said = run("init", *place(["{here}/new"]), *options)
     assert status and sentence in said
+
+
+def test_the_version_is_said():
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.output.strip()) == (0, gistgate.__version__)
