@@ -148,6 +148,7 @@ def summary(rows: list[dict[str, float]]) -> dict[str, Any]:
         "labels_per_second": {side: fmean(row[side] for row in rows) for side in ("ours", "plain")},
         "ratio": over_rounds(lambda seen: seen["ratio"].mean(-1), {"ratio": [row["ratio"] for row in rows]}),
         "rounds": len(rows),
+        "each": rows,
     }
 
 

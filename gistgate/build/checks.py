@@ -43,11 +43,6 @@ def hub_remedy(name: str, error: BaseException) -> str:
             f"Its licence has to be accepted: open https://huggingface.co/{name}, accept it there, and log in with "
             "`hf auth login`."
         )
-    if "use_safetensors" in text or "no file named model.safetensors" in text:
-        return (
-            "Only weights in safetensors files are read, because pickled ones may run code. Convert them once where "
-            "you trust them: load the model with transformers, and call save_pretrained on it."
-        )
     if "RevisionNotFoundError" in kinds:
         return "Check the revision: a branch, a tag or a commit of that model."
     if "RepositoryNotFoundError" in kinds:
@@ -56,6 +51,11 @@ def hub_remedy(name: str, error: BaseException) -> str:
         return (
             "It is not in the local cache, and the hub was not asked or could not be reached. Check the name and the "
             "connection, set HF_HUB_OFFLINE=0 to let it be fetched, or name a local folder."
+        )
+    if "use_safetensors" in text or "no file named model.safetensors" in text:
+        return (
+            "Only weights in safetensors files are read, because pickled ones may run code. Convert them once where "
+            "you trust them: load the model with transformers, and call save_pretrained on it."
         )
     return "Check the name or the folder."
 

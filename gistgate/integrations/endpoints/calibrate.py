@@ -98,7 +98,7 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
             "by --strict-body and --loose-body."
         )
     looks = looks_of(options, task, docs, strict, loose)
-    tested = [options.budget, options.stop, asdict(spec.prompting)]
+    tested = [options.budget, options.stop, asdict(spec.prompting), spec.metric, spec.max_new_tokens]
     comparison = fingerprint(looks.claim, looks.hashes, tested)
     again = times_finished(comparison)
     looks.take(looks.look([*tested, again], 1 - confidence))
