@@ -139,7 +139,7 @@ def stricter(rule: Rule, wish: dict[str, Any]) -> Rule:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise ValueError(f"'{knob}' is {value!r}, which is no number")
     if isinstance(value, int) and abs(value) > MOST:  # torch compares no tensor with it, and the engine would end
-        raise ValueError(f"'{knob}' is {value!r}, which is no number of 64 bits")
+        raise ValueError(f"'{knob}' is {value!r}, which is too large")
     kept = min(value, current) if rule.looser == "up" else max(value, current)
     changed: Rule = rule.changed(**{knob: kept})
     return changed
