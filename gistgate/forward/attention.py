@@ -38,7 +38,7 @@ def attend(
     """Attention of query heads in groups `[B, H G, N, D]` to `[B, H, S, D]`, which are not repeated for it.
 
     A mask `[B, 1, N, S]` of numbers is added, one of truth values says what is seen; without one everything is. Softmax
-    is computed in float32, as transformers does.
+    is computed in float32, as transformers does, and in float64 where the scores are.
 
     Returns:
         `[B, N, H G, D]` and None, as transformers wants it.
@@ -52,7 +52,9 @@ def attend(
         scores = scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
     elif mask is not None:
         scores = scores + mask[:, :, None]
-    weights = scores.softmax(-1, dtype=torch.float32).to(query.dtype).view(batch, kv_heads, groups * num, -1)
+    # float64 stays: its smallest number is -inf in float32, and a padded token that sees nothing would become NaN.
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(-1, dtype=wide).to(query.dtype).view(batch, kv_heads, groups * num, -1)
     out = (weights @ value).view(batch, heads, num, value.shape[-1])
     return out.transpose(1, 2).contiguous(), None
 

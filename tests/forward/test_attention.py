@@ -49,6 +49,15 @@ def test_half_precision_has_the_error_of_its_rounding():
     torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
 
 
+def test_double_precision_stays_and_padding_becomes_no_nan():
+    query, key, value = drawn(3, dtype=torch.float64)
+    seen = mask_of(3)
+    found, _ = attend(query, key, value, seen, None)
+    theirs = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
+    assert found.dtype == torch.float64 and found.isfinite().all()
+    torch.testing.assert_close(found[1:], theirs.transpose(1, 2)[1:], rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(("num", "special"), [(MOST + 1, {}), (5, {"softcap": 1.0}), (5, {"no mask": True})])
 def test_the_rest_goes_to_the_fused_kernel(monkeypatch, num, special):
     asked = []
