@@ -7,7 +7,8 @@ In the folder of a finished run whose pair has a draft model; eager engine. Ever
 to those before it: the draft as it is with K tokens, quantised weights, a part of the vocabulary (counted on the
 reference answers of training prompts), ends of drafts, texts beside the model. The certificates of the settings speak
 of the draft of the run alone. Costs, the size of the vocabulary, the policies for ends of drafts and the best form of
-transformers' assisted generation come from development prompts. Methods without a certificate or with one at a setting
+transformers' assisted generation come from development prompts. transformers' own `generate` without a draft decodes
+the same batches, which no rule may fall behind per token. Methods without a certificate or with one at a setting
 that keeps nothing loosely, and texts beside the model for rules that read its probabilities, are left out with the
 reason, and so is assisted generation where transformers refuses the pair. An interrupted measurement of the same code
 goes on with the next prompt. K of strict decoding is the run's unless another is named; choose it on development
@@ -31,10 +32,10 @@ from benchmarks.batches import batches_of
 from benchmarks.bench import RESULTS, save
 from benchmarks.counts import counts
 from benchmarks.drafting_choices import ASSISTED, assisted_as_chosen, costs_of, policy_of, prepare
-from benchmarks.drafting_figures import PLAIN, figures
+from benchmarks.drafting_figures import GENERATE, PLAIN, figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of, strict_at
 from benchmarks.drafting_vocabulary import best_size, counted, tried
-from benchmarks.ladder import STEPS, VOCABULARY, WHOLE, Counted, Ladder, bits_of
+from benchmarks.ladder import STEPS, VOCABULARY, Counted, Ladder, bits_of
 from benchmarks.workload import Workload
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json
@@ -44,7 +45,7 @@ from pipeline.common.entry import run
 from pipeline.common.paths import SCRATCH
 from pipeline.common.progress import bar
 from pipeline.labels.schema import REFERENCE
-from pipeline.speed.clock import Contender, Prompts
+from pipeline.speed.clock import Contender, Prompts, theirs
 from pipeline.speed.race import lap, without_loops
 
 SHOWN = ("rule", "settings", "drafter", "block", "budget")
@@ -140,7 +141,7 @@ def warn_of_few(prompts: int) -> None:
 
 
 def wanted(steps: str) -> list[str]:
-    """The steps that are taken, in their order; the first is always among them.
+    """The steps that are taken, in their order.
 
     Raises:
         UserError: there is no such step.
@@ -148,13 +149,16 @@ def wanted(steps: str) -> list[str]:
     named = steps.split(",")
     if unknown := [step for step in named if step not in STEPS]:
         raise UserError(f"There is no step '{unknown[0]}'. Known: {', '.join(STEPS)}.")
-    return [step for step in STEPS if step == WHOLE or step in named]
+    return [step for step in STEPS if step in named]
 
 
 def contenders(compared: Comparison) -> list[Contender]:
     """Everything that is timed; transformers assists one row at a time, so that batches have no such contender."""
     ladder, request = compared.ladder, compared.request
-    field = [Contender(PLAIN, Counted(ladder.workload.plain("eager"), request), 0)]
+    field = [
+        Contender(PLAIN, Counted(ladder.workload.plain("eager"), request), 0),
+        Contender(GENERATE, theirs(ladder.workload.pair, request), 0, is_baseline=True),
+    ]
     if compared.batch == 1:
         field += assisted_as_chosen(ladder, request, compared.folder)
     for method, point in compared.points.items():

@@ -12,7 +12,7 @@ from benchmarks.ladder import TEXTS
 from gistgate.observing.intervals import ratio_of_sums
 from gistgate.request.statistics import Statistics
 
-PLAIN, ASSISTED = "plain", "assisted"
+PLAIN, GENERATE, ASSISTED = "plain", "generate", "assisted"
 PARTS = ("draft", "verify", "accept")
 
 
@@ -21,7 +21,7 @@ def figures(times: Any, compared: Comparison) -> dict[str, Any]:
 
     The limit is that of one row alone, where the costs were measured.
     """
-    found = ratios(times, (PLAIN, ASSISTED))
+    found = ratios(times, (PLAIN, GENERATE, ASSISTED))
     for method, taken in compared.steps.items():
         before = None
         for step in taken:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS
-from benchmarks.drafting_figures import ASSISTED, PLAIN
+from benchmarks.drafting_figures import ASSISTED, GENERATE, PLAIN
 from benchmarks.editing import DRAFTERS
 from benchmarks.ladder import STEPS as ALL_STEPS
 from benchmarks.ladder import STRICT
@@ -30,6 +30,7 @@ STEPS = (
     "n",
     "tokens/s",
     "vs plain",
+    "vs `generate`",
     "vs assisted",
     "vs the step before",
     "tau",
@@ -95,14 +96,14 @@ def vocabulary(tried: Sequence[Mapping[str, Any]]) -> list[str]:
 def place(name: str) -> tuple[int, str, int]:
     """Where a contender stands: baselines, strict decoding, then method by method, each in the order of its steps."""
     method, _, step = name.partition(": ")
-    order = (PLAIN, ASSISTED, STRICT)
+    order = (PLAIN, GENERATE, ASSISTED, STRICT)
     first = order.index(method) if method in order else len(order)
     return first, method, ALL_STEPS.index(step) if step else 0
 
 
 def line(name: str, entry: Mapping[str, Any]) -> list[str]:
     """One contender; cells that say nothing about it are empty."""
-    ratios = [interval(entry.get(key)) for key in ("vs_plain", "vs_assisted", "vs_before")]
+    ratios = [interval(entry.get(key)) for key in ("vs_plain", "vs_generate", "vs_assisted", "vs_before")]
     block, rest = str(entry["block"] or "–"), entry.get("parts", {}).get("rest")
     more = [decimal(entry.get("tau")), decimal(entry.get("limit")), decimal(rest and 100 * rest, 1)]
     return [name, block, str(entry["n"]), f"{entry['tokens_per_second']:.1f}", *ratios, *more]
