@@ -26,6 +26,7 @@ from benchmarks.counts import counts
 from benchmarks.parts import CONTEXT, once
 from gistgate.errors import UserError
 from gistgate.files import read_json_lines
+from gistgate.forward.logits import last_logits
 from gistgate.forward.output import SubsetHead
 from gistgate.forward.quantised import KINDS, quantise
 from gistgate.observing.intervals import ratio_of_sums
@@ -114,7 +115,7 @@ def choices(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Ten
     """The model's most probable token in place of every token of the answer [N]."""
     cache = DynamicCache(config=model.config)
     read, found = prompt + answer, []
-    model(torch.tensor([prompt[:-1]]), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    last_logits(model, 1, input_ids=torch.tensor([prompt[:-1]]), past_key_values=cache)
     for first in range(len(prompt) - 1, len(read) - 1, PIECE):
         piece = torch.tensor([read[first : min(first + PIECE, len(read) - 1)]])
         found.append(model(piece, past_key_values=cache, use_cache=True).logits[0].argmax(-1))
@@ -125,7 +126,7 @@ def choices(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Ten
 def step(model: PreTrainedModel, rows: int) -> Call:
     """One token more for each of these rows, behind `CONTEXT` tokens; the cache is left as it was found."""
     cache = DynamicCache(config=model.config)
-    model(torch.ones(rows, CONTEXT, dtype=torch.long), past_key_values=cache, use_cache=True, logits_to_keep=1)
+    last_logits(model, 1, input_ids=torch.ones(rows, CONTEXT, dtype=torch.long), past_key_values=cache)
     ids = torch.ones(rows, 1, dtype=torch.long)
 
     def call() -> Tensor:

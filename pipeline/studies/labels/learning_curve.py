@@ -1,9 +1,11 @@
 """How many labels a gate needs, and whether it pays to choose them.
 
-    python -m pipeline.studies.labels.learning_curve      data/features -> reports/studies/learning_curve.{json,png}
+    python -m pipeline.studies.labels.learning_curve [--sizes 300,600] [--seeds 3] [--resplit]
+                                                      data/features -> reports/studies/learning_curve.{json,png}
 
-From the same first labels, one head goes on with random labels, another with those that it is least sure of. Both are
-measured on gated texts of problems that only measure. A third head trains on hard instead of soft labels.
+From the same first labels, one head goes on with random labels, another with those that it is least sure of, and a
+third with those of which the first head was least sure, as `label.strategy: uncertain` chooses. All are measured on
+gated texts of problems that only measure. A last head trains on random labels that are hard instead of soft.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+import typer
 from matplotlib import pyplot
 from torch import Tensor
 
+from gistgate.errors import UserError
 from gistgate.files import write_atomic
 from pipeline.common.code import write_result
 from pipeline.common.entry import run
@@ -26,7 +30,7 @@ from pipeline.heads.metrics import rank_metrics
 from pipeline.heads.rows import Rows, read_rows
 from pipeline.heads.split import split_by_problem
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES, Policy
-from pipeline.params import read_params
+from pipeline.params import Params, read_params
 
 OUTPUT = Path("reports/studies/learning_curve")
 SIZES = (300, 600, 1200, 2400, 4800)
@@ -34,26 +38,56 @@ SIZES = (300, 600, 1200, 2400, 4800)
 STRENGTH = 0.003
 """C of every head, so that sizes differ by labels alone."""
 SEEDS = 3
-WAYS = ("random", "active", "hard")
-"""Random labels; the labels that the head is least sure of; random labels rounded to kept or lost."""
+WAYS = ("random", "active", "pilot", "hard")
+"""Random labels; those that the last head is least sure of; those that the first head was least sure of; random labels
+rounded to kept or lost."""
 
 
-def main() -> None:
-    params = read_params()
+def main(
+    sizes: Annotated[str, typer.Option(help="Labels trained on.")] = ",".join(map(str, SIZES)),
+    seeds: Annotated[int, typer.Option(help="Repetitions with other first labels.", min=1)] = SEEDS,
+    resplit: Annotated[bool, typer.Option("--resplit", help="Measure on other problems at each seed.")] = False,
+) -> None:
+    params, wanted = read_params(), numbers(sizes)
     rows, _ = read_rows([FEATURE_FOLDER / name for name in PASSES], params.train.features)
-    parts = split_by_problem(rows.problem, params.train, params.seed)
-    pool, test = rows.where(~parts.test), rows.where(parts.test & (rows.policy == Policy.GATED))
-    sizes = [size for size in SIZES if size < len(pool)] + [len(pool)]
-    curves = {way: [curve(pool, test, way, sizes, params.seed + seed) for seed in range(SEEDS)] for way in WAYS}
-    report = {"sizes": sizes, "test_rows": len(test), "ap": curves}
+    splits = [divided(rows, params, seed if resplit else 0) for seed in range(seeds)]
+    least = min(len(pool) for pool, _ in splits)
+    taken = [size for size in wanted if size < least] + [least]
+    curves = {
+        way: [curve(pool, test, way, taken, params.seed + seed) for seed, (pool, test) in enumerate(splits)]
+        for way in WAYS
+    }
+    num_tests = [len(test) for _, test in splits]
+    report = {"sizes": taken, "test_rows": num_tests if resplit else num_tests[0], "ap": curves}
     figure = OUTPUT.with_suffix(".png")
     write_atomic(figure, lambda part: draw(report, part))
     write_result(OUTPUT.with_suffix(".json"), report, "pipeline.studies.labels.learning_curve", files=[figure])
     for way, runs in curves.items():
         print(
             f"{way:7}",
-            " ".join(f"{size}: {value:.3f}" for size, value in zip(sizes, np.array(runs, float).mean(0), strict=True)),
+            " ".join(f"{size}: {value:.3f}" for size, value in zip(taken, np.array(runs, float).mean(0), strict=True)),
         )
+
+
+def numbers(text: str) -> list[int]:
+    """Numbers of labels, the smallest first.
+
+    Raises:
+        UserError: the text is no list of whole numbers above 0.
+    """
+    try:
+        found = sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise UserError(f"--sizes {text} is no list of numbers of labels. Write something like 300,600.")
+    return found
+
+
+def divided(rows: Rows, params: Params, number: int) -> tuple[Rows, Rows]:
+    """What may be labelled, and the gated rows of the problems that only measure, in the split of this number."""
+    parts = split_by_problem(rows.problem, params.train, params.seed + number)
+    return rows.where(~parts.test), rows.where(parts.test & (rows.policy == Policy.GATED))
 
 
 def curve(pool: Rows, test: Rows, way: str, sizes: Sequence[int], seed: int) -> list[float | None]:
@@ -61,13 +95,16 @@ def curve(pool: Rows, test: Rows, way: str, sizes: Sequence[int], seed: int) -> 
     order = torch.randperm(len(pool), generator=torch.Generator().manual_seed(seed))
     if way == "hard":
         pool = replace(pool, kept=(pool.kept > 0.5).float())
-    chosen, found, head = order[: sizes[0]], [], None
+    head: torch.nn.Module | None = None
+    chosen, found, first = order[: sizes[0]], [], head
     for size in sizes:
-        if head is not None:
-            chosen = torch.cat([chosen, next_labels(pool, chosen, order, way, size - len(chosen), head)])
+        asked = first if way == "pilot" else head
+        if asked is not None:
+            chosen = torch.cat([chosen, next_labels(pool, chosen, order, way, size - len(chosen), asked)])
         mask = torch.zeros(len(pool), dtype=torch.bool)
         mask[chosen] = True
         head, _ = fit_logistic(pool.where(mask), [STRENGTH], 2)
+        first = head if first is None else first
         with torch.no_grad():
             score = head(test.x)
         found.append(rank_metrics(test.kept.double().numpy(), score.double().numpy())["ap"])
@@ -77,7 +114,7 @@ def curve(pool: Rows, test: Rows, way: str, sizes: Sequence[int], seed: int) -> 
 def next_labels(pool: Rows, chosen: Tensor, order: Tensor, way: str, count: int, head: torch.nn.Module) -> Tensor:
     """Which rows to label next [count]."""
     rest = order[~torch.isin(order, chosen)]
-    if way != "active":
+    if way not in ("active", "pilot"):
         return rest[:count]
     with torch.no_grad():
         unsure = head(pool.x[rest]).abs()

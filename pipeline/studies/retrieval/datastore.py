@@ -23,11 +23,11 @@ import torch
 from sklearn.decomposition import IncrementalPCA
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistgate.errors import UserError
 from gistgate.files import write_json
+from gistgate.forward.logits import contiguous_rows
 from gistgate.forward.states import tap
 from gistgate.identity import identify_model, identify_tokenizer
 from gistgate.optional.retrieval.approximate import POINTS_PER_LIST, fill, new_index, num_lists, write_index
@@ -37,6 +37,7 @@ from gistgate.optional.retrieval.projection import Projection
 from gistgate.optional.retrieval.store import Datastore
 from pipeline.common.entry import run
 from pipeline.common.paths import DATASTORE
+from pipeline.common.progress import bar
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import read_params
 from pipeline.studies.retrieval.params import REPORTS, read_retrieval_params
@@ -104,7 +105,8 @@ def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Dat
     with TemporaryFile() as scratch:
         states_ND = np.memmap(scratch, np.float32, "w+", shape=(num, width))
         scaler, place = StandardScaler(), 0
-        for states in tqdm(states_of(pair.target, texts, layer), total=-(-len(texts) // BATCH), desc="states"):
+        total = -(-len(texts) // BATCH)
+        for states in bar(states_of(pair.target, texts, layer), title="states", unit="batch", total=total):
             states_ND[place : place + len(states)] = states.numpy()
             scaler.partial_fit(states.numpy())
             place += len(states)
@@ -130,7 +132,7 @@ def states_of(target: PreTrainedModel, texts: Sequence[Text], layer: str) -> Ite
         ids_BT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
         mask_BT = torch.arange(ids_BT.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
         keep = ids_BT.shape[1] - min(len(text.prompt) for text in batch) + 1
-        with tap(target, [layer]) as seen:
+        with tap(target, [layer]) as seen, contiguous_rows(target):
             device = target.device
             target(input_ids=ids_BT.to(device), attention_mask=mask_BT.long().to(device), logits_to_keep=keep)
         h_BTD = seen[layer].float().cpu()

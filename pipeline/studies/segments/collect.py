@@ -14,8 +14,6 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from gistgate.certificates.scope import task_hash
 from gistgate.decoding.batches import decode_all
 from gistgate.files import read_json_lines, write_json, write_json_lines
@@ -24,6 +22,7 @@ from gistgate.optional.segments.boundaries import Boundaries
 from gistgate.request.stopping import eos_ids
 from pipeline.common.decoders import make_decoder, read_prompts, request_of
 from pipeline.common.entry import run
+from pipeline.common.progress import bar
 from pipeline.common.resume import SCRATCH, fingerprint, sources
 from pipeline.pairs.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params, read_params
@@ -46,7 +45,7 @@ def main() -> None:
     prompts = read_prompts("train")[: own.problems]
     folder = shard_folder(own, params, pair, task)
     rows: list[dict[str, Any]] = []
-    for start in tqdm(range(0, len(prompts), own.shard_problems), desc="segments", unit="shard", mininterval=5):
+    for start in bar(range(0, len(prompts), own.shard_problems), title="segments", unit="shard"):
         shard = folder / f"{start:05}.jsonl"
         if not shard.exists():
             numbers = range(start, min(start + own.shard_problems, len(prompts)))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from gistgate.errors import UserError
 from pipeline.heads.rows import Rows
 from pipeline.params import Params
 from pipeline.studies.labels import features, learning_curve
@@ -45,6 +46,29 @@ def world(n: int, seed: int) -> Rows:
 def test_more_labels_make_a_better_head():
     found = curve(world(600, 0), world(400, 1), "random", [12, 600], seed=0)
     assert found[0] < found[1]
+
+
+def test_the_pilot_ranks_once_and_the_active_head_again(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def chosen_by(pool, chosen, order, way, count, head):
+        asked.append((way, head))
+        return next_labels(pool, chosen, order, way, count, head)
+
+    monkeypatch.setattr(learning_curve, "next_labels", chosen_by)
+    for way in ("pilot", "active"):
+        curve(world(200, 0), world(100, 1), way, [20, 60, 100], seed=0)
+    (_, first), (_, second), (_, third), (_, fourth) = asked
+    assert first is second and third is not fourth
+
+
+def test_sizes_are_numbers_and_every_split_measures_on_other_problems():
+    assert learning_curve.numbers("600,300") == [300, 600]
+    with pytest.raises(UserError, match="--sizes 0,5 is no list"):
+        learning_curve.numbers("0,5")
+    rows, params = world(60, 0), Params()
+    tests = [set(learning_curve.divided(rows, params, number)[1].problem.tolist()) for number in (0, 0, 1)]
+    assert tests[0] == tests[1] != tests[2] and all(tests)
 
 
 def test_the_learning_curve_is_drawn_with_every_way(tmp_path, monkeypatch):
@@ -113,8 +137,9 @@ def test_feature_sweep_takes_up_what_was_read(tmp_path, monkeypatch):
     assert report[1]["loss"] < report[0]["loss"]
 
 
-def test_the_page_shows_the_published_curves():
-    report = json.loads((ROOT / "benchmarks/results/learning-curve.json").read_text())
+@pytest.mark.parametrize("name", ["learning-curve", "learning-curve-real"])
+def test_the_page_shows_the_published_curves(name: str):
+    report = json.loads((ROOT / f"benchmarks/results/{name}.json").read_text())
     text = (ROOT / "docs/labels.md").read_text()
     assert f"| labels | {' | '.join(map(str, report['sizes']))} |" in text
     for way, runs in report["ap"].items():
