@@ -53,9 +53,12 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def byte_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
-    """One token per byte, no training; with `bos` it puts <s> first, as Llama's does."""
-    alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+def byte_tokenizer(bos: bool = True, reverse: bool = False) -> PreTrainedTokenizerFast:
+    """One token per byte, no training; with `bos` it puts <s> first, as Llama's does.
+
+    With `reverse` it is another tokenizer of the same size: the bytes are numbered from the last to the first.
+    """
+    alphabet = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=reverse)]
     raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
     raw.pre_tokenizer, raw.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
     if bos:

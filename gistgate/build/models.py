@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.build.checks import check_smaller, hub_remedy
 from gistgate.build.ignored import warn_ignored
 from gistgate.build.memory import check_memory
-from gistgate.build.tokenizers import check_same_tokenizer, load_draft_tokenizer, warn_untemplated
+from gistgate.build.tokenizers import check_draft_tokenizer, load_draft_tokenizer, warn_untemplated
 from gistgate.build.weights import check_gguf, placed, weight_size, whole_model
 from gistgate.errors import UserError, first_line, is_out_of_memory
 from gistgate.forward.output import Subset
@@ -91,6 +92,7 @@ def load_draft(
     revision: str = "main",
     quantised: str | None = None,
     vocabulary: str | Path | None = None,
+    gguf: str | None = None,
 ) -> PreTrainedModel:
     """The draft model in the target's dtype and on its device, made lighter where that is asked for.
 
@@ -99,10 +101,12 @@ def load_draft(
     Args:
         draft: hub id, folder, GGUF file or loaded model.
         target: the target that it drafts for.
-        tokenizer: the target's tokenizer; the draft's own one is compared with it where both are at hand.
+        tokenizer: the target's tokenizer; None: that of what the target was loaded from. The draft's own one is
+            compared with it where both can be read.
         revision: revision on the hub.
         quantised: one of `gistgate.forward.quantised.KINDS`.
         vocabulary: file of a `gistgate.forward.output.Subset`.
+        gguf: GGUF file in the folder or hub repository that `draft` names.
 
     Raises:
         UserError: the model cannot be loaded, its tokenizer is another one, or it cannot be made lighter as asked.
@@ -115,7 +119,9 @@ def load_draft(
         )
     subset = None if vocabulary is None else Subset.load(vocabulary)
     if isinstance(draft, str | Path):
-        draft = named_draft(draft, target, tokenizer, revision)
+        draft = named_draft(draft, target, tokenizer, revision, gguf)
+    else:
+        check_draft_tokenizer(target, draft, tokenizer)
     if subset is not None:
         always = eos_ids(target, tokenizer) if tokenizer is not None else ()
         draft = subset.apply(draft, tokenizer, always)
@@ -123,14 +129,14 @@ def load_draft(
     return quantise(draft, quantised)
 
 
-def named_draft(draft: str | Path, target: PreTrainedModel, tokenizer: Any, revision: str) -> PreTrainedModel:
+def named_draft(
+    draft: str | Path, target: PreTrainedModel, tokenizer: Any, revision: str, gguf: str | None
+) -> PreTrainedModel:
     """The draft model of this name as it is, compared with the target's tokenizer."""
-    name, place = placed(str(draft))
+    name, place = placed(str(draft), gguf)
     model = load_model("draft", name, target.device, dtype=target.dtype, revision=revision, **place)
     check_smaller(target, model)
-    own = load_draft_tokenizer(name, revision=revision, **place) if tokenizer is not None else None
-    if own is not None:
-        check_same_tokenizer(tokenizer, own)
+    check_draft_tokenizer(target, model, tokenizer, partial(load_draft_tokenizer, name, revision=revision, **place))
     return model
 
 
@@ -140,8 +146,11 @@ def load_model(role: str, name: str, device: Any, **options: Any) -> PreTrainedM
     Raises:
         UserError: the model cannot be loaded, or memory does not suffice for it.
     """
+    file = options.get("gguf_file")
+    if file is not None and Path(name).is_file():
+        raise UserError(f"{name} is a file, and {file} is to lie in a folder. Name the folder, or leave {file} away.")
     check_gguf(name, options)
-    check_memory({name: weight_size(name, options["dtype"], options.get("gguf_file"))}, device)
+    check_memory({name: weight_size(name, options["dtype"], file)}, device)
     try:
         model = whole_model(name, **options)
     except Exception as error:  # damaged files and unknown architectures fail in many ways

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
-from transformers.utils import cached_file
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file, has_file
 
+from gistgate.build.weights import placed
 from gistgate.errors import UserError, first_line, is_out_of_memory
 
 FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
@@ -16,12 +19,94 @@ FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 SPARE = 64
 """Tokens that only one of two tokenizers may know, or a hundredth of all, if that is more: families add special tokens
 later."""
+COMPARED: WeakKeyDictionary[PreTrainedModel, WeakSet[Any]] = WeakKeyDictionary()
+"""The tokenizers, or targets in their place, that a draft model was compared with: a server asks with every request."""
+
+
+def check_draft_tokenizer(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: Any = None,
+    read: Callable[[], PreTrainedTokenizerBase | None] | None = None,
+) -> None:
+    """Refuse a draft model whose token ids mean something else than the target's; each pair is compared once.
+
+    A pair is trusted where the tokenizer of one of the two cannot be read.
+
+    Args:
+        target: the loaded target.
+        draft: the loaded draft model.
+        tokenizer: the target's; None: the one of the folder or repository that the target was loaded from.
+        read: loads the draft's own one; None: that of the folder or repository that the draft was loaded from.
+
+    Raises:
+        UserError: the tokenizers differ, or `read` raises it.
+    """
+    partner = target if tokenizer is None else tokenizer
+    known = COMPARED.setdefault(draft, WeakSet())
+    if draft is target or partner in known:
+        return
+    ours = tokenizer_of("target", target) if tokenizer is None else tokenizer
+    if ours is not None:
+        theirs = tokenizer_of("draft", draft) if read is None else read()
+        if theirs is not None:
+            check_same_tokenizer(ours, theirs)
+    known.add(partner)
+
+
+def tokenizer_of(role: str, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of what a loaded model came from; None where that is not known or has none.
+
+    A name that is no folder is a hub id only where the cache holds its configuration: the folder of a model may have
+    moved since, and the hub is not asked for such a name.
+    """
+    name = str(getattr(model, "gguf_file", None) or model.config.name_or_path)
+    if not name or not (Path(name).exists() or is_cached(name, "config.json", None)):
+        return None
+    return readable_tokenizer(role, name)
+
+
+def readable_tokenizer(role: str, name: str, revision: str | None = None) -> PreTrainedTokenizerBase | None:
+    """The tokenizer of a model that is loaded already, if it can be read; damaged files are a warning.
+
+    Such a model may have a tokenizer that only code from elsewhere reads, so nobody is asked to restore its files. The
+    hub is asked where the cache has no tokenizer, at first with one request: transformers repeats each of its own for
+    half a minute where there is no network.
+
+    Args:
+        role: "target" or "draft", for the warning.
+        name: hub id, folder or GGUF file.
+        revision: revision on the hub.
+    """
+    name, place = placed(name)
+    is_here = Path(name).is_dir() or bool(found_files(name, revision))
+    if not is_here and not is_on_hub(name, revision):
+        return None
+    try:
+        return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
+    except UserError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return None
+
+
+def is_on_hub(name: str, revision: str | None) -> bool:
+    """Whether the hub can be reached and has a tokenizer of this name."""
+    try:
+        return bool(has_file(name, "tokenizer_config.json", revision=revision))
+    except Exception:  # no such repository, no access, a proxy without one: nothing can be read
+        return False
 
 
 def load_draft_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase | None:
-    """The draft's own tokenizer, to compare; None where its folder or repository has none.
+    """The tokenizer of a draft that a user names, as `own_tokenizer` reads it."""
+    return own_tokenizer("draft", name, **place)
+
+
+def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase | None:
+    """A model's own tokenizer, to compare; None where its folder or repository has none.
 
     Args:
+        role: "target" or "draft", for the message.
         name: hub id or folder.
         place: what `from_pretrained` gets, such as `revision` and `gguf_file`.
 
@@ -38,9 +123,10 @@ def load_draft_tokenizer(name: str, **place: Any) -> PreTrainedTokenizerBase | N
             raise
         if not found:
             return None
+        other = "draft" if role == "target" else "target"
         raise UserError(
-            f"The tokenizer of the draft '{name}' could not be read from {', '.join(found)} ({first_line(error)}), so "
-            "that it cannot be compared with the target's. Restore its files."
+            f"The tokenizer of the {role} '{name}' could not be read from {', '.join(found)} ({first_line(error)}), so "
+            f"that it cannot be compared with the {other}'s. Restore its files."
         ) from error
 
 

@@ -25,6 +25,8 @@ class Wishes:
     """The draft model: hub id, folder or loaded model."""
     draft_revision: str = "main"
     """Revision of the draft model on the hub."""
+    draft_gguf: str | None = None
+    """GGUF file in the folder or hub repository that `draft` names."""
     quantise_draft: str | None = None
     """Bits of the draft model's weights: "int8", "int4" or "none"."""
     stop_drafting: str | None = None
@@ -60,11 +62,19 @@ class Wishes:
     speculate_up_to: int | str | None = None
     """Rows above which a batch is decoded plainly; "auto" leaves it to the caller to measure them."""
 
+    def __post_init__(self) -> None:
+        if self.draft_gguf is not None and self.draft is None:
+            raise UserError(
+                f"The GGUF file {self.draft_gguf} (draft_gguf, --draft-gguf) lies in the folder or repository of a "
+                "draft, and no draft is named. Name it as draft=<name or folder> (--draft), or leave the file away."
+            )
+
     @property
     def lighter(self) -> dict[str, Any]:
         """Which draft model is loaded, and how it is made lighter: arguments of `gistgate.build.models.load_draft`."""
         return {
             "revision": self.draft_revision,
+            "gguf": self.draft_gguf,
             "quantised": self.quantise_draft,
             "vocabulary": self.draft_vocabulary,
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -109,8 +109,18 @@ class Outcomes:
             yield self.decoded(split, settings, start, min(start + size, n))
 
 
-def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
-    """The same function, but answers that were decoded once are read from `folder`.
+class Watcher(Protocol):
+    """Hears of files of answers, such as to keep what they have cost."""
+
+    def made(self, piece: Path) -> None:
+        """The answers of this file were decoded; they are written next."""
+
+    def read(self, piece: Path) -> None:
+        """The answers of this file are handed out, just decoded or known before."""
+
+
+def cached(decode: Decode, folder: Path, name: str, *depends: Any, watcher: Watcher | None = None) -> Decode:
+    """The same function, but answers that were decoded once are read from `folder`; `watcher` hears of the files.
 
     A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the
     settings with the files that they name, and the prompts.
@@ -121,7 +131,11 @@ def cached(decode: Decode, folder: Path, name: str, *depends: Any) -> Decode:
         path = folder / f"{name}-{fingerprint(*depends, settings, *named_files(settings), start, asked)}.jsonl"
         if not path.exists():
             done = decode(settings, prompts, start)
+            if watcher is not None:
+                watcher.made(path)
             write_json_lines(path, [{"ids": a.ids, "statistics": a.statistics.as_dict(timed=False)} for a in done])
+        if watcher is not None:
+            watcher.read(path)
         return [Answer(row["ids"], untimed(row["statistics"])) for row in read_json_lines(path)]
 
     return answers

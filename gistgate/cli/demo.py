@@ -9,7 +9,7 @@ import typer
 
 from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Length, Stops, System, TargetName, with_wishes
+from gistgate.cli.options import Chat, Dtype, Gguf, Length, Stops, System, TargetName, with_wishes
 
 
 @with_wishes
@@ -18,6 +18,7 @@ def demo(
     *,
     wishes: Wishes,
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 256,
     stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     chat: Chat = False,
@@ -32,14 +33,14 @@ def demo(
     from gistgate.pages.claims import claim
 
     def playground() -> Playground:
-        loaded = load(target, dtype, wishes, Asking(chat=chat, system=system))
+        loaded = load(target, dtype, wishes, Asking(chat=chat, system=system), gguf)
         rule = slider_rule(loaded.decoder)
         return Playground(
             loaded.decoder,
             loaded.target,
             rule,
             {value: claim(loaded.wishes, loaded.decoder, rule, value, loaded.uncovered) for value in knob_values(rule)},
-            name=heading(target, wishes),
+            name=heading(gguf or target, wishes),
             max_new_tokens=max_new_tokens,
             request=loaded.request(max_new_tokens, stop),
             chat=chat,
@@ -50,8 +51,9 @@ def demo(
 
 
 def heading(target: str, wishes: Wishes) -> str:
-    """The names of the models without their folders."""
-    return " and ".join(Path(str(name)).name for name in (target, wishes.draft) if name is not None)
+    """The names of the models, or of their GGUF files, without their folders."""
+    draft = wishes.draft_gguf or wishes.draft
+    return " and ".join(Path(str(name)).name for name in (target, draft) if name is not None)
 
 
 def slider_rule(decoder: Any) -> Any:

@@ -17,6 +17,7 @@ from gistgate.cli.options import (
     Gguf,
     Length,
     Prompts,
+    Stops,
     System,
     TargetName,
     refuse_wishes,
@@ -42,14 +43,20 @@ def doctor(
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 64,
+    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     chat: Chat = False,
     system: System = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay."""
+    """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay.
+
+    It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
+    """
     from gistgate.cli import show
     from gistgate.cli.decode import load
-    from gistgate.observing.outlook import Mismatches, advice, labelling, measure, outlook, strict_run
+    from gistgate.observing.lengths import lengths_of, limit_advice
+    from gistgate.observing.outlook import Mismatches, advice, labelling, measure, outlook, strict_answers
+    from gistgate.request.statistics import total
 
     refuse_wishes(wishes, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
     if wishes.drafter == HYBRID:
@@ -57,15 +64,18 @@ def doctor(
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)
-    request = loaded.request(max_new_tokens, [])
+    request = loaded.request(max_new_tokens, stop)
     costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
     mismatches = Mismatches()
-    counted = strict_run(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    answers = strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    counted, lengths = total([answer.statistics for answer in answers]), lengths_of(answers, max_new_tokens)
     outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
     effort = labelling(counted, mismatches.number, len(ids))
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
-        typer.echo(json.dumps({**found, "advice": advice(outlooks), "prompts": len(ids)}))
+        told = {"lengths": {**asdict(lengths), "advice": limit_advice(lengths)}, "advice": advice(outlooks)}
+        typer.echo(json.dumps({**found, **told, "prompts": len(ids)}))
         return
     show.say(show.promised(costs, outlooks, effort))
+    typer.echo(f"{limit_advice(lengths)}\n")
     typer.echo(advice(outlooks))

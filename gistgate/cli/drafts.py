@@ -9,7 +9,7 @@ import typer
 
 from gistgate.build.asking import Asking
 from gistgate.build.wishes import Wishes
-from gistgate.cli.options import Chat, Dtype, Length, Prompts, System, TargetName, with_wishes
+from gistgate.cli.options import Chat, DraftGguf, Dtype, Gguf, Length, Prompts, System, TargetName, with_wishes
 from gistgate.cli.reading import read_prompts
 
 
@@ -21,6 +21,7 @@ def fit_draft(
     wishes: Wishes,
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 128,
     chat: Chat = False,
     system: System = None,
@@ -30,7 +31,7 @@ def fit_draft(
     from gistgate.observing.drafting import fit_stopping
 
     asking = Asking(read_prompts(prompts), chat, system)
-    loaded = load(target, dtype, wishes, asking)
+    loaded = load(target, dtype, wishes, asking, gguf)
     ids = asking.encode(loaded.target)
     stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     stopping.save(out)
@@ -51,10 +52,12 @@ def draft_vocabulary(
         str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
     ],
     *,
-    draft: Annotated[str, typer.Option(help="Draft model: hub id or folder.")],
+    draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
     size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    draft_gguf: DraftGguf = None,
 ) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
     from gistgate.build.models import load_draft, load_target
@@ -62,9 +65,9 @@ def draft_vocabulary(
     from gistgate.forward.output import Subset
 
     lines = [asked.text for asked in read_prompts(texts)]
-    loaded = load_target(target, dtype)
+    loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
-    model = load_draft(draft, loaded.model, loaded.tokenizer)
+    model = load_draft(draft, loaded.model, loaded.tokenizer, gguf=draft_gguf)
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
     subset.save(out)

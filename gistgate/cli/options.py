@@ -39,6 +39,7 @@ def option(help: str, *names: str, **limits: Any) -> Any:
 
 
 Draft = Annotated[str | None, option("Draft model: hub id, folder or GGUF file.")]
+DraftGguf = Annotated[str | None, option("GGUF file in the draft's folder or repository.")]
 QuantiseDraft = Annotated[str | None, option("Weights of the draft: int8, int4 or none (on processors).")]
 StopDrafting = Annotated[str | None, option("File of fit-draft, or a confidence such as 0.4, below which drafts end.")]
 DraftVocabulary = Annotated[str | None, option("File of draft-vocabulary: tokens that the draft may propose.")]
@@ -57,6 +58,7 @@ BlockLength = Annotated[int | None, option("K, drafted tokens per target forward
 WISHES: dict[str, Any] = {
     "draft": Draft,
     "draft_revision": Annotated[str, option("Revision of the draft model on the hub.")],
+    "draft_gguf": DraftGguf,
     "quantise_draft": QuantiseDraft,
     "stop_drafting": StopDrafting,
     "draft_vocabulary": DraftVocabulary,

@@ -17,6 +17,7 @@ from gistgate.cli.options import (
     AsJson,
     Chat,
     Dtype,
+    Gguf,
     Length,
     Prompts,
     Stops,
@@ -47,6 +48,7 @@ def tune(
         list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
     ] = [],  # noqa: B006 (Typer's form of an option that can be repeated)
     dtype: Dtype = "auto",
+    gguf: Gguf = None,
     max_new_tokens: Length = 128,
     stop: Stops = [],  # noqa: B006
     chat: Chat = False,
@@ -66,7 +68,7 @@ def tune(
 
     gate = gate_of(wishes)
     asking = Asking(read_prompts(prompts)[:MOST], chat, system)
-    loaded = load_target(target, dtype)
+    loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, wishes, asking)
     candidates = shop.candidates([gate, *also])

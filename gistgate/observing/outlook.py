@@ -16,7 +16,7 @@ from gistgate.decoding.decoder import Decoder
 from gistgate.drafters.costs import Costs
 from gistgate.errors import UserError
 from gistgate.observing.race import Clock
-from gistgate.request.rows import Row
+from gistgate.request.rows import Generation, Row
 from gistgate.request.statistics import Statistics, total
 from gistgate.rules.exact import Exact
 
@@ -122,8 +122,15 @@ def strict_run(
     decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
 ) -> Statistics:
     """What strict verification at K = `block` counts on these prompts, one after the other."""
+    return total([answer.statistics for answer in strict_answers(decoder, prompts, block, observer, **request)])
+
+
+def strict_answers(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
+) -> list[Generation]:
+    """The answers of strict verification at K = `block` to these prompts, one after the other."""
     strict = variant(decoder, block).having(observer=observer)
-    return total([strict.generate([ids], **request)[0].statistics for ids in prompts])
+    return [strict.generate([ids], **request)[0] for ids in prompts]
 
 
 def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:

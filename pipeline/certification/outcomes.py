@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from gistgate.integrations.lm_eval.prompts import Prompt
 from gistgate.request.slots import Usage
 from pipeline.certification.agreement import TOGETHER, Agreement, SharedAnswers, read_agreement, rules_of
 from pipeline.certification.marks import maker_of, mark
+from pipeline.certification.usage import PieceUsage
 from pipeline.common.decoders import make_decoder, read_prompts, seeds_of
 from pipeline.common.drafters import files_behind
 from pipeline.common.gates import load_gate
@@ -55,6 +57,8 @@ class Setup:
             raise ValueError("two prompts have the same name, so that one would be compared with the other's answer")
         self.memory = Prefilled(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
+        self.usage = defaultdict[str, PieceUsage](PieceUsage)
+        """How the slots of decoded answers were used, by method; shared and strict answers decode nothing."""
 
     @cached_property
     def dependencies(self) -> str:
@@ -137,7 +141,7 @@ class Setup:
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
             return shared.decode(settings, prompts, seeds_of(self.params, prompts, start))
 
-        return cached(decode, SCRATCH / "calibrate", name, *depends)
+        return cached(decode, SCRATCH / "calibrate", name, *depends, watcher=self.usage[name])
 
     def teach(self, shared: SharedAnswers) -> None:
         """Hand over the strict answers that some settings give as well."""
@@ -153,17 +157,19 @@ class Setup:
         def decode(settings: dict[str, Any], prompts: Sequence[Prompt], start: int) -> list[Answer]:
             return self.decode(name, make(settings), settings, prompts, seeds_of(self.params, prompts, start))
 
-        return cached(decode, SCRATCH / "calibrate", name, *depends)
+        return cached(decode, SCRATCH / "calibrate", name, *depends, watcher=self.usage[name])
 
     def decode(
         self, name: str, decoder: Decoder, settings: dict[str, Any], prompts: Sequence[Prompt], seeds: list[int]
     ) -> list[Answer]:
-        """Answers of one decoder, with a progress bar."""
+        """Answers of one decoder, with a progress bar; `usage` counts their slots under the name."""
         values = ", ".join(f"{key} {value}" for key, value in settings.items())
-        with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as progress:
+        with bar(title=f"{name} {values}".strip(), unit="prompt", total=len(prompts)) as progress:
             size, usage = self.params.decoding.batch_size, Usage()
             watch = decoding(progress, usage)
-            return decode_prompts(decoder, prompts, seeds, size, self.memory, watch, usage)
+            answers = decode_prompts(decoder, prompts, seeds, size, self.memory, watch, usage)
+        self.usage[name].add(usage)
+        return answers
 
 
 def method_of(params: Params, name: str) -> Method:

@@ -80,13 +80,14 @@ def run_split(
     title: str = "decode",
     prefilled: Prefilled | None = None,
     first: int = 0,
+    usage: Usage | None = None,
 ) -> list[Outcome]:
     """Decode and score prompts in batches; a progress bar shows rate and time left.
 
     `prefilled` remembers the prompts for the next setting that decodes them; `first` is the place of the first prompt
-    in its split, which decides the seeds.
+    in its split, which decides the seeds; `usage` counts how many slots had a row.
     """
-    decode, usage = decode_all if prefilled is None else prefilled.decode_all, Usage()
+    decode, usage = decode_all if prefilled is None else prefilled.decode_all, usage or Usage()
     with bar(title=title, unit="prompt", total=len(prompts)) as shown:
         answers = decode(
             decoder,

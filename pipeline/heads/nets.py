@@ -145,6 +145,7 @@ def fit_net(
         enable_version_counter=False,
     )
     stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
+    batches = EpochBatches(len(train), params.batch_size, seed)
     trainer = pl.Trainer(
         max_epochs=params.epochs,
         accelerator="auto",
@@ -156,9 +157,9 @@ def fit_net(
         num_sanity_val_steps=0,
         default_root_dir=scratch,
         plugins=[WholeCheckpoints()],
-        callbacks=[best, stop, lightning_bar(20)],
+        callbacks=[best, stop, *lightning_bar(20, f"head {kind}", params.epochs * len(batches))],
     )
-    seen = loader(standardise(train.x), train.kept, EpochBatches(len(train), params.batch_size, seed))
+    seen = loader(standardise(train.x), train.kept, batches)
     in_order = torch.arange(len(validation)).split(params.batch_size)
     unseen = loader(standardise(validation.x), validation.kept, in_order)
     last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)

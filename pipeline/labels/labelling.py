@@ -33,6 +33,8 @@ class Labeller:
     params: LabelParams
     seed: int
     """Seed of the sampled rollouts."""
+    title: str | None = None
+    """Begins the titles of the progress bars; None shows none."""
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
         """The records as rows of the schema LABELS, without those on a text that has lost its meaning before.
@@ -62,7 +64,7 @@ class Labeller:
         greedy_kept = table["greedy_kept"].clone()
         unknown = (greedy_kept < 0).nonzero().flatten().tolist()
         rollouts = [self._rollout(table, texts, n, "draft_id") for n in unknown]
-        found = self.tools.judge(self.params.rejoin).kept(rollouts)
+        found = self.tools.judge(self.params.rejoin).kept(rollouts, self._titled("greedy"))
         greedy_kept[unknown] = torch.tensor(found, dtype=torch.int8)
         return greedy_kept
 
@@ -101,9 +103,12 @@ class Labeller:
             lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
             lambda rollout, ended: meaning.same(rollout.problem, ended.ids),
         )
-        same = listed.made_by(self.tools.sampler, sampling)
+        same = listed.made_by(self.tools.sampler, sampling, self._titled("sampled"))
         kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         return kept_x, kept_t
+
+    def _titled(self, kind: str) -> str | None:
+        return None if self.title is None else f"{self.title}, {kind}"
 
     def _rollout(self, table: Table, texts: Texts, n: int, token: str, seed: int = 0) -> Rollout:
         problem = int(table["problem"][n])

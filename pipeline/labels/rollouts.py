@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.block import Sampling
 from gistgate.request.stopping import Stop
+from pipeline.common.progress import bar
 
 REJOINED, ANSWERED = "rejoined", "answered"
 """Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
@@ -83,6 +84,7 @@ class Listed(Generic[Outcome]):
         """`outcome` is what is wanted of each of them; those of `first` are made before the others."""
         self.decided, self.outcome = decided, outcome
         self._asked, self._found = rollouts, dict[Rollout, Outcome]()
+        self._shown: Any = bar(title=None, unit="rollout")
         # Rollouts that have about as much of the answer ahead of them end together.
         self._waiting = sorted(rollouts, key=lambda one: (one not in first, one.position - len(one.reference)))
 
@@ -94,10 +96,12 @@ class Listed(Generic[Outcome]):
     def end(self, rollout: Rollout, ended: Ended) -> None:
         """Keep what is wanted of it."""
         self._found[rollout] = self.outcome(rollout, ended)
+        self._shown.update(1)
 
-    def made_by(self, roller: Serves, sampling: Sampling | None = None) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts."""
-        roller.serve(self, sampling)
+    def made_by(self, roller: Serves, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
+        """What is wanted of every rollout, in the order of the rollouts; `title` shows a progress bar."""
+        with bar(title=title, unit="rollout", total=len(self._asked)) as self._shown:
+            roller.serve(self, sampling)
         return [self._found[rollout] for rollout in self._asked]
 
 

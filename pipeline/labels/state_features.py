@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 
 from gistgate.block import Block
 from gistgate.errors import UserError
+from gistgate.forward.logits import last_logits
 from gistgate.gates.features import extract, layers_needed
 from pipeline.labels.features import divergence
 from pipeline.labels.output_layer import OutputLayer
@@ -108,6 +109,6 @@ class StateFeatures:
         found = torch.zeros(len(whole), num, self.vocabulary)
         for row, (front, text) in enumerate(zip(fronts, whole, strict=True)):
             keep = len(text) - len(front)
-            z = self.draft(torch.tensor([text[:-1]], device=self.draft.device), logits_to_keep=keep).logits[0]
-            found[row, :keep] = z[..., : self.vocabulary].float().softmax(-1).cpu()
+            z = last_logits(self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device))[0]
+            found[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
         return found

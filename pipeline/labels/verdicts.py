@@ -115,14 +115,14 @@ class Judge:
             self._audited.append((rollout, ended.ids, kept))
         return kept
 
-    def kept(self, rollouts: Sequence[Rollout]) -> list[bool]:
-        """Make these rollouts; whether each keeps the meaning."""
+    def kept(self, rollouts: Sequence[Rollout], title: str | None = None) -> list[bool]:
+        """Make these rollouts; whether each keeps the meaning. `title` shows a progress bar."""
         for rollout in rollouts:
             self.take_up(rollout)
         whole = set(self._running)
         told = Listed(
             rollouts, self.decided, lambda rollout, ended: (ended, self.verdict(rollout, ended)), first=whole
-        ).made_by(self.roller)
+        ).made_by(self.roller, title=title)
         return [
             kept or (rollout not in whole and self._has_rejoined(rollout, ended))
             for rollout, (ended, kept) in zip(rollouts, told, strict=True)

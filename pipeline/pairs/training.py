@@ -156,7 +156,8 @@ def train_model(
         enable_model_summary=False,
         plugins=[WholeCheckpoints()],
         callbacks=[
-            lightning_bar(10 if name == "target" else 0),  # both train at once, and the target takes longer
+            # Both train at once, and the target takes longer.
+            *lightning_bar(10 if name == "target" else 0, f"pair, {name}", size.steps),
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
         ],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.certificates.certificate import CERTIFICATE_FILE, OperatingPoint, Proof
 from gistgate.gates.config import GateConfig
 from gistgate.gates.gate import CONFIG_FILE, Gate
 from pipeline.common.paths import MODELS
@@ -18,8 +18,10 @@ HEADER = (
     "task",
     "budget, points",
     "certified bound, points",
+    "loss on calibration prompts, points",
     "mean accepted length on calibration prompts",
     "calibration prompts",
+    "certificate",
 )
 NONE = "No gate is published yet."
 
@@ -41,8 +43,10 @@ def lines_of(place: Path) -> list[tuple[str, ...]]:
     config, proof = gate.config, gate.proof
     about = (f"[{place.name}]({place.as_posix()})", *partners(config), str(config.labels.get("task", "")))
     if proof is None:
-        return [(*about, "", "no certificate: decodes strictly", "", "")]
-    return [(*about, *certified(point)) for point in proof.certified] or [(*about, *refused(proof))]
+        return [(*about, "", "no certificate: decodes strictly", "", "", "", "none")]
+    found = [certified(point) for point in proof.certified] or [refused(proof)]
+    link = f"[{CERTIFICATE_FILE}]({(place / CERTIFICATE_FILE).as_posix()})"
+    return [(*about, *cells, link) for cells in found]
 
 
 def partners(config: GateConfig) -> tuple[str, str]:
@@ -53,13 +57,19 @@ def partners(config: GateConfig) -> tuple[str, str]:
     return config.target.name, f"{config.draft.name}{bits}"
 
 
-def certified(point: OperatingPoint) -> tuple[str, str, str, str]:
-    """Budget, bound, mean accepted length and n of a certified point."""
-    return f"{100 * point.budget:g}", f"{100 * point.bound:.1f}", f"{point.mean_accepted_length:.2f}", str(point.n)
+def certified(point: OperatingPoint) -> tuple[str, str, str, str, str]:
+    """Budget, bound, measured loss, mean accepted length and n of a certified point."""
+    length = f"{point.mean_accepted_length:.2f}"
+    return f"{100 * point.budget:g}", f"{100 * point.bound:.1f}", lost(point), length, str(point.n)
 
 
-def refused(proof: Proof) -> tuple[str, str, str, str]:
+def lost(point: OperatingPoint) -> str:
+    """The loss that was measured, and how many answers were lost and gained; negative where more were gained."""
+    return f"{100 * point.loss:.1f} ({point.losses} lost, {point.gains} gained)"
+
+
+def refused(proof: Proof) -> tuple[str, str, str, str, str]:
     """The largest budget, for which nothing is certified either, with the bound of the refused setting."""
     point = proof.points[-1]
     found = f"{100 * point.bound:.1f}, so that it decodes strictly"
-    return f"{100 * point.budget:g}", found, "–", str(point.n)
+    return f"{100 * point.budget:g}", found, "–", "–", str(point.n)

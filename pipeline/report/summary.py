@@ -8,6 +8,7 @@ import json
 from typing import Any
 
 from gistgate.certificates.looks import level
+from pipeline.certification.usage import IDLE, as_json, summed, told
 from pipeline.params import Params
 from pipeline.report.paired_statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
 from pipeline.report.results import PLAIN, STRICT, Results
@@ -58,6 +59,7 @@ def summarise(params: Params, results: Results) -> Summary:
         "headline_budget": params.headline_budget,
         "looks": params.calibrate.looks,
         "timed": timed(results),
+        IDLE: idle_shares(results),
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
         "methods": {name: method_summary(name, params, results) for name in params.methods},
         "heads": {
@@ -72,6 +74,15 @@ def timed(results: Results) -> Summary:
     blocks = {name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)}
     told = {name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")}
     return {"n": len(results.seconds("plain")), "blocks": blocks, **told}
+
+
+def idle_shares(results: Results) -> dict[str, float | None]:
+    """The share of the slots of a stage that held no row, over all that was decoded for the methods.
+
+    It is None where a method's file does not tell, as files of earlier versions, and where nothing was decoded.
+    """
+    stages = {"calibrate": results.calibration, "evaluate": results.evaluation}
+    return {name: as_json(summed(map(told, files.values())))[IDLE] for name, files in stages.items()}
 
 
 def method_summary(name: str, params: Params, results: Results) -> Summary:

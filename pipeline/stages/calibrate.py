@@ -37,6 +37,7 @@ from pipeline.certification.agreement import TOGETHER
 from pipeline.certification.looks import CORE, Study, looks_of
 from pipeline.certification.outcomes import Setup, method_of
 from pipeline.certification.records import write_records
+from pipeline.certification.usage import as_json
 from pipeline.common.entry import run
 from pipeline.common.operating_point import REPORTS, calibration_file
 from pipeline.common.pool import side_by_side
@@ -138,6 +139,7 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
         "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
         "look": look.record,
+        **as_json(setup.usage[name].total),
     }
     return finding, report
 

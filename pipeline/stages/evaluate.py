@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +26,12 @@ from gistgate.files import read_json, write_atomic, write_json, write_json_lines
 from gistgate.gates.gate import Gate
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
+from gistgate.request.slots import Usage
 from gistgate.rules import make_rule
 from pipeline.certification.method_parts import method_parts
 from pipeline.certification.pieces import STRICT, Job, decoding_of, pieces_of
 from pipeline.certification.strict_answers import Decode, StrictAnswers
+from pipeline.certification.usage import as_json
 from pipeline.common import ranks
 from pipeline.common.decoders import make_decoder, read_prompts
 from pipeline.common.entry import run
@@ -109,6 +113,7 @@ class Evaluation:
             strict = point.rule == STRICT
             self.judged[same] = self.judge(decoder, self.shared.strictly if strict else self.shared.loosely(same))
         judged = self.judged[same]
+        self.judged[same] = replace(judged, usage=Usage())  # for the next method that decodes alike nothing is decoded
         write_json_lines(folder / "samples.jsonl", judged.samples)
         write_json(folder / "summary.json", self.summary(point, judged))
         tau, cut = judged.statistics.mean_accepted_length, f"{judged.cut} of {len(judged.samples)} answers cut"
@@ -116,6 +121,7 @@ class Evaluation:
 
     def judge(self, decoder: Decoder, decode: Decode | None = None) -> Judged:
         """lm-eval's verdict on a decoder; `decode` stands in for the memory of prompts."""
+        usage = Usage()
         lm = GatedLM(
             self.pair.target,
             decoder=decoder,
@@ -123,9 +129,9 @@ class Evaluation:
             batch_size=self.params.decoding.batch_size,
             max_length=self.context_length,
             seed=self.params.seed,
-            decode=decode or self.memory.decode_all,
+            decode=partial(decode or self.memory.decode_all, usage=usage),
         )
-        return judge(lm, self.task, self.prompts)
+        return replace(judge(lm, self.task, self.prompts), usage=usage)
 
     def decoder(self, point: Operating) -> Decoder:
         """The decoder of a method, certified for what it is about to do."""
@@ -158,6 +164,7 @@ class Evaluation:
             "mean_accepted_length": counted.mean_accepted_length,
             "loose_per_100": counted.loose_per_100,
             "statistics": counted.as_dict(timed=False),
+            **as_json(judged.usage),
         }
 
 

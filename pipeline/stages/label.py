@@ -75,7 +75,8 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
         kept = KeptRollouts(kept_file(shards, index), cost)
         with cost.counting(pair.models):
             tools = tools_of(params, pair, task, prompts, references, way["way"], cost, engine, kept)
-            labels = Labeller(tools, prompts, params.label, params.seed).label(records, texts, chosen[index])
+            labeller = Labeller(tools, prompts, params.label, params.seed, title_of(name, index, len(found)))
+            labels = labeller.label(records, texts, chosen[index])
         Costs(shards.folder).save(index, cost)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
 
@@ -83,6 +84,11 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
         shards.make(index, lambda: produce(index), {"pass": name})
 
     return work
+
+
+def title_of(name: str, index: int, count: int) -> str:
+    """What the bars of a shard are called; where there are more shards, several may be under way."""
+    return f"label, {name}" if count == 1 else f"label, {name}, shard {index + 1} of {count}"
 
 
 def rates(labels: Table) -> dict[str, Any]:

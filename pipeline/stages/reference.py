@@ -2,6 +2,7 @@
 
 python -m pipeline.stages.reference      reads data/prompts, writes data/reference/<split>.jsonl
 
+data/reference/<split>.json says how well the batches were filled (pipeline/certification/usage.py).
 data/agreement/<split>.json says which settings of the methods without a gate would have kept the same tokens of every
 block of a strict answer; calibration does not decode these again (pipeline/certification/agreement.py).
 
@@ -21,9 +22,11 @@ import torch
 
 from gistgate.decoding.prompt_cache import Prefilled
 from gistgate.files import read_json_lines, write_json, write_json_lines
+from gistgate.request.slots import Usage
 from pipeline.certification.agreement import TOGETHER, Agreement, agreement_file, rules_beside_strict
 from pipeline.certification.marks import maker_of, mark
 from pipeline.certification.strict_answers import watched
+from pipeline.certification.usage import as_json, keep_beside, kept_beside, summed
 from pipeline.common import ranks
 from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
 from pipeline.common.entry import run
@@ -67,12 +70,14 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
     def size(split: str) -> int:
         return (TOGETHER if rounds and split in CALIBRATED else BATCHES) * params.decoding.batch_size
 
-    def piece(split: str, start: int) -> list[dict[str, Any]]:
-        prompts = read_prompts(split)[start : start + size(split)]
+    def piece(split: str, start: int, usage: Usage) -> list[dict[str, Any]]:
+        every = read_prompts(split)
+        prompts = every[start : start + size(split)]
+        title = f"strict, {split}, piece {start // size(split) + 1} of {-(-len(every) // size(split))}"
         memory = Prefilled(0) if rounds and split in CALIBRATED else None
         watcher = Agreement(rules if split in CALIBRATED else {})
         decoder = watched(strict, watcher)
-        outcomes = run_split(decoder, task, pair, prompts, params, f"strict, {split}", memory, start)
+        outcomes = run_split(decoder, task, pair, prompts, params, title, memory, start, usage)
         seeds = seeds_of(params, prompts, start)
         return [
             {**row_of(one), "mark": mark(maker, prompt["ids"]), "alike": watcher.alike(seed)}
@@ -81,25 +86,30 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
 
     def work(split: str) -> None:
         rows: list[dict[str, Any]] = []
+        usages: list[Usage | None] = []
         for start in range(0, len(read_prompts(split)), size(split)):
-            path = folder / f"{split}-{start:05d}.jsonl"
+            path, usage = folder / f"{split}-{start:05d}.jsonl", Usage()
             if not path.exists():
-                write_json_lines(path, piece(split, start))
+                found = piece(split, start, usage)
+                keep_beside(path, usage)
+                write_json_lines(path, found)
             rows += read_json_lines(path)
-        publish(split, rows)
+            usages.append(kept_beside(path))
+        publish(split, rows, summed(usages))
         print(f"{split}: {sum(row['cut'] for row in rows)} of {len(rows)} strict answers are cut at the limit")
 
     return work
 
 
-def publish(split: str, rows: list[dict[str, Any]]) -> None:
-    """Write the answers of a split, and by setting the prompts on which it agrees with them."""
+def publish(split: str, rows: list[dict[str, Any]], usage: Usage | None) -> None:
+    """Write the answers of a split, how their slots were used, and by setting the prompts on which it agrees."""
     agreement: dict[str, list[str]] = {}
     for row in rows:
         for key in row.pop("alike"):
             agreement.setdefault(key, []).append(row["id"])
     if split in CALIBRATED:
         write_json(agreement_file(split), agreement)
+    write_json(reference_of(split).with_suffix(".json"), as_json(usage))
     write_json_lines(reference_of(split), rows)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lm_eval.evaluator import evaluate
@@ -10,6 +10,7 @@ from lm_eval.evaluator import evaluate
 from gistgate.errors import UserError
 from gistgate.integrations.lm_eval.model import GatedLM
 from gistgate.integrations.lm_eval.task import Task
+from gistgate.request.slots import Usage
 from gistgate.request.statistics import Statistics, total
 
 
@@ -21,6 +22,8 @@ class Judged:
     """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
     statistics: Statistics
     """The sum over the prompts."""
+    usage: Usage = field(default_factory=Usage)
+    """How the slots of what was decoded for this verdict were used."""
 
     @property
     def accuracy(self) -> float:

@@ -31,6 +31,13 @@ def test_equal_runs_differ_in_nothing(runs: tuple[Path, Path]):
     assert differing(*runs) == []
 
 
+def test_how_batches_were_filled_is_left_out(runs: tuple[Path, Path]):
+    """An interruption makes answers be decoded that were shared before."""
+    slots = {"slots": 40, "slots_used": 30, "idle_share_of_slots": 0.25}
+    (runs[1] / "reports/label.json").write_text(json.dumps({"labels": 3, "seconds": 1.0, **slots}))
+    assert differing(*runs) == []
+
+
 def test_the_block_that_a_clock_chooses_is_left_out_and_nothing_else(runs: tuple[Path, Path]):
     def write(run: Path, assisted: dict[str, int], block: int) -> None:
         entries = {"baselines": {"transformers_assisted": assisted, "strict": {"block": block}}}

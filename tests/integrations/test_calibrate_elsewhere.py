@@ -139,18 +139,21 @@ def test_the_command_calibrates_the_same_way_of_decoding(
     assert ("POLICY: the file of fit-draft" in said) == ("POLICY" in expected)
 
 
-def test_a_gguf_file_is_named_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gguf_files_are_named_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.gguf_file import write_gguf
 
-    first, second = (write_gguf(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1))
+    first, second, third = (write_gguf(tmp_path / f"{seed}.gguf", seed=seed) for seed in (0, 1, 2))
     trained = load_target(str(first), "float32", "cpu")
-    partners = identify_model(trained.model), None, identify_tokenizer(trained.tokenizer)
+    draft = load_draft(tmp_path, trained.model, trained.tokenizer, gguf="2.gguf")
+    partners = identify_model(trained.model), identify_model(draft), identify_tokenizer(trained.tokenizer)
     Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save(tmp_path / "gate")
     served = load_target(str(tmp_path), "float32", "cpu", gguf="1.gguf")
-    said = Gate.load(tmp_path / "gate", served.model, None, served.tokenizer, elsewhere=True).reservation or ""
+    said = Gate.load(tmp_path / "gate", served.model, draft, served.tokenizer, elsewhere=True).reservation or ""
     options = options_of(said, monkeypatch)
-    assert (options.task, options.target) == ("TASK", str(second))
-    assert identify_model(load_models(options).target) == identify_model(served.model)
+    assert (options.task, options.target, options.draft) == ("TASK", str(second), str(third))
+    found = load_models(options)
+    assert identify_model(found.target) == identify_model(served.model) and found.draft is not None
+    assert identify_model(found.draft) == identify_model(draft)
 
 
 def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

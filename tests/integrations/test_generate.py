@@ -74,6 +74,27 @@ def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any
         generate(tiny_model("qwen2"), pair[1], place / "gate", max_new_tokens=8, **inputs)
 
 
+@pytest.mark.parametrize("given", [byte_tokenizer(), None], ids=["given", "of the target's folder"])
+def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path, pair: Any, inputs: Any, given: Any) -> None:
+    """By name and as a loaded model, and also where the same model was decoded with before."""
+    pair[1].save_pretrained(tmp_path)
+    byte_tokenizer(reverse=True).save_pretrained(tmp_path)
+    for draft in (tmp_path, AutoModelForCausalLM.from_pretrained(tmp_path)):
+        for _ in range(2):
+            with pytest.raises(UserError, match="another tokenizer: id 3 is"):
+                generate(pair[0], draft, rule="exact", tokenizer=given, max_new_tokens=8, **inputs)
+
+
+def test_a_named_draft_that_is_loaded_already_is_compared_with_a_new_tokenizer(
+    place: Path, pair: Any, inputs: Any
+) -> None:
+    generate(pair[0], place / "draft", rule="exact", max_new_tokens=8, **inputs)
+    with pytest.raises(UserError, match="another tokenizer: id 3 is"):
+        generate(
+            pair[0], place / "draft", rule="exact", tokenizer=byte_tokenizer(reverse=True), max_new_tokens=8, **inputs
+        )
+
+
 def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
     with pytest.warns(UserWarning, match="the rule 'autojudge' was certified, not 'prob'"):
         generate(*pair, gate, rule="prob", r=0.5, max_new_tokens=8, **inputs)

@@ -35,24 +35,40 @@ def load_models(options: Options) -> Models:
     """
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
-    with recorded("target", name if not options.target else None):
-        target = load_target(options.target or name, dtype)
-    keep_freed_memory(target.model.device)
     draft_name = options.draft or (config.draft.name if config and config.draft else None)
-    if draft_name is None and (options.quantise_draft not in (None, "none") or options.draft_vocabulary):
-        raise UserError(
-            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
-            "--draft, or leave them out."
-        )
+    if draft_name is None:
+        check_no_draft(options)
+    with recorded("target", name if not options.target else None):
+        target = load_target(options.target or name, dtype, gguf=options.gguf)
+    keep_freed_memory(target.model.device)
     lighter = lighter_as_trained(options, config.draft if config else None)
     with recorded("draft", draft_name if not options.draft else None):
-        draft = load_draft(draft_name, target.model, target.tokenizer, **lighter) if draft_name else None
+        named = {"gguf": options.draft_gguf, **lighter}
+        draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
     for model in (target.model, draft):
         if model is not None:
             model.requires_grad_(False)
     target.tokenizer.padding_side = "left"
     gate = Gate.load(options.gate, target.model, draft, target.tokenizer, True) if options.gate else None
     return Models(target.model, draft, target.tokenizer, gate)
+
+
+def check_no_draft(options: Options) -> None:
+    """Refuse options about a draft model where there is none.
+
+    Raises:
+        UserError: one of them is named.
+    """
+    if options.quantise_draft not in (None, "none") or options.draft_vocabulary:
+        raise UserError(
+            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
+            "--draft, or leave them out."
+        )
+    if options.draft_gguf is not None:
+        raise UserError(
+            "--draft-gguf names a file in the folder or repository of a draft, and no draft is named. Name one with "
+            "--draft, or leave --draft-gguf out."
+        )
 
 
 @contextmanager

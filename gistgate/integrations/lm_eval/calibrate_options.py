@@ -21,7 +21,9 @@ class Options:
     gate: str | None = None
     rule: str | None = None
     target: str | None = None
+    gguf: str | None = None
     draft: str | None = None
+    draft_gguf: str | None = None
     quantise_draft: str | None = None
     stop_drafting: str | None = None
     draft_vocabulary: str | None = None

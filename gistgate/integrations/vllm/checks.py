@@ -6,6 +6,7 @@ import inspect
 from importlib import import_module
 from typing import Any
 
+from gistgate.build.tokenizers import check_same_tokenizer, readable_tokenizer
 from gistgate.errors import UserError
 
 TESTED = ("0.32",)
@@ -115,6 +116,29 @@ def check_engine(config: Any) -> None:
     for name, present in hindrances.items():
         if present:
             raise UserError(f"gistgate does not work with {name} yet. Switch it off, or serve without the gate.")
+
+
+def check_draft(config: Any, tokenizer: Any) -> None:
+    """Refuse a draft model whose token ids mean something else than the target's, where both tokenizers can be read.
+
+    vLLM's configuration of the draft model names the target's tokenizer, so the draft's own one is read from its model.
+
+    Args:
+        config: a `VllmConfig` with speculation.
+        tokenizer: the target's; None: the one that the configuration names.
+
+    Raises:
+        UserError: the tokenizers differ.
+    """
+    speculation, target = config.speculative_config, config.model_config
+    if speculation.method != "draft_model":
+        return
+    draft = speculation.draft_model_config
+    if tokenizer is None:
+        tokenizer = readable_tokenizer("target", str(target.tokenizer), target.tokenizer_revision)
+    own = None if tokenizer is None else readable_tokenizer("draft", str(draft.model), draft.revision)
+    if own is not None:
+        check_same_tokenizer(tokenizer, own)
 
 
 def check_strict(config: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gistgate.integrations.vllm import expand, v1, v2
-from gistgate.integrations.vllm.checks import check_engine, check_strict, check_surface, check_version
+from gistgate.integrations.vllm.checks import check_draft, check_engine, check_strict, check_surface, check_version
 from gistgate.integrations.vllm.judge import Judge
 from gistgate.integrations.vllm.metrics import report
 from gistgate.integrations.vllm.policy import Policy, make_policy
@@ -38,6 +38,7 @@ def install(worker: Any, config: Any, value: Any) -> None:
     runner = worker.model_runner
     check_surface(kind, runner)
     served = read_served(config)
+    check_draft(config, served.tokenizer)
     policy = make_policy(settings, served)
     judge = make_judge(policy, settings, served, runner.device)
     if kind == "V1" and runner.device.type == "cpu":

@@ -13,6 +13,8 @@ ARTEFACTS = ("data", "models", "reports")
 """Folders that the stages write."""
 TIMED = ("seconds", "labels_per_hour", "tokens_per_second", "speed", "machine", "load")
 """Keys of JSON files that hold measured seconds, or figures made of them."""
+SPENT = ("slots", "slots_used", "idle_share_of_slots")
+"""Keys of JSON files that say how batches were filled: after an interruption fewer answers are shared."""
 CHOSEN = ("transformers_assisted", "transformers_lookup")
 """Entries of such files whose K a clock chooses: transformers' speculation gets the fastest of several."""
 DRAWN = ("reports/figures/speed.png", "reports/index.html")
@@ -32,7 +34,8 @@ def hashes(folder: Path) -> dict[str, str]:
 
 
 def content(name: str, path: Path) -> bytes:
-    """The bytes of an artefact; a report in JSON without its measured seconds, of labels' costs the number alone."""
+    """The bytes of an artefact; a report in JSON without its measured seconds and its slots, of labels' costs the
+    number alone."""
     if name.startswith("reports/labels/"):  # what an interrupted start has spent was spent
         return str(json.loads(path.read_text())["labels"]).encode()
     if not name.startswith("reports/") or path.suffix != ".json":
@@ -41,9 +44,9 @@ def content(name: str, path: Path) -> bytes:
 
 
 def untimed(value: Any) -> Any:
-    """A JSON value without the keys of `TIMED` and without the K of `CHOSEN`."""
+    """A JSON value without the keys of `TIMED` and `SPENT`, and without the K of `CHOSEN`."""
     if isinstance(value, dict):
-        return {key: untimed(unchosen(key, part)) for key, part in value.items() if key not in TIMED}
+        return {key: untimed(unchosen(key, part)) for key, part in value.items() if key not in (*TIMED, *SPENT)}
     return [untimed(part) for part in value] if isinstance(value, list) else value
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,12 +21,13 @@ PARAMS = {"methods": {"learned": {"judge": {"rule": "autojudge", "head": "logist
 @pytest.fixture
 def place_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     """(gate, what the run depends on, K) -> where its answers are kept."""
-    monkeypatch.setattr(outcomes, "cached", lambda decode, folder, name, *depends: fingerprint(name, *depends))
+    monkeypatch.setattr(outcomes, "cached", lambda _decode, _folder, *depends, watcher: fingerprint(*depends))
     params = parse_params(PARAMS)
 
     def place(gate: Gate, dependencies: Any = "run", block: int = 8) -> Any:
         monkeypatch.setattr(outcomes, "load_gate", lambda head, pair: gate)
-        setup: Any = SimpleNamespace(params=params, pair=None, dependencies=dependencies, fresh=True)
+        own = {"dependencies": dependencies, "fresh": True, "usage": defaultdict(list)}
+        setup: Any = SimpleNamespace(params=params, pair=None, **own)
         return Setup.loose(setup, "judge", params.method("judge"), block)
 
     return place

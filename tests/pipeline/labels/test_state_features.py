@@ -17,6 +17,7 @@ from pipeline.labels.state_features import StateFeatures, numbers_of
 from pipeline.labels.tables import num_rows
 from pipeline.pairs.source import ModelSource
 from tests.architectures import tiny_model
+from tests.forward.heads import head_inputs, in_one_piece
 from tests.pipeline.labels.test_features import BLOCK, NAMES, REQUEST, pair, prompts, recorded  # noqa: F401
 
 
@@ -53,6 +54,16 @@ def test_they_equal_those_of_the_decoder(tmp_path, pair, prompts, recorded, name
     expected = FeatureReader(pair, prompts, NAMES, BLOCK).read(table, texts, 23, **REQUEST)
     assert num_rows(found) == num_rows(table)
     torch.testing.assert_close(found[name].float(), expected[name].float(), rtol=1e-4, atol=2e-4)
+
+
+def test_the_drafts_output_layer_reads_states_in_one_piece(pair, prompts):  # noqa: F811
+    reader = StateFeatures(None, None, pair.draft, prompts, NAMES, [2], 250)
+    text = [5, 6, 7, 8, 9, 10]
+    with torch.no_grad(), head_inputs(pair.draft) as seen:
+        found = reader.draft_probs([text[:2], text[:4]], [text[:5], text], 3)
+        expected = pair.draft(torch.tensor([text[:-1]])).logits[0, :, :250].softmax(-1)
+    assert [states.shape[1] for states in seen[:2]] == [3, 2] and all(in_one_piece(states) for states in seen)
+    torch.testing.assert_close(found, torch.stack([expected[1:4], torch.cat([expected[3:], 0 * expected[:1]])]))
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "gpt2", "qwen3"])

@@ -37,6 +37,6 @@ def test_methods_that_were_timed_at_another_k_are_named() -> None:
     assert at_own_k({"old": {"block": 8}}) == ""
 
 
-def test_a_refused_gate_has_no_length() -> None:
+def test_a_refused_gate_has_neither_loss_nor_length() -> None:
     found = refused(proof(point(0.03, certified=False, bound=0.08)))
-    assert found[1:3] == ("8.0, so that it decodes strictly", "–")
+    assert found[1:4] == ("8.0, so that it decodes strictly", "–", "–")

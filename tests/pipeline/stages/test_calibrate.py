@@ -72,6 +72,7 @@ def world(tmp_path, monkeypatch):
     def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress, usage):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
         lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
+        usage.count(busy=3 * len(prompts), available=4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
         return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
 
@@ -127,6 +128,8 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
     assert found["settings"][-1]["losses"] == round(0.1 / 4 * 1200)
     assert found["settings"][-1]["mean_accepted_length"] == pytest.approx((40 + 30) / 10)
     assert {run["n"] for run in found["development"]} == {400}
+    slots = 4 * sum(SIZES[split] for _, split, _ in world.calls)  # every piece once, though it was asked for again
+    assert (found["slots"], found["slots_used"], found["idle_share_of_slots"]) == (slots, 0.75 * slots, 0.25)
 
 
 def test_bounds_can_be_computed_from_the_outcomes_of_every_prompt(world, monkeypatch):
@@ -143,6 +146,7 @@ def test_strict_decoding_is_its_own_reference(world, monkeypatch):
     found = report("exact")
     assert world.calls == []
     assert (found["knob"], found["development"]) == (None, [])
+    assert (found["slots"], found["idle_share_of_slots"]) == (0, None)
     assert found["settings"][0]["mean_accepted_length"] == 4.0
     assert found["budgets"]["0.02"]["certified"]
     assert found["budgets"]["0.02"]["bound"] == pytest.approx(3 / 1200, rel=0.01)

@@ -107,6 +107,12 @@ def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPat
     assert statistics["forwards"] == sum(sample["statistics"]["forwards"] for sample in samples["exact"])
     assert "seconds" not in statistics
 
+    # Slots are those of what was decoded for a method; prob takes over the verdict on strict decoding.
+    plain = summaries["plain"]
+    assert plain["slots_used"] == plain["statistics"]["forwards"] < plain["slots"]  # five prompts in batches of three
+    assert 0 < plain["idle_share_of_slots"] < 1 and summaries["exact"]["slots_used"] == statistics["forwards"]
+    assert (summaries["prob"]["slots"], summaries["prob"]["idle_share_of_slots"]) == (0, None)
+
     # Started again, everything waits in the scratch folder and the bytes are the same.
     before = {path: path.read_bytes() for path in REPORTS.rglob("*.json*")}
     monkeypatch.setattr(evaluate, "Evaluation", None)

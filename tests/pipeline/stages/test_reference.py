@@ -10,7 +10,7 @@ import torch
 import yaml
 
 from gistgate.errors import UserError
-from gistgate.files import read_json_lines
+from gistgate.files import read_json, read_json_lines
 from pipeline.certification.marks import maker_of
 from pipeline.certification.outcomes import Setup, read_reference
 from pipeline.common.decoders import read_prompts
@@ -51,6 +51,9 @@ def test_an_interruption_loses_no_finished_piece(monkeypatch: pytest.MonkeyPatch
         rows = read_json_lines(reference_of(split))
         assert [row["id"] for row in rows] == [prompt["id"] for prompt in read_json_lines(prompts_of(split))]
         assert all(row["cut"] == (len(row["ids"]) == 12) for row in rows)
+        told = read_json(reference_of(split).with_suffix(".json"))  # the piece of the first start counts as well
+        assert told["slots_used"] == sum(row["statistics"]["forwards"] for row in rows) <= told["slots"]
+        assert told["idle_share_of_slots"] == 1 - told["slots_used"] / told["slots"]
     assert not list(Path(SCRATCH).glob("reference-*"))
 
 

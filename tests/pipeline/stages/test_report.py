@@ -22,7 +22,8 @@ __all__ = ["folder"]
 
 def test_summary_has_the_promised_schema_and_numbers(folder):
     summary = summarise(PARAMS, read_results(PARAMS))
-    assert set(summary) == {"pair", "task", "seed", "headline_budget", "looks", "plain", "timed", "methods", "heads"}
+    about = {"pair", "task", "seed", "headline_budget", "looks", "timed", "idle_share_of_slots"}
+    assert set(summary) == {*about, "plain", "methods", "heads"}
     judge = summary["methods"]["judge"]
     assert set(judge) == {
         "rule",
@@ -56,6 +57,18 @@ def test_summary_has_the_promised_schema_and_numbers(folder):
     assert certified_bound("prob", others, found) == 0.04, "rounding changes answers of another drafter"
     assert certified_bound("prob", others, replace(found, calibration={})) == 0.0
     assert summary["heads"] == {"logistic": {"auc": 0.9, "ap": 0.5, "brier": 0.1, "ece": None}}
+
+
+def test_idle_slots_are_told_where_every_method_tells_them(folder):
+    """Results that were made before the stages counted slots stay readable."""
+    old = read_results(PARAMS)
+    assert summarise(PARAMS, old)["idle_share_of_slots"] == {"calibrate": None, "evaluate": None}
+    slots = {"slots": 40, "slots_used": 30, "idle_share_of_slots": 0.25}
+    new = {name: {**found, **slots} for name, found in old.calibration.items()}
+    new["judge"] |= {"slots": 60, "slots_used": 60}
+    half = {**old.evaluation, "prob": {**old.evaluation["prob"], **slots}}
+    found = replace(old, calibration=new, evaluation=half)
+    assert summarise(PARAMS, found)["idle_share_of_slots"] == {"calibrate": pytest.approx(0.1), "evaluate": None}
 
 
 def test_speeds_are_those_to_the_best_of_transformers(folder):

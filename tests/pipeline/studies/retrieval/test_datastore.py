@@ -20,6 +20,7 @@ from pipeline.studies.retrieval import datastore, texts
 from pipeline.studies.retrieval.params import DatastoreParams, RetrievalParams
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
+from tests.forward.heads import head_inputs, in_one_piece
 
 TRAIN = prompts(5, 17, 2, 10)
 TEXTS = [texts.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
@@ -78,6 +79,14 @@ def test_keys_are_standardised_projected_and_of_unit_length(layer: str):
     cosines = store.keys.double() @ store.keys.double().T
     torch.testing.assert_close(cosines, (want @ want.T).double(), atol=5e-3, rtol=0)
     assert explained == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("layer", ["post", "layer:0"])
+def test_the_output_layer_reads_states_in_one_piece(layer: str):
+    """The rows behind the shortest prompt are cut out of the states of a batch."""
+    with head_inputs(pair("llama")[0]) as seen:
+        states = list(datastore.states_of(pair("llama")[0], TEXTS, layer))
+    assert len(seen) == len(states) and len(seen[0]) > 1 and all(in_one_piece(one) for one in seen)
 
 
 def test_chunks_cover_everything_and_none_is_too_short(monkeypatch: pytest.MonkeyPatch):

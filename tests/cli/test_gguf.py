@@ -1,0 +1,139 @@
+"""GGUF files in the folders of target and draft: every command that loads a model takes their names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from gistgate.build import models
+from gistgate.build.models import load_draft, load_target
+from gistgate.build.wishes import Wishes
+from gistgate.cli.demo import heading
+from gistgate.cli.main import app
+from gistgate.errors import UserError
+from gistgate.identity import identify_model
+from gistgate.integrations.lm_eval.calibrate_models import load_models
+from gistgate.integrations.lm_eval.calibrate_options import Options
+from tests.gguf_file import write_gguf
+
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "generate": ("{folder}", "Tom"),
+    "trace": ("{folder}", "Tom"),
+    "bench": ("{folder}", "{prompts}"),
+    "doctor": ("{folder}", "{prompts}"),
+    "tune": ("{folder}", "{prompts}", "--gate", "none"),
+    "fit-draft": ("{folder}", "{prompts}", "--out", "stop.json"),
+    "draft-vocabulary": ("{folder}", "{prompts}", "--size", "60", "--out", "words.json"),
+    "demo": ("{folder}", "--no-browser"),
+    "calibrate": ("--target", "{folder}", "--task", "sums", "--rule", "prob-ratio", "--out", "proof"),
+}
+"""The arguments of each command besides the draft and the two files."""
+FILES = ("--gguf", "target.gguf", "--draft-gguf", "draft.gguf")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder with the GGUF files of a target and a draft, and a file of prompts."""
+    place = tmp_path_factory.mktemp("quantised")
+    write_gguf(place / "target.gguf")
+    write_gguf(place / "draft.gguf", seed=1)
+    (place / "prompts.txt").write_text("Tom\n")
+    return place
+
+
+@pytest.fixture(autouse=True)
+def demo_without_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the demo load its models where it would start a server."""
+    monkeypatch.setattr("gistgate.demo.server.launch", lambda playground, *_, **__: playground())
+
+
+def call(folder: Path, command: str, *more: str) -> Result:
+    """Run a command on the models of the folder."""
+    filled = [one.format(folder=folder, prompts=folder / "prompts.txt") for one in COMMANDS[command]]
+    return CliRunner().invoke(app, [command, *filled, *more])
+
+
+def taking(option: str) -> set[str]:
+    """The names of the commands that have an option."""
+    group: Any = typer.main.get_command(app)
+    return {name for name, command in group.commands.items() if any(option in one.opts for one in command.params)}
+
+
+def test_every_command_that_loads_a_model_takes_its_file() -> None:
+    assert taking("--gguf") == set(COMMANDS)
+    assert taking("--draft-gguf") == taking("--draft") == {*COMMANDS, "init"}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_both_models_are_loaded_from_the_files_that_are_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    asked, load = [], models.load_model
+
+    def loading(role: str, name: str, device: Any, **options: Any) -> Any:
+        asked.append((role, name, options.get("gguf_file")))
+        if role == "draft":
+            raise UserError("enough")
+        return load(role, name, device, **options)
+
+    monkeypatch.setattr(models, "load_model", loading)
+    done = call(folder, command, "--draft", str(folder), *FILES)
+    assert str(done.exception) == "enough", done.output
+    assert asked == [("model", str(folder), "target.gguf"), ("draft", str(folder), "draft.gguf")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_file_of_a_draft_that_nobody_names_is_refused(folder: Path, command: str) -> None:
+    done = call(folder, command, *FILES)
+    if command == "draft-vocabulary":
+        assert done.exit_code == 2, "that command always has a draft"
+    else:
+        assert isinstance(done.exception, UserError), done.output
+        assert "--draft-gguf" in str(done.exception) and "no draft is named" in str(done.exception)
+
+
+def counted(done: Result) -> str:
+    """The sentence with the tokens and forwards of an answer."""
+    return next(line for line in done.stderr.splitlines() if "target forwards" in line)
+
+
+def test_two_files_of_one_folder_decode_as_their_paths_do(folder: Path) -> None:
+    short = ("--max-new-tokens", "12")
+    named = call(folder, "generate", "--draft", str(folder), *FILES, *short)
+    paths = ["generate", str(folder / "target.gguf"), "Tom", "--draft", str(folder / "draft.gguf"), *short]
+    found = CliRunner().invoke(app, paths)
+    assert named.exit_code == 0, named.output
+    assert (named.stdout, counted(named)) == (found.stdout, counted(found))
+
+
+def test_calibrate_decodes_with_the_named_files(folder: Path) -> None:
+    place, out = str(folder), folder / "proof"
+    found = load_models(
+        Options("sums", target=place, gguf="target.gguf", draft=place, draft_gguf="draft.gguf", out=out)
+    )
+    target = load_target(str(folder / "target.gguf"))
+    draft = load_draft(folder / "draft.gguf", target.model, target.tokenizer)
+    assert found.draft is not None
+    assert (identify_model(found.target), identify_model(found.draft)) == (
+        identify_model(target.model),
+        identify_model(draft),
+    )
+
+
+def test_a_missing_file_of_the_draft_is_named(folder: Path) -> None:
+    target = load_target(str(folder), gguf="target.gguf")
+    with pytest.raises(UserError, match=r"no file other.gguf \(GGUF files there: draft.gguf, target.gguf\)"):
+        load_draft(folder, target.model, target.tokenizer, gguf="other.gguf")
+
+
+def test_a_file_is_named_once(folder: Path) -> None:
+    with pytest.raises(UserError, match="target.gguf is a file, and target.gguf is to lie in a folder"):
+        load_target(str(folder / "target.gguf"), gguf="target.gguf")
+
+
+def test_the_page_names_files_of_one_folder_apart() -> None:
+    assert heading("target.gguf", Wishes(draft="/models", draft_gguf="draft.gguf")) == "target.gguf and draft.gguf"
