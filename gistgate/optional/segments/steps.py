@@ -8,6 +8,7 @@ Axis letters: B rows, V vocabulary.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 
@@ -17,6 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.block import Block
 from gistgate.errors import UserError
+from gistgate.forward.context import context_of
 from gistgate.forward.reader import Reader, left_padded
 from gistgate.optional.segments.drafter import SegmentDrafter
 from gistgate.optional.segments.writing import SegmentWriter
@@ -56,7 +58,8 @@ class Step:
 class Score(Step):
     """The target is asked for one digit; a non-digit counts as 0.
 
-    Each question reads the whole text again: nothing of the decoder's cache is touched.
+    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
+    for the question in the context its end is read.
     """
 
     def __init__(
@@ -73,6 +76,7 @@ class Score(Step):
         """
         super().__init__()
         self.target, self.expected = target, expected
+        self.context = context_of(target.config.get_text_config()) or sys.maxsize
         self.question = tokenizer.encode(question, add_special_tokens=False)
         digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
         if any(len(ids) != 1 for ids in digits):
@@ -80,7 +84,7 @@ class Score(Step):
         self.digits = [ids[0] for ids in digits]
 
     def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        asked = [[*text, *step, *self.question] for text, step in zip(texts, steps, strict=True)]
+        asked = [[*text, *step, *self.question][-self.context :] for text, step in zip(texts, steps, strict=True)]
         z_BV = Reader(self.target, len(asked)).read(*left_padded(asked, self.target.device), keep=1)[:, -1]
         p_BV, best = z_BV.softmax(-1)[:, self.digits], z_BV.argmax(-1).tolist()
         mean = (p_BV * torch.arange(10, device=p_BV.device)).sum(-1) / p_BV.sum(-1).clamp_min(1e-12)

@@ -62,6 +62,14 @@ def test_a_score_is_what_the_target_says_behind_text_and_step(expected):
     assert opinion.spent == [1, 0] and opinion.notes[0].startswith("score_") and opinion.notes[1] is None
 
 
+def test_a_question_beyond_the_context_reads_the_end_of_the_text():
+    opinion = Score(TARGET, TOKENIZER, "good?", expected=True)
+    room = TARGET.config.max_position_embeddings - len(opinion.question) - 2
+    whole, longer = ([9] * more + [5, 6] * (room // 2) for more in (room % 2, room % 2 + 40))
+    scores = [float(opinion.score(*drafted(text, [[70, 71], [72, 73]]))[0]) for text in (whole, longer)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5) and scores[0] > 0
+
+
 def test_scoring_forwards_count_and_scores_are_noted():
     closed = decode(Score(TARGET, TOKENIZER), SegmentRule(threshold=2.0))
     without = decode(Constant(1.0), SegmentRule(threshold=2.0))
