@@ -89,6 +89,7 @@ def main(
     ladder = Ladder.load(workload, taken, kind, subset)
     climbed, skipped = steps_of(ladder, points, taken)
     tell(absent | skipped)
+    check_any(climbed, taken)
     said = {name: point.as_dict() for name, point in points.items()}
     folder = folder_of(said, climbed, form, batches, sizes_tried)
     prepare(ladder, points, ids, request, folder, batch)
@@ -138,6 +139,16 @@ def warn_of_few(prompts: int) -> None:
     """Say where fewer prompts are left than a published comparison has."""
     if prompts < FEWEST:
         print(f"{prompts} prompts without loops are left, and a comparison needs {FEWEST}. Take more --prompts.")
+
+
+def check_any(climbed: Mapping[str, Sequence[str]], taken: Sequence[str]) -> None:
+    """Refuse a comparison in which no method takes a step, before baselines are timed for nothing.
+
+    Raises:
+        UserError: it is so.
+    """
+    if not any(climbed.values()):
+        raise UserError(f"No method can take any of the steps {', '.join(taken)}. Name others with --steps.")
 
 
 def wanted(steps: str) -> list[str]:

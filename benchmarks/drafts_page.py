@@ -74,7 +74,14 @@ def drafting(found: Mapping[str, Any]) -> str:
         f"{threads(found)}; quantised to `{found['kind']}`."
     )
     tried = [] if found["subset"] is None else found["subset"]["tried"]
-    return "\n\n".join([about, table(STEPS, rows, numbers=True), *vocabulary(tried), *reasons(found["left_out"])])
+    shown = table(*filled(STEPS, rows), numbers=True)
+    return "\n\n".join([about, shown, *vocabulary(tried), *reasons(found["left_out"])])
+
+
+def filled(header: Sequence[str], rows: Sequence[Sequence[str]]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows without the columns in which no row has anything."""
+    kept = [place for place in range(len(header)) if any(row[place] for row in rows)]
+    return [header[place] for place in kept], [[row[place] for place in kept] for row in rows]
 
 
 def vocabulary(tried: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,7 +32,8 @@ def check_draft_tokenizer(
 ) -> None:
     """Refuse a draft model whose token ids mean something else than the target's; each pair is compared once.
 
-    A pair is trusted where the tokenizer of one of the two cannot be read.
+    A pair is trusted where the tokenizer of one of the two cannot be read. Loaded models do not say their revision on
+    the hub, so that the tokenizer of the default one is read.
 
     Args:
         target: the loaded target.
@@ -43,15 +45,36 @@ def check_draft_tokenizer(
         UserError: the tokenizers differ, or `read` raises it.
     """
     partner = target if tokenizer is None else tokenizer
-    known = COMPARED.setdefault(draft, WeakSet())
-    if draft is target or partner in known:
+    if draft is target or was_compared(draft, partner):
         return
     ours = tokenizer_of("target", target) if tokenizer is None else tokenizer
     if ours is not None:
         theirs = tokenizer_of("draft", draft) if read is None else read()
         if theirs is not None:
-            check_same_tokenizer(ours, theirs)
-    known.add(partner)
+            check_same_tokenizer(ours, theirs, "" if read is not None else origin_of(draft))
+    remember_compared(draft, partner)
+
+
+def was_compared(draft: PreTrainedModel, partner: Any) -> bool:
+    """Whether this pair was compared before; never for what cannot be a weak key, which is compared each time."""
+    try:
+        return partner in COMPARED.get(draft, ())
+    except TypeError:
+        return False
+
+
+def remember_compared(draft: PreTrainedModel, partner: Any) -> None:
+    """Compare this pair no more."""
+    with suppress(TypeError):  # no weak key
+        COMPARED.setdefault(draft, WeakSet()).add(partner)
+
+
+def origin_of(draft: PreTrainedModel) -> str:
+    """Where the tokenizer of a loaded draft was looked for, and what helps where the model is from elsewhere."""
+    return (
+        f" The draft's tokenizer is that of '{draft.config.name_or_path}', which its configuration names; if the model "
+        "was made otherwise, set `draft.config.name_or_path = ''`."
+    )
 
 
 def tokenizer_of(role: str, model: PreTrainedModel) -> PreTrainedTokenizerBase | None:
@@ -147,10 +170,11 @@ def is_cached(name: str, file: str, revision: str | None) -> bool:
         return False
 
 
-def check_same_tokenizer(target: Any, draft: Any) -> None:
+def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
     """Refuse a draft model whose token ids mean something else than the target's.
 
-    A few tokens that only one of the two knows are no contradiction: a target often has more special tokens.
+    A few tokens that only one of the two knows are no contradiction: a target often has more special tokens. `origin`
+    ends the message.
 
     Raises:
         UserError: names the first id that stands for two different tokens, or the numbers of tokens.
@@ -158,16 +182,16 @@ def check_same_tokenizer(target: Any, draft: Any) -> None:
     ours, theirs = ({index: token for token, index in one.get_vocab().items()} for one in (target, draft))
     other = next((index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]), None)
     if other is not None:
-        refuse(f"id {other} is {ours[other]!r} for the target and {theirs[other]!r} for the draft")
+        refuse(f"id {other} is {ours[other]!r} for the target and {theirs[other]!r} for the draft", origin)
     if len(ours.keys() ^ theirs.keys()) > max(SPARE, len(ours) // 100):
-        refuse(f"the target's has {len(ours)} tokens and the draft's {len(theirs)}")
+        refuse(f"the target's has {len(ours)} tokens and the draft's {len(theirs)}", origin)
 
 
-def refuse(difference: str) -> None:
+def refuse(difference: str, origin: str) -> None:
     """Raise UserError for two tokenizers that differ."""
     raise UserError(
         f"The draft model has another tokenizer: {difference}. Use a draft model with the target's tokenizer, or a "
-        "drafter without a model such as 'lookup'."
+        f"drafter without a model such as 'lookup'.{origin}"
     )
 
 

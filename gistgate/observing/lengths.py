@@ -40,7 +40,7 @@ class Lengths:
     @property
     def is_told(self) -> bool:
         """Whether these answers tell which limit they need: most of them end, and far enough below the limit."""
-        return not self.cut or (2 * self.cut < self.answers and self.enough <= self.limit)
+        return self.longest > 0 and (not self.cut or (2 * self.cut < self.answers and self.enough <= self.limit))
 
 
 def lengths_of(answers: Sequence[Generation], limit: int) -> Lengths:
@@ -55,7 +55,8 @@ def limit_advice(found: Lengths) -> str:
     if not found.is_told:
         return (
             f"{reached}, so that the length of whole answers is not known. Before you set a limit for a task, ask "
-            f"again with --max-new-tokens {NEXT * found.limit}, and with --stop where a text ends the task's answers."
+            f"again with --max-new-tokens {NEXT * found.limit}, or with what the context leaves behind the prompt, and "
+            "with --stop where a text ends the task's answers."
         )
     longest = "and may never end; the longest of the others has" if found.cut else "and the longest has"
     return (

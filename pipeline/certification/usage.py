@@ -51,7 +51,8 @@ def kept_beside(piece: Path) -> Usage | None:
 class PieceUsage:
     """The use of the slots of one method, whose answers come in pieces that may be asked for many times.
 
-    A piece counts once, in whichever start it was decoded, so that a stage that is started again tells the same.
+    A piece counts once, in whichever start it was decoded. A start that goes on behind an interruption may decode
+    answers that an uninterrupted one shares between settings, and then tells what was spent: more slots.
     """
 
     def __init__(self) -> None:

@@ -207,6 +207,12 @@ def test_few_prompts_are_told(capsys: pytest.CaptureFixture[str]):
     assert "49 prompts without loops are left" in capsys.readouterr().out
 
 
+def test_a_comparison_in_which_no_method_takes_a_step_is_refused():
+    drafting.check_any({"strict": [TEXTS], "ensemble": []}, [TEXTS])
+    with pytest.raises(UserError, match="No method can take any of the steps texts"):
+        drafting.check_any({"ensemble": []}, [TEXTS])
+
+
 def test_steps_have_names():
     with pytest.raises(UserError, match="no step 'quantized'"):
         drafting.wanted("whole,quantized")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import RESULTS
-from benchmarks.drafts_page import NOTHING, SHARES, content_of
+from benchmarks.drafts_page import NOTHING, SHARES, content_of, filled
 from gistgate.files import write_json
 from pipeline.report.markers import part
 from pipeline.report.publish import PART
@@ -48,6 +48,10 @@ def test_every_step_has_a_line(tmp_path: Path):
     assert lines[-1] == "Left out: csd (it is not here)."
     write_json(tmp_path / "drafting-cpu.json", {**drafting(), "subset": None})
     assert "32,768" not in content_of(tmp_path)
+
+
+def test_columns_that_say_nothing_are_left_out():
+    assert filled(("a", "b", "c"), [["1", "", "2"], ["3", "", ""]]) == (["a", "c"], [["1", "2"], ["3", ""]])
 
 
 def test_overlap_has_a_table_of_its_own(tmp_path: Path):

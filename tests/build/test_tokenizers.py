@@ -174,6 +174,22 @@ def test_a_damaged_tokenizer_of_a_loaded_model_is_a_warning_and_read_once(saved:
         load_draft(loaded(saved / "draft"), draft)
 
 
+def test_what_cannot_be_a_weak_key_is_compared_each_time(saved: Path, reads: list[str]):
+    target, draft, known = loaded(saved / "target"), loaded(saved / "draft"), byte_tokenizer()
+    double = tokens(*known.convert_ids_to_tokens(range(len(known))))  # not hashable
+    for _ in range(2):
+        check_draft_tokenizer(target, draft, double)
+    assert reads == ["draft", "draft"]
+
+
+def test_a_loaded_draft_is_refused_with_its_origin_and_what_helps(saved: Path):
+    target, draft = loaded(saved / "target"), loaded(saved / "other")
+    with pytest.raises(UserError, match=f"is that of '{saved / 'other'}'.*draft.config.name_or_path = ''"):
+        load_draft(draft, target)
+    draft.config.name_or_path = ""
+    load_draft(draft, target)
+
+
 def kept_repository(folder: Path, monkeypatch: pytest.MonkeyPatch, source: Path) -> None:
     """A cache of the hub in `folder` that holds the files of a model as nobody/here."""
     kept = folder / "models--nobody--here"

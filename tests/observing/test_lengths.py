@@ -54,5 +54,5 @@ def test_answers_that_end_propose_a_limit(found: Lengths, said: str) -> None:
 )
 def test_a_limit_that_cuts_whole_answers_has_to_be_raised_first(found: Lengths) -> None:
     assert not found.is_told
-    assert f"--max-new-tokens {4 * found.limit}, and with --stop" in limit_advice(found)
+    assert f"--max-new-tokens {4 * found.limit}, or with what the context leaves" in limit_advice(found)
     assert "A limit of" not in limit_advice(found)

@@ -153,7 +153,9 @@ class GatedLM(HFLM):
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
         rows = self.rows or len(prompts)
-        with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=self.is_quiet) as shown:
+        # None: silent where no terminal is.
+        silent = self.is_quiet or None
+        with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
             seeds = self._seeds(prompts)
             answers = self.decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
