@@ -31,7 +31,7 @@ import torch
 from benchmarks.batches import batches_of
 from benchmarks.bench import RESULTS, save
 from benchmarks.counts import counts
-from benchmarks.drafting_choices import ASSISTED, assisted_as_chosen, costs_of, policy_of, prepare
+from benchmarks.drafting_choices import ASSISTED, assisted_as_chosen, costs_file, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import GENERATE, PLAIN, figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of, strict_at
 from benchmarks.drafting_vocabulary import best_size, counted, tried
@@ -109,7 +109,7 @@ def main(
         "max_new_tokens": request["max_new_tokens"],
         "points": {name: {key: one[key] for key in SHOWN} for name, one in said.items()},
         "left_out": absent | skipped | refused,
-        "costs": {name: asdict(costs_of(folder, name)) for name in ladder.drafts},
+        "costs": {name: asdict(costs_of(folder, name)) for name in ladder.drafts if costs_file(folder, name).exists()},
         "assisted": assisted if "draft" in assisted else None,
         "contenders": figures(times, compared),
     }

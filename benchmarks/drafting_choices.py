@@ -36,14 +36,18 @@ def prepare(
     folder: Path,
     batch: int = 1,
 ) -> None:
-    """Measure and choose what is not in `folder` yet; transformers assists one row at a time."""
+    """Measure and choose what is not in `folder` yet; transformers assists one row at a time.
+
+    Costs are those of one row, so that batches need them for ends of drafts alone.
+    """
     block = max(point.block for point in points.values())
-    for name in ladder.drafts:
+    ends = bool({STOPPING, TEXTS} & set(ladder.steps))
+    for name in ladder.drafts if batch == 1 or ends else ():
         if not costs_file(folder, name).exists():
             strict = ladder.decoder(Operating(STRICT, "exact", "model", block), name)
             costs = measure(strict, ids[:FOR_COSTS], sorted({1, (block + 1) // 2, block}), **request)
             write_json(costs_file(folder, name), asdict(costs))
-    if {STOPPING, TEXTS} & set(ladder.steps):
+    if ends:
         for method, point in points.items():
             if not policy_file(folder, method).exists():
                 fitted(ladder, point, ids, request, folder).save(policy_file(folder, method))

@@ -132,9 +132,16 @@ def read_json_lines(path: str | Path) -> list[dict[str, Any]]:
 
 
 def save_tensors(path: str | Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
-    """Write tensors as safetensors, whole or not at all."""
+    """Write tensors as safetensors, whole or not at all; as readable for others as any other new file."""
     contiguous = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, lambda part: save_file(contiguous, part, metadata=metadata))
+
+    def save(part: Path) -> None:
+        part.touch()
+        mode = part.stat().st_mode
+        save_file(contiguous, part, metadata=metadata)
+        part.chmod(mode)  # safetensors leaves the file to its owner alone, and a server may be another user
+
+    write_atomic(path, save)
 
 
 def load_tensors(path: str | Path, names: Sequence[str] | None = None) -> dict[str, Tensor]:

@@ -54,6 +54,12 @@ def block():
     )
 
 
+def test_another_user_may_read_what_is_saved(gate, tmp_path):
+    gate.save(tmp_path, card="# A gate\n")
+    modes = {path.name: path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) >= 3 and len(set(modes.values())) == 1, modes
+
+
 def test_round_trip(gate, block, pair, tokenizer, tmp_path):
     gate.save(tmp_path, card="# A gate\n")
     again = Gate.load(tmp_path, *pair, tokenizer)
