@@ -13,7 +13,7 @@ from benchmarks import drafting_vocabulary as vocabulary
 from benchmarks.drafting_choices import best_assisted, costs_of, policy_of, prepare
 from benchmarks.drafting_figures import figures
 from benchmarks.drafting_methods import Comparison, points_of, steps_of
-from benchmarks.ladder import QUANTISED, STEPS, STRICT, TEXTS, VOCABULARY, WHOLE, Ladder
+from benchmarks.ladder import QUANTISED, STEPS, STOPPING, STRICT, TEXTS, VOCABULARY, WHOLE, Ladder
 from gistgate.drafters.costs import Costs
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
@@ -109,6 +109,14 @@ def test_what_development_prompts_say_is_measured_once(rungs: Ladder, tmp_path: 
     assert read_json(tmp_path / "assisted.json")["draft"] in (WHOLE, QUANTISED)
     monkeypatch.setattr("benchmarks.drafting_choices.fastest", lambda variants, _ids: variants[-1])
     assert best_assisted(rungs, ids, REQUEST)["draft"] == QUANTISED
+
+
+def test_batches_measure_no_costs_of_one_row_unless_drafts_end_early(rungs: Ladder, tmp_path: Path):
+    for steps, expected in (((WHOLE, QUANTISED), set()), ((WHOLE, STOPPING), {f"costs-{WHOLE}.json"})):
+        drafts = {name: rungs.drafts[name] for name in steps if name in rungs.drafts}
+        folder = tmp_path / "-".join(steps)
+        prepare(Ladder(rungs.workload, steps, drafts), {STRICT: POINT}, prompts(5, 6), REQUEST, folder, batch=2)
+        assert {path.name for path in folder.glob("costs-*")} == expected
 
 
 def test_batches_have_no_assisted_generation_and_no_limit(rungs: Ladder, folder: Path):
