@@ -112,10 +112,11 @@ def test_what_development_prompts_say_is_measured_once(rungs: Ladder, tmp_path: 
 
 
 def test_batches_measure_no_costs_of_one_row_unless_drafts_end_early(rungs: Ladder, tmp_path: Path):
+    ids, request = prompts(9, 10, 11, 12, 13, 14, 15, 16), {**REQUEST, "max_new_tokens": 40}
     for steps, expected in (((WHOLE, QUANTISED), set()), ((WHOLE, STOPPING), {f"costs-{WHOLE}.json"})):
         drafts = {name: rungs.drafts[name] for name in steps if name in rungs.drafts}
         folder = tmp_path / "-".join(steps)
-        prepare(Ladder(rungs.workload, steps, drafts), {STRICT: POINT}, prompts(5, 6), REQUEST, folder, batch=2)
+        prepare(Ladder(rungs.workload, steps, drafts), {STRICT: POINT}, ids, request, folder, batch=2)
         assert {path.name for path in folder.glob("costs-*")} == expected
 
 
