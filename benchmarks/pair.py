@@ -1,0 +1,167 @@
+"""Two models, a file of prompts and certificates: how fast everything is on this machine, without a finished run.
+
+    python -m benchmarks.pair TARGET DRAFT PROMPTS DEVELOPMENT [--certificates FOLDER,...] [--gate FOLDER]
+        [--blocks 2,4,6,8] [--engines eager,compiled] [--batch 1] [--count 20] [--results FOLDER]
+
+Models are hub ids or folders; PROMPTS and DEVELOPMENT are files such as the pipeline writes or with one prompt a line.
+K of strict decoding, for each engine, and the best forms of transformers' speculation are those that are fastest on the
+prompts of DEVELOPMENT, which are not timed. A certified setting runs at its own K. It is also timed on engines that its
+certificate does not speak of, since a setting has a speed on each; `certified_on` says which engine the certificate
+names. Methods come from `gistgate calibrate --out FOLDER`; one that holds for other models is left out with the reason.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.batches import batches_of
+from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.counts import counts, entries, names
+from gistgate.build.asking import Asking
+from gistgate.build.candidates import Workshop
+from gistgate.build.choose import MODEL, NONE, STRICT, Choice
+from gistgate.build.decoder import assemble
+from gistgate.build.models import load_target
+from gistgate.build.wishes import Wishes
+from gistgate.cli.reading import read_prompts
+from gistgate.decoding.engines.choice import ENGINES
+from gistgate.forward.allocation import keep_freed_memory
+from gistgate.identity import identify_model
+from gistgate.observing.tuning import Candidate
+from pipeline.common.entry import run
+from pipeline.speed import baselines
+from pipeline.speed.clock import Contender, compiled, ours, theirs
+from pipeline.speed.race import Times, working
+
+REFERENCES = ("generate", "assisted", *(f"{name}-{engine}" for name in ("plain", "strict") for engine in ENGINES))
+
+
+@dataclass(frozen=True)
+class Raced:
+    """What every contender is made of; a pair for `pipeline.speed.clock`."""
+
+    shop: Workshop
+    request: dict[str, Any]
+    """Arguments of `Decoder.generate`."""
+
+    @property
+    def target(self) -> PreTrainedModel:
+        return self.shop.target.model
+
+    @property
+    def draft(self) -> Any:
+        return self.shop.draft
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.shop.target.tokenizer
+
+    def contender(self, name: str, choice: Choice, engine: str) -> Contender:
+        """One of ours on one engine."""
+        gate: Any = None if choice.rule == STRICT else self.shop.gate
+        drafter = self.shop.drafter(choice.drafter)
+        decoder = assemble(self.target, self.tokenizer, choice, drafter, gate, engine=engine)
+        return Contender(f"{name}-{engine}", ours(decoder, self.request), choice.block, builds=engine == "compiled")
+
+    def strict(self, engine: str, block: int) -> Contender:
+        """Strict decoding with the draft model."""
+        return self.contender("strict", Choice(STRICT, {}, block, MODEL), engine)
+
+
+def main(
+    target: str,
+    draft: str,
+    prompts: str,
+    development: str,
+    certificates: str = "",
+    gate: str = "",
+    blocks: str = "2,4,6,8",
+    engines: str = ",".join(ENGINES),
+    batch: int = 1,
+    count: int = 20,
+    tried: int = 4,
+    max_new_tokens: int = 128,
+    threads: int = 2,
+    results: Path = RESULTS,
+) -> None:
+    torch.set_num_threads(threads)
+    chosen, tries = names(engines, ENGINES, "is no engine"), counts(blocks, "--blocks")
+    loaded = load_target(target)
+    keep_freed_memory(loaded.model.device)
+    asking = Asking(read_prompts(prompts)[:count])
+    shop = Workshop(loaded, Wishes(draft=draft, gate=gate or None), asking)
+    raced = Raced(shop, {"max_new_tokens": max_new_tokens, "eos_ids": loaded.eos_ids})
+    batches = batches_of(asking.encode(loaded), batch, "--batch")
+    seen = Asking(read_prompts(development)[:tried]).encode(loaded)
+    certified = [one for place in (entries(certificates) if certificates else []) for one in shop.certified(place)]
+    for sentence in shop.refused:
+        print(f"Left out: {sentence}")
+    blocks_of, refused = baselines.chosen(raced, raced.request, seen) if batch == 1 else ({}, {})
+    strict = {engine: baselines.fastest([raced.strict(engine, k) for k in tries], seen).block for engine in chosen}
+    slots = max(len(ids) for rows in batches for ids in rows) + max_new_tokens
+    field = [
+        Contender("generate", theirs(raced, raced.request), 0),
+        Contender("generate-static-compiled", compiled(theirs(raced, raced.request), raced, slots), 0),
+        *baselines.at(raced, raced.request, blocks_of),
+        *(one for engine in chosen for one in on(engine, raced, strict[engine], certified)),
+    ]
+    able, failed = working(field, batches[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        times = side_by_side(able, batches)
+    payload = {
+        "target": asdict(identify_model(raced.target)),
+        "draft": asdict(identify_model(raced.draft)),
+        "batch": batch,
+        "development": len(seen),
+        "max_new_tokens": max_new_tokens,
+        "strict_block": strict,
+        "points": {one.name: said(one) for one in certified},
+        "left_out": shop.refused,
+        "failed": failed | refused,
+        "contenders": counted(ratios(times, REFERENCES), times),
+    }
+    save("pair" if batch == 1 else f"pair-batch-{batch}", payload, results)
+
+
+def on(engine: str, raced: Raced, block: int, certified: Sequence[Candidate]) -> list[Contender]:
+    """Ours on one engine: plain, strict at this K, and every certified setting at its own."""
+    return [
+        raced.contender("plain", Choice(STRICT, {}, 0, NONE), engine),
+        raced.strict(engine, block),
+        *(raced.contender(one.name, choice_of(one), engine) for one in certified),
+    ]
+
+
+def choice_of(candidate: Candidate) -> Choice:
+    """The setting of a certified candidate."""
+    proof, point = candidate.proof, candidate.point
+    assert proof is not None and point is not None
+    return Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
+
+
+def said(candidate: Candidate) -> dict[str, Any]:
+    """What a result says about a certified setting."""
+    proof, point = candidate.proof, candidate.point
+    assert proof is not None and point is not None
+    return {**asdict(point), "certified_on": proof.scope.get("engine"), "task": proof.scope.get("task")}
+
+
+def counted(found: dict[str, dict[str, Any]], times: Times) -> dict[str, dict[str, Any]]:
+    """The figures with the tokens written and the target's forwards."""
+    for name, entry in found.items():
+        forwards = times[name]["target_forwards"]
+        entry["tokens"] = sum(times[name]["tokens"])
+        entry["target_forwards"] = None if None in forwards else sum(forwards)
+    return found
+
+
+if __name__ == "__main__":
+    run(main, kept=False)
