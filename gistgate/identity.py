@@ -175,17 +175,18 @@ def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> 
         raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
 
 
-def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
-    """Refuse a model of another architecture or size, whatever its weights are."""
+def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True) -> None:
+    """Refuse a model of another architecture or size, whatever its weights are; with `rounded` also other rounding."""
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
-        if prop != "fingerprint" and want != have:
+        if prop != "fingerprint" and want != have and (rounded or prop != "quantisation"):
             raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
 
 
 def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
-    """Whether the weights are known to differ; a missing fingerprint cannot differ."""
-    return None not in (expected.fingerprint, found.fingerprint) and expected.fingerprint != found.fingerprint
+    """Whether the weights are known to differ, by their rounding or their fingerprint; a missing one cannot differ."""
+    known = None not in (expected.fingerprint, found.fingerprint)
+    return expected.quantisation != found.quantisation or (known and expected.fingerprint != found.fingerprint)
 
 
 def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:

@@ -29,8 +29,8 @@ from gistgate.errors import UserError
 from gistgate.files import fingerprint, write_json, write_text
 from pipeline.common.entry import leave
 from pipeline.common.paths import DOCUMENTS_NOTE, PARAMS
-from pipeline.common.reading import read_yaml
 from pipeline.common.warm import warm
+from pipeline.common.yaml_file import read_yaml
 
 TMP = Path(".dvc/tmp")
 COPIES = TMP / "gistgate"

@@ -63,6 +63,19 @@ for module in pkgutil.walk_packages(gistgate.__path__, "gistgate."):
 """
 
 
+GPU = """
+import sys
+for missing in ("pydantic", "datasets", "mlflow", "lm_eval", "dvc", "sklearn", "scipy", "omegaconf"):
+    sys.modules[missing] = None
+import benchmarks.gpu, benchmarks.gpu_checks, benchmarks.shapes, benchmarks.pair
+"""
+
+
+def test_what_measures_a_gpu_starts_where_the_pipeline_is_not_installed():
+    done = subprocess.run([sys.executable, "-c", GPU], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_module_imports_with_base_dependencies_alone():
     done = subprocess.run([sys.executable, "-c", ALONE], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -12,7 +12,7 @@ from gistgate.errors import UserError
 from gistgate.files import read_json, write_json, write_text
 from pipeline import seed, seeds
 from pipeline.common.code import code_fingerprint
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params import parse_params
 from pipeline.report import headline
 from pipeline.report.gathered import own_draw

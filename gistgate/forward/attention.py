@@ -6,17 +6,22 @@ processor, wherever a model would take the fused kernel; prompts and GPUs keep t
 for which the kernel needs up to a third less time (in bfloat16 it needs several times as much with one row). Numbers
 agree up to the rounding of the dtype, as those of transformers' own `eager` attention do.
 
+On a GPU the fused kernel stays, but not that of cuDNN: for a number of slots that it meets for the first time it plans
+about a millisecond in every layer, and in decoding that number grows with every forward (on an H100 with PyTorch 2.11
+three quarters of the time of a first batch of 64 rows). The other kernels need no plan.
+
 Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per key/value head.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
@@ -28,6 +33,8 @@ FEW = "gistgate_few_tokens"
 """Name under which transformers finds `attend_to_few`."""
 MOST = 64
 """New tokens up to which two products are faster: scores are kept for all of them, which the fused kernel avoids."""
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""PyTorch's fused kernels without that of cuDNN."""
 SPECIAL = ("softcap", "s_aux", "position_bias")
 """Arguments that change scores or weights in ways that `attend` does not know."""
 
@@ -99,6 +106,11 @@ def fused_on_cpu(model: PreTrainedModel) -> list[PreTrainedConfig]:
 def pays(num: int, dtype: torch.dtype) -> bool:
     """Whether two products are faster than the fused kernel for `num` new tokens in each row."""
     return num <= MOST and (num > 1 or dtype != torch.float32)
+
+
+def unplanned(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While open, forwards of a model on a GPU use kernels that plan nothing; elsewhere nothing changes."""
+    return sdpa_kernel(UNPLANNED) if model.device.type == "cuda" else nullcontext()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.forward.attention import attending, fused_on_cpu, pays
+from gistgate.forward.attention import attending, fused_on_cpu, pays, unplanned
 from gistgate.forward.cache import RowCache, join_rows, last_in_use, new_cache, right_aligned, take_row
 from gistgate.forward.context import context_of
 from gistgate.forward.logits import last_logits
@@ -84,7 +84,7 @@ class Reader:
             positions, mask = layout(self.model, self._used(num), num)
         if self._context:  # a draft may run over the end of a row that has less room than its neighbours
             positions = positions.clamp_max(self._context - 1)
-        with attending(self._fused if pays(num, self.model.dtype) else ()):
+        with attending(self._fused if pays(num, self.model.dtype) else ()), unplanned(self.model):
             logits = last_logits(
                 self.model, keep, input_ids=ids, position_ids=positions, attention_mask=mask, past_key_values=self.cache
             )

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from gistgate.certificates.certificate import Proof
 from gistgate.gates.config import GateConfig
-from gistgate.identity import check_shape, has_other_weights, identify_model
+from gistgate.identity import check_shape, has_other_weights, identify_model, lightening
 
 USUAL = {"--rule": "autojudge", "--drafter": "model"}
 """What `gistgate calibrate` takes for a gate where nothing is named."""
@@ -44,7 +44,7 @@ def strange_roles(
         if expected is None or model is None:
             continue
         found = identify_model(model)
-        check_shape(role, expected, found)
+        check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
         if has_other_weights(expected, found):
             strange[role] = model
     return strange
@@ -75,11 +75,21 @@ def until_certified(
     }
     consent = ["--allow-code"] if config.labels.get("code") else []
     command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
+    rounded = rounding(config, draft)
     legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
     return (
         f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
-        f"verified strictly until `{command}` has certified it here" + (f" ({legend})" if legend else "")
+        f"verified strictly until `{command}` has certified it here"
+        + (f" ({legend})" if legend else "")
+        + (f"; as in training the draft is {rounded}" if rounded else "")
     )
+
+
+def rounding(config: GateConfig, draft: PreTrainedModel | None) -> str | None:
+    """How the draft has to be loaded to be rounded as in training; None where it is, and where nobody knows."""
+    if draft is None or config.draft is None or config.draft.quantisation == getattr(draft, "quantised", None):
+        return None
+    return f"loaded {lightening('quantisation', config.draft.quantisation)}"
 
 
 def task_of(config: GateConfig) -> str:
@@ -92,8 +102,9 @@ def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrai
     """The options that load these models, the draft as light as it is."""
     models = {"--target": target, "--draft": draft}
     options = {name: place_of(model, name) for name, model in models.items() if model is not None}
-    if kind := getattr(draft, "quantised", None):
-        options["--quantise-draft"] = str(kind)
+    trained = None if config.draft is None or draft is None else config.draft.quantisation
+    if (kind := getattr(draft, "quantised", None)) or trained:
+        options["--quantise-draft"] = str(kind or "none")
     bound = config.draft if draft is None else None
     if getattr(draft, "subset", None) or (bound is not None and bound.draft_vocabulary):
         options["--draft-vocabulary"] = getattr(draft, "subset_file", None) or "VOCABULARY"

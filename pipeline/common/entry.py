@@ -20,7 +20,7 @@ from gistgate.errors import UserError, is_out_of_memory
 from gistgate.plain import printable
 from pipeline.common import forecast
 from pipeline.common.paths import PARAMS
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 
 AGAIN = {
     True: "start again to go on; finished shards are kept",

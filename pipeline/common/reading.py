@@ -14,17 +14,14 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
-import yaml
 from pydantic import AllowInfNan, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from gistgate.errors import UserError
-from gistgate.files import read_text
+from pipeline.common.yaml_file import read_yaml
 
 T = TypeVar("T")
 FILE = "params.yaml"
-MOST_YAML = 1 << 20
-"""Largest YAML file that is read, in bytes."""
 WANTED = {
     "int": "a whole number",
     "float": "a number",
@@ -66,32 +63,6 @@ Share = Annotated[Number, between(0, 1)]
 """A part of a whole, in [0, 1]."""
 Count = Annotated[int, between(1, 2**53)]
 Natural = Annotated[int, between(0, 2**53)]
-
-
-class PlainLoader(yaml.SafeLoader):
-    """YAML without aliases: a few nested ones stand for more data than a memory holds."""
-
-    def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.check_event(yaml.AliasEvent):
-            event = self.peek_event()
-            raise yaml.composer.ComposerError(None, None, "aliases are not read; write the value out", event.start_mark)
-        return super().compose_node(parent, index)
-
-
-def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; an empty file is an empty block.
-
-    Raises:
-        UserError: the file is missing or no YAML.
-    """
-    text = read_text(path, MOST_YAML)
-    try:
-        content = yaml.load(text, Loader=PlainLoader)
-        json.dumps(content, default=str).encode()
-    except (yaml.YAMLError, ValueError, TypeError, AttributeError, RecursionError) as error:
-        problem = " ".join(str(error).split())[:300]
-        raise UserError(f"{path} is not valid YAML ({problem}). Mend the line it names.") from error
-    return {} if content is None else content
 
 
 def read(cls: type[T], path: Path) -> T:

@@ -11,7 +11,8 @@ from gistgate.build.checks import RETRIEVAL
 from gistgate.errors import UserError
 from gistgate.forward.quantised import check_kind
 from pipeline.common.paths import PAIRS
-from pipeline.common.reading import block, build, nearest, read_yaml
+from pipeline.common.reading import block, build, nearest
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params.methods import MODEL
 
 

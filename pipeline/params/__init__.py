@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from gistgate.errors import UserError
-from pipeline.common.reading import FILE, Natural, Share, block, build, nearest, read_yaml
+from pipeline.common.reading import FILE, Natural, Share, block, build, nearest
+from pipeline.common.yaml_file import read_yaml
 from pipeline.pairs.world.params import PairTrainingParams, WorldParams
 from pipeline.params.data import PromptingParams, PromptsParams
 from pipeline.params.decoding import CollectParams, DecodingParams, EngineParams, LabelParams

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gistgate.errors import UserError
 from pipeline.common.paths import PAIRS
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params.methods import MODEL, MethodParams
 from pipeline.params.training import TrainParams
 

@@ -20,7 +20,7 @@ import yaml
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, write_text
 from pipeline.common.entry import run
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params import Params, read_params
 
 SETTINGS = Path("settings.yaml")

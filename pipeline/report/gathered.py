@@ -13,7 +13,7 @@ from gistgate.errors import UserError
 from gistgate.files import fingerprint
 from pipeline.common.code import code_fingerprint
 from pipeline.common.paths import PARAMS
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.smoke import ROOT, copy_project, merged
 
 Row = Mapping[str, Any]

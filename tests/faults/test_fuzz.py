@@ -22,7 +22,7 @@ from gistgate.gates.gate import Gate
 from gistgate.identity import ModelIdentity, TokenizerIdentity
 from gistgate.plain import strict_json
 from gistgate.request.stopping import Stop
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params import parse_params
 from tests.certificates.proofs import point, proof
 from tests.faults.world import PARAMS

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.forward import attention
-from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu, pays
+from gistgate.forward import attention, reader
+from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu, pays, unplanned
 from gistgate.forward.reader import Reader
 from tests.architectures import tiny_model
 
@@ -115,7 +118,27 @@ def test_a_model_that_chose_otherwise_keeps_its_choice():
 
 def test_the_choice_comes_back_after_an_error():
     model = tiny_model("llama")
-    reader = Reader(model, 1)
+    failing = Reader(model, 1)
     with pytest.raises(IndexError):
-        reader.read(torch.tensor([[10**6]]), None, 1)
+        failing.read(torch.tensor([[10**6]]), None, 1)
     assert model.config._attn_implementation == "sdpa"
+
+
+def test_kernels_that_plan_for_every_length_are_left_out_on_a_gpu_alone():
+    """The switches are the process's own, so that they have to come back."""
+    usual = [torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()]
+    assert usual[0]
+    with unplanned(SimpleNamespace(device=torch.device("cuda"))):
+        assert not torch.backends.cuda.cudnn_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()
+    assert [torch.backends.cuda.cudnn_sdp_enabled(), torch.backends.cuda.flash_sdp_enabled()] == usual
+    with unplanned(tiny_model("llama")):
+        assert torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_every_forward_of_the_eager_engine_leaves_them_out(monkeypatch):
+    seen = []
+    monkeypatch.setattr(reader, "unplanned", lambda _model: sdpa_kernel(attention.UNPLANNED))
+    model = tiny_model("llama")
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.backends.cuda.cudnn_sdp_enabled()))
+    Reader(model, 1).read(torch.ones(1, 3, dtype=torch.long), None, 1)
+    assert seen == [False] and torch.backends.cuda.cudnn_sdp_enabled()

@@ -17,6 +17,7 @@ from gistgate.build.wishes import Wishes
 from gistgate.decoding.decoder import Decoder
 from gistgate.errors import UserError
 from gistgate.files import write_json
+from gistgate.forward.quantised import quantise
 from gistgate.gates.config import GateConfig
 from gistgate.gates.elsewhere import until_certified
 from gistgate.gates.gate import Gate
@@ -82,6 +83,18 @@ def test_elsewhere_every_token_is_verified_strictly(place: Path, wishes: dict[st
 def test_other_weights_of_the_draft_count_as_well(place: Path) -> None:
     with pytest.warns(UserWarning, match=r"other weights of the same architecture \(draft\)"):
         assert build(place, TARGET, requantised(DRAFT)).rule.id == "exact"
+
+
+def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(place: Path) -> None:
+    """Weights of four bits are for processors: on a GPU the same gate meets the draft as it is."""
+    light = quantise(copy.deepcopy(DRAFT), "int4")
+    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(draft\)") as heard:
+        assert build(place, TARGET, light).rule.id == "exact"
+    said = str(heard[0].message)
+    assert "--quantise-draft int4" in said and "the draft is loaded without --quantise-draft" in said
+    identities = identify_model(TARGET), identify_model(light), identify_tokenizer(TOKENIZER)
+    sentence = until_certified(place, GateConfig({"type": "linear"}, {}, *identities), None, TARGET, DRAFT, ["draft"])
+    assert "--quantise-draft none" in sentence and "the draft is loaded with --quantise-draft int4" in sentence
 
 
 def test_the_warning_names_the_command_that_certifies(place: Path) -> None:

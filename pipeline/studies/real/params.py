@@ -8,7 +8,8 @@ from typing import Any
 
 from gistgate.errors import UserError
 from pipeline.common.paths import STUDIES
-from pipeline.common.reading import Count, block, build, read_yaml
+from pipeline.common.reading import Count, block, build
+from pipeline.common.yaml_file import read_yaml
 from pipeline.smoke import merged
 
 FILE = STUDIES / "real/params.yaml"

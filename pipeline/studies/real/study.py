@@ -25,7 +25,8 @@ from gistgate.files import fingerprint, read_json, write_json, write_text
 from gistgate.rules import RULES
 from pipeline.common.entry import run
 from pipeline.common.paths import DOCUMENTS_NOTE, PAIRS, PARAMS, SCRATCH, STUDIES
-from pipeline.common.reading import nearest, read_yaml
+from pipeline.common.reading import nearest
+from pipeline.common.yaml_file import read_yaml
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.smoke import ROOT, TABLE, copy_project, dvc, environment, merged
 from pipeline.studies.real.params import FILE, ProposeParams, RealParams, read_study

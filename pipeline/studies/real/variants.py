@@ -33,7 +33,8 @@ from pipeline.common.code import running, write_result
 from pipeline.common.decoders import make_decoder
 from pipeline.common.entry import run
 from pipeline.common.paths import STUDIES
-from pipeline.common.reading import Share, block, build, nearest, read_yaml
+from pipeline.common.reading import Share, block, build, nearest
+from pipeline.common.yaml_file import read_yaml
 from pipeline.heads.job import head_job
 from pipeline.heads.partners import partners_of
 from pipeline.heads.rows import Rows, rows_of

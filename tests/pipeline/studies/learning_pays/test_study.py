@@ -9,7 +9,7 @@ from gistgate.certificates.ledger import Ledger, Look
 from gistgate.certificates.looks import PUBLISHED, Looks
 from gistgate.errors import UserError
 from gistgate.files import fingerprint
-from pipeline.common.reading import read_yaml
+from pipeline.common.yaml_file import read_yaml
 from pipeline.params import Params, parse_params, read_params
 from pipeline.report import gathered
 from pipeline.seed import PLACE

@@ -14,7 +14,8 @@ import yaml
 from gistgate.errors import UserError
 from gistgate.files import fingerprint, read_json, write_json, write_text
 from pipeline.common.paths import PAIR_REPORT, PAIRS
-from pipeline.common.reading import read, read_yaml
+from pipeline.common.reading import read
+from pipeline.common.yaml_file import read_yaml
 from pipeline.labels.cost import Cost
 from pipeline.pairs.source import ModelSource, read_pair
 from pipeline.params import parse_params
