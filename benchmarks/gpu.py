@@ -1,6 +1,6 @@
 """All that was never run on a GPU, checked and measured there within ten minutes: `make gpu`.
 
-    python -m benchmarks.gpu [--seconds 570] [--results FOLDER]
+    python -m benchmarks.gpu [--seconds 570] [--questions ids,...] [--results FOLDER]
 
 Every question of `benchmarks.gpu_checks` is asked in a process of its own, so that a crash or a hang of one leaves the
 others. The result is one JSON file, gpu.json, and one sentence for each question.
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.bench import RESULTS
+from benchmarks.counts import names
 from benchmarks.gpu_checks import QUESTIONS
 from gistgate.errors import UserError
 from gistgate.files import read_json
@@ -29,17 +30,23 @@ GENEROUS = 1.5
 """How many times its equal share of the time that is left a question may take, so that one alone cannot use up all."""
 
 
-def main(seconds: float = 570.0, results: Path = RESULTS, without_gpu: bool = False) -> None:
-    """Ask every question and write the answers; the exit status is 1 where one failed."""
+def main(
+    seconds: float = 570.0,
+    questions: str = ",".join(QUESTIONS),
+    results: Path = RESULTS,
+    without_gpu: bool = False,
+) -> None:
+    """Ask the questions and write the answers; the exit status is 1 where one failed."""
+    asked = names(questions, QUESTIONS, "is no question")
     if not torch.cuda.is_available() and not without_gpu:
         raise UserError(
             "This machine has no GPU that PyTorch can use, and `make gpu` measures one. With --without-gpu the same "
             "questions are asked of the CPU."
         )
     until, found = monotonic() + seconds, {}
-    for number, name in enumerate(QUESTIONS):
+    for number, name in enumerate(asked):
         left = until - monotonic()
-        found[name] = ask(name, min(left, GENEROUS * left / (len(QUESTIONS) - number)))
+        found[name] = ask(name, min(left, GENEROUS * left / (len(asked) - number)))
         print(f"{name}: {said(found[name])}", flush=True)
     path = results / ("gpu.json" if torch.cuda.is_available() else "gpu-questions-cpu.json")
     write_result(path, {"questions": found, "machine": machine()}, running())

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import gc
 import os
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
