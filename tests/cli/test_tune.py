@@ -14,6 +14,7 @@ from gistgate.certificates.certificate import read_proof
 from gistgate.drafters.stopping import Stopping
 from gistgate.errors import UserError
 from gistgate.gates.gate import Gate
+from gistgate.identity import identify_model, model_scope
 from gistgate.integrations.transformers.flatten import write_code
 from gistgate.integrations.transformers.generate import generate
 from gistgate.observing import tuning
@@ -118,14 +119,19 @@ def test_strict_decoding_is_timed_with_every_certified_drafter(tune, gate, tmp_p
     assert "strict suffix K=2" in names and "autojudge risk 1.0, suffix K=4" in names
 
 
-def test_cheaper_drafts_are_what_is_timed(tune, tmp_path):
+def test_cheaper_drafts_are_what_is_timed(tune, gate, pair, tmp_path):
     measured = {"rule": "autojudge", "block": 4, "cost": 0.2, "verify": 1.0}
     Stopping(0.3, ((0.0, 0.1), (1.0, 0.9)), measured=measured).save(tmp_path / "stop.json")
     status, out, err = tune("--json", "--stop-drafting", tmp_path / "stop.json")
     assert status == 0 and "Left out" in err and "stop" in err  # it was certified with whole drafts
     assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
     assert "strict model K=4" in json.loads(out)["screened"]
-    assert "int8" in tune("--json", "--quantise-draft", "int8")[2]
+    whole = model_scope(identify_model(LlamaForCausalLM.from_pretrained(pair / "draft")))
+    kept = read_proof(gate)
+    replace(kept, scope={**kept.scope, "draft": whole}).save(gate)
+    status, out, err = tune("--json", "--quantise-draft", "int8")
+    assert status == 0 and "Left out" in err and "because of another draft" in err
+    assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
 
 
 def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
