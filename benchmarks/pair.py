@@ -105,6 +105,10 @@ def main(
         print(f"Left out: {sentence}")
     blocks_of, refused = baselines.chosen(raced, raced.request, seen) if batch == 1 else ({}, {})
     strict = {engine: baselines.fastest([raced.strict(engine, k) for k in tries], seen).block for engine in chosen}
+    print(
+        f"K of transformers' speculation: {blocks_of}; of strict decoding: {strict}. Programs are built next.",
+        flush=True,
+    )
     slots = max(len(ids) for rows in batches for ids in rows) + max_new_tokens
     field = [
         Contender("generate", theirs(raced, raced.request), 0),
