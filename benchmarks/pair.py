@@ -32,6 +32,7 @@ from gistgate.build.models import load_target
 from gistgate.build.wishes import Wishes
 from gistgate.cli.reading import read_prompts
 from gistgate.decoding.engines.choice import ENGINES
+from gistgate.errors import UserError
 from gistgate.forward.allocation import keep_freed_memory
 from gistgate.identity import identify_model
 from gistgate.observing.tuning import Candidate
@@ -100,6 +101,11 @@ def main(
     raced = Raced(shop, {"max_new_tokens": max_new_tokens, "eos_ids": loaded.eos_ids})
     batches = batches_of(asking.encode(loaded), batch, "--batch")
     seen = Asking(read_prompts(development)[:tried]).encode(loaded)
+    if shared := [ids for rows in batches for ids in rows if ids in seen]:
+        raise UserError(
+            f"{len(shared)} prompts of {prompts} are also in {development}: K would be chosen on what is timed. Name a "
+            "file of other prompts."
+        )
     certified = [one for place in (entries(certificates) if certificates else []) for one in shop.certified(place)]
     for sentence in shop.refused:
         print(f"Left out: {sentence}")

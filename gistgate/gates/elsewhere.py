@@ -81,7 +81,7 @@ def until_certified(
         f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
         f"verified strictly until `{command}` has certified it here"
         + (f" ({legend})" if legend else "")
-        + (f"; as in training the draft is {rounded}" if rounded else "")
+        + (f"; or load the draft {rounded}, as in training" if rounded else "")
     )
 
 
@@ -89,7 +89,7 @@ def rounding(config: GateConfig, draft: PreTrainedModel | None) -> str | None:
     """How the draft has to be loaded to be rounded as in training; None where it is, and where nobody knows."""
     if draft is None or config.draft is None or config.draft.quantisation == getattr(draft, "quantised", None):
         return None
-    return f"loaded {lightening('quantisation', config.draft.quantisation)}"
+    return lightening("quantisation", config.draft.quantisation)
 
 
 def task_of(config: GateConfig) -> str:

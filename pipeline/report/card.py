@@ -68,4 +68,4 @@ def task_options(name: str | None) -> str:
     if not file.is_file():
         return ""
     unsafe = re.search(r"(?m)^unsafe_code:\s*true\b", read_text(file))
-    return f" --include_path {TASKS.as_posix()}{' --confirm_run_unsafe_code' if unsafe else ''}"
+    return f"--include_path {TASKS.as_posix()}{' --confirm_run_unsafe_code' if unsafe else ''}"

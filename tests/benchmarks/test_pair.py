@@ -70,6 +70,12 @@ def test_batches_are_decoded_without_what_takes_one_row(folder: Path) -> None:
     assert {entry["n"] for entry in found["contenders"].values()} == {2} and not found["points"]
 
 
+def test_nothing_is_chosen_on_prompts_that_are_timed(folder: Path) -> None:
+    (folder / "development.txt").write_text("It is\n")
+    with pytest.raises(UserError, match="1 prompts of .* are also in .*: K would be chosen on what is timed"):
+        asked(folder)
+
+
 @pytest.mark.parametrize("wrong", [{"engines": "turbo"}, {"blocks": "0"}, {"batch": 5}])
 def test_options_that_ask_for_nothing_are_refused(folder: Path, wrong: dict[str, Any]) -> None:
     with pytest.raises(UserError):

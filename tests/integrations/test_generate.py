@@ -188,7 +188,7 @@ def test_a_loaded_draft_is_made_lighter_before_the_gate_is_compared_with_it(plac
     uncertified = shutil.copytree(place / "gate", place / "uncertified")
     (uncertified / "certificate.json").unlink(missing_ok=True)
     gate = loaded_parts(Wishes(draft=draft, quantise_draft="int8", gate=uncertified), pair[0], None).gate
-    assert gate.reservation is not None and "the draft is loaded without --quantise-draft" in gate.reservation
+    assert gate.reservation is not None and "load the draft without --quantise-draft" in gate.reservation
 
 
 def test_parts_that_are_used_no_longer_are_let_go() -> None:
