@@ -1,13 +1,15 @@
 """Two models, a file of prompts and certificates: how fast everything is on this machine, without a finished run.
 
     python -m benchmarks.pair TARGET DRAFT PROMPTS DEVELOPMENT [--certificates FOLDER,...] [--gate FOLDER]
-        [--blocks 2,4,6,8] [--engines eager,compiled] [--batch 1] [--count 20] [--results FOLDER]
+        [--blocks 2,4,6,8] [--engines eager,compiled] [--batch 1] [--count 20] [--seconds 0] [--results FOLDER]
 
 Models are hub ids or folders; PROMPTS and DEVELOPMENT are files such as the pipeline writes or with one prompt a line.
 K of strict decoding, for each engine, and the best forms of transformers' speculation are those that are fastest on the
 prompts of DEVELOPMENT, which are not timed. A certified setting runs at its own K. It is also timed on engines that its
 certificate does not speak of, since a setting has a speed on each; `certified_on` says which engine the certificate
 names. Methods come from `gistgate calibrate --out FOLDER`; one that holds for other models is left out with the reason.
+With --seconds the measurement fits into that time: what is not built in the first half is left out, and as many prompts
+are timed as the second half allows.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -38,8 +41,8 @@ from gistgate.identity import identify_model
 from gistgate.observing.tuning import Candidate
 from pipeline.common.entry import run
 from pipeline.speed import baselines
-from pipeline.speed.clock import Contender, compiled, ours, theirs
-from pipeline.speed.race import Times, working
+from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
+from pipeline.speed.race import Times, lap, working
 
 REFERENCES = ("generate", "assisted", *(f"{name}-{engine}" for name in ("plain", "strict") for engine in ENGINES))
 
@@ -90,8 +93,10 @@ def main(
     tried: int = 4,
     max_new_tokens: int = 128,
     threads: int = 2,
+    seconds: float = 0.0,
     results: Path = RESULTS,
 ) -> None:
+    started = monotonic()
     torch.set_num_threads(threads)
     chosen, tries = names(engines, ENGINES, "is no engine"), counts(blocks, "--blocks")
     loaded = load_target(target)
@@ -118,14 +123,15 @@ def main(
     slots = max(len(ids) for rows in batches for ids in rows) + max_new_tokens
     field = [
         Contender("generate", theirs(raced, raced.request), 0),
-        Contender("generate-static-compiled", compiled(theirs(raced, raced.request), raced, slots), 0),
         *baselines.at(raced, raced.request, blocks_of),
         *(one for engine in chosen for one in on(engine, raced, strict[engine], certified)),
+        Contender("generate-static-compiled", compiled(theirs(raced, raced.request), raced, slots), 0),
     ]
-    able, failed = working(field, batches[0])
+    end = started + seconds if seconds else float("inf")
+    able, failed, firsts = built(field, batches[0], (started + end) / 2)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        times = side_by_side(able, batches)
+        times = side_by_side(able, fitting(able, batches, end))
     payload = {
         "target": asdict(identify_model(raced.target)),
         "draft": asdict(identify_model(raced.draft)),
@@ -136,9 +142,40 @@ def main(
         "points": {one.name: said(one) for one in certified},
         "left_out": shop.refused,
         "failed": failed | refused,
+        "first_call_seconds": firsts,
         "contenders": counted(ratios(times, REFERENCES), times),
     }
     save("pair" if batch == 1 else f"pair-batch-{batch}", payload, results)
+
+
+def built(
+    field: Sequence[Contender], batch: Prompts, until: float
+) -> tuple[list[Contender], dict[str, str], dict[str, float]]:
+    """Who decodes this batch, why others do not, and the seconds of each first call, which builds programs."""
+    able: list[Contender] = []
+    failed, firsts = dict[str, str](), dict[str, float]()
+    for contender in field:
+        started = monotonic()
+        if started > until:
+            failed[contender.name] = "there was no time left to build its programs"
+            continue
+        works, why = working([contender], batch)
+        able, failed = able + works, failed | why
+        firsts[contender.name] = monotonic() - started
+        print(f"{contender.name}: its first call took {firsts[contender.name]:.1f} seconds", flush=True)
+    if not able:
+        raise UserError(f"Nothing can be timed; {field[0].name}: {failed[field[0].name]}. Give it more --seconds.")
+    return able, failed, firsts
+
+
+def fitting(field: Sequence[Contender], batches: Sequence[Prompts], end: float) -> Sequence[Prompts]:
+    """As many batches as can be decoded before `end`: contenders that build programs decode each of them twice."""
+    if end == float("inf"):
+        return batches
+    started = monotonic()
+    lap(field, batches[0], [0])
+    taken = 2 * (monotonic() - started)
+    return batches[: max(1, int((end - monotonic()) / taken))]
 
 
 def on(engine: str, raced: Raced, block: int, certified: Sequence[Candidate]) -> list[Contender]:

@@ -70,6 +70,14 @@ def test_batches_are_decoded_without_what_takes_one_row(folder: Path) -> None:
     assert {entry["n"] for entry in found["contenders"].values()} == {2} and not found["points"]
 
 
+def test_it_fits_into_the_time_that_it_is_given(folder: Path) -> None:
+    with pytest.raises(UserError, match="Nothing can be timed; generate: there was no time left"):
+        asked(folder, seconds=1e-3)  # used up by the choice of K
+    found = asked(folder, seconds=1e4)
+    assert {entry["n"] for entry in found["contenders"].values()} == {4}
+    assert found["first_call_seconds"].keys() == found["contenders"].keys()
+
+
 def test_nothing_is_chosen_on_prompts_that_are_timed(folder: Path) -> None:
     (folder / "development.txt").write_text("It is\n")
     with pytest.raises(UserError, match="1 prompts of .* are also in .*: K would be chosen on what is timed"):

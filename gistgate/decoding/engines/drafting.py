@@ -13,9 +13,9 @@ from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import store_of
 
 MOST_LAYERS = 64
-"""Layers that one program has on a processor. Compiling takes seconds for each, and a model with so many layers in a
-block spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph holds all
-steps, which spares launches."""
+"""Layers that one program has. Compiling takes about a second for each, and a model with so many layers in a block
+spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph replays all
+steps either way."""
 
 
 def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: int) -> Program:
@@ -35,10 +35,10 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
 
     def of_one(tokens: int) -> Program:
         inputs = [numbers(tokens), numbers(tokens), uniforms(min(width, 1))]
-        return store.program((batch, slots, "draft token", tokens, *about), token, memory, inputs)
+        return store.compiled((batch, slots, "draft token", tokens, *about), token, memory, inputs)
 
     with attending_to_slots(model):
-        if device.type == "cpu" and num * model.config.get_text_config().num_hidden_layers > MOST_LAYERS:
-            return DraftSteps(num, of_one(2), of_one(1))
-        steps = DraftSteps(num, token, token)
-        return store.program((batch, slots, "draft", num, *about), steps, memory, [numbers(FEED), uniforms(width)])
+        key, inputs = (batch, slots, "draft", num, *about), [numbers(FEED), uniforms(width)]
+        if num * model.config.get_text_config().num_hidden_layers > MOST_LAYERS:
+            return store.replayed(key, lambda: DraftSteps(num, of_one(2), of_one(1)), memory, inputs)
+        return store.program(key, DraftSteps(num, token, token), memory, inputs)

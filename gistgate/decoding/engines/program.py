@@ -115,26 +115,27 @@ class Captured:
         Raises:
             UnsupportedError: it does something that cannot be recorded.
         """
+        self.program = program  # its constants are read where they lie, and live as long as it does
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
         self.device = self.inputs[0].device  # the current one may be another
         try:
             with torch.cuda.device(self.device):
-                self._record(program)
+                self._record()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             raise UnsupportedError(f"it cannot be captured ({first_line(error)})") from error
 
-    def _record(self, program: Program) -> None:
+    def _record(self) -> None:
         self.graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.warm_ups):
-                program(*self.fixed, *self.inputs)
+                self.program(*self.fixed, *self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
         with torch.cuda.graph(self.graph, stream=stream):
-            self.outputs = program(*self.fixed, *self.inputs)
+            self.outputs = self.program(*self.fixed, *self.inputs)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Replay for `fixed` (already known, skipped) and fresh inputs."""

@@ -65,12 +65,12 @@ class DraftSteps:
         *memory, feed, uniforms = tensors
         # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
         # always keeps the shape, and reading one again changes nothing.
-        ids = feed[:, [PREVIOUS, LAST]]
+        ids = feed[:, PREVIOUS : LAST + 1].contiguous()  # programs know the strides of their inputs
         positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
         tokens, rows = [], []
         for step in range(self.num):
             program = self.later if step else self.first
-            x_B, q_BV = program(*memory, ids, positions, uniforms[:, step : step + 1])
+            x_B, q_BV = program(*memory, ids, positions, uniforms[:, step : step + 1].contiguous())
             tokens.append(x_B)
             rows.append(q_BV)
             ids, positions = x_B[:, None], positions[:, -1:] + 1

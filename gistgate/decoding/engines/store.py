@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from gistgate.decoding.engines.program import Captured, Program, build, missing_compiler
 from gistgate.decoding.engines.slots import allocate
 
+Key = tuple[object, ...]
 MOST_PROGRAMS, MOST_MEMORIES = 64, 6
 """Kept at a time; the one that was not used for longest goes first."""
 
@@ -41,24 +42,41 @@ class Store:
         for name in [name for name in self.programs if name[:2] == key]:
             del self.programs[name]
 
-    def program(
-        self,
-        key: tuple[object, ...],
-        function: Callable[..., Any],
-        fixed: Sequence[Tensor],
-        example: Sequence[Tensor],
-    ) -> Program:
+    def program(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
         """The program of `function` for this memory (`key` begins with batch and slots) and inputs like `example`."""
+        return self.replayed(key, lambda: self._built(function, fixed, example), fixed, example)
+
+    def compiled(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
+        """The same as a part of another program, which is never replayed by itself."""
+        return self._kept(key, lambda: self._built(function, fixed, example))
+
+    def replayed(
+        self, key: Key, make: Callable[[], Program], fixed: Sequence[Tensor], example: Sequence[Tensor]
+    ) -> Program:
+        """What `make` gives, whose calls one graph replays on a GPU."""
+
+        def captured() -> Program:
+            made = make()
+            return Captured(made, fixed, example) if self._device.type == "cuda" else made
+
+        return self._kept(key, captured)
+
+    def _kept(self, key: Key, make: Callable[[], Program]) -> Program:
         if key not in self.programs:
+            made = make()
             while len(self.programs) >= MOST_PROGRAMS:
                 self.programs.popitem(last=False)
-            device: torch.device = self.form[0]
-            program = build(function, [*fixed, *example], compiles=missing_compiler(device) is None)
-            if device.type == "cuda":
-                program = Captured(program, fixed, example)
-            self.programs[key] = program
+            self.programs[key] = made
         self.programs.move_to_end(key)
         return self.programs[key]
+
+    def _built(self, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
+        return build(function, [*fixed, *example], compiles=missing_compiler(self._device) is None)
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.form[0]
+        return device
 
 
 def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
