@@ -1,21 +1,23 @@
 """Two models, a file of prompts and certificates: how fast everything is on this machine, without a finished run.
 
     python -m benchmarks.pair TARGET DRAFT PROMPTS DEVELOPMENT [--certificates FOLDER,...] [--gate FOLDER]
-        [--blocks 2,4,6,8] [--engines eager,compiled] [--batch 1] [--count 20] [--seconds 0] [--results FOLDER]
+        [--blocks 2,4,6,8] [--engines eager,compiled] [--batch 1] [--count 20] [--seconds 0]
+        [--assisted K] [--lookup K] [--results FOLDER]
 
 Models are hub ids or folders; PROMPTS and DEVELOPMENT are files such as the pipeline writes or with one prompt a line.
 K of strict decoding, for each engine, and the best forms of transformers' speculation are those that are fastest on the
 prompts of DEVELOPMENT, which are not timed. A certified setting runs at its own K. It is also timed on engines that its
 certificate does not speak of, since a setting has a speed on each; `certified_on` says which engine the certificate
 names. Methods come from `gistgate calibrate --out FOLDER`; one that holds for other models is left out with the reason.
-With --seconds the measurement fits into that time: what is not built in the first half is left out, and as many prompts
-are timed as the second half allows.
+Where an earlier run has chosen K of transformers' speculation, --assisted and --lookup give it. With --seconds the
+measurement fits into that time: what is not begun in its first two thirds is left out, and as many prompts are timed as
+the rest allows.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import monotonic
@@ -94,6 +96,8 @@ def main(
     max_new_tokens: int = 128,
     threads: int = 2,
     seconds: float = 0.0,
+    assisted: int | None = None,
+    lookup: int | None = None,
     results: Path = RESULTS,
 ) -> None:
     started = monotonic()
@@ -114,7 +118,8 @@ def main(
     certified = [one for place in (entries(certificates) if certificates else []) for one in shop.certified(place)]
     for sentence in shop.refused:
         print(f"Left out: {sentence}")
-    blocks_of, refused = baselines.chosen(raced, raced.request, seen) if batch == 1 else ({}, {})
+    keep = known({baselines.ASSISTED: assisted, baselines.LOOKUP: lookup})
+    blocks_of, refused = baselines.chosen(raced, raced.request, seen, keep) if batch == 1 else ({}, {})
     strict = {engine: baselines.fastest([raced.strict(engine, k) for k in tries], seen).block for engine in chosen}
     print(
         f"K of transformers' speculation: {blocks_of}; of strict decoding: {strict}. Programs are built next.",
@@ -128,7 +133,7 @@ def main(
         Contender("generate-static-compiled", compiled(theirs(raced, raced.request), raced, slots), 0),
     ]
     end = started + seconds if seconds else float("inf")
-    able, failed, firsts = built(field, batches[0], (started + end) / 2)
+    able, failed, firsts = built(field, batches[0], (started + 2 * end) / 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         times = side_by_side(able, fitting(able, batches, end))
@@ -146,6 +151,18 @@ def main(
         "contenders": counted(ratios(times, REFERENCES), times),
     }
     save("pair" if batch == 1 else f"pair-batch-{batch}", payload, results)
+
+
+def known(blocks: Mapping[str, int | None]) -> baselines.Keep:
+    """K of transformers' speculation: those that are given, and the others as they are chosen.
+
+    Raises:
+        UserError: nobody races at such a K.
+    """
+    for name, block in blocks.items():
+        if block not in (None, baselines.DEFAULTS, *baselines.KS):
+            raise UserError(f"K = {block} of {name} is none of {', '.join(map(str, baselines.KS))}. Give one of them.")
+    return lambda name, choose: choose() if (block := blocks[name]) is None else {"block": block}
 
 
 def built(
@@ -174,7 +191,10 @@ def fitting(field: Sequence[Contender], batches: Sequence[Prompts], end: float) 
         return batches
     started = monotonic()
     lap(field, batches[0], [0])
-    taken = 2 * (monotonic() - started)
+    for contender in field:
+        if contender.builds:
+            contender.decode(batches[0])
+    taken = monotonic() - started
     return batches[: max(1, int((end - monotonic()) / taken))]
 
 

@@ -78,6 +78,16 @@ def test_it_fits_into_the_time_that_it_is_given(folder: Path) -> None:
     assert found["first_call_seconds"].keys() == found["contenders"].keys()
 
 
+def test_lengths_that_are_known_are_not_chosen_again(folder: Path) -> None:
+    found = asked(folder, assisted=6, lookup=4)
+    assert {name: found["contenders"][name]["block"] for name in ("assisted", "prompt-lookup")} == {
+        "assisted": 6,
+        "prompt-lookup": 4,
+    }
+    with pytest.raises(UserError, match="K = 5 of assisted is none of 2, 3"):
+        asked(folder, assisted=5)
+
+
 def test_nothing_is_chosen_on_prompts_that_are_timed(folder: Path) -> None:
     (folder / "development.txt").write_text("It is\n")
     with pytest.raises(UserError, match="1 prompts of .* are also in .*: K would be chosen on what is timed"):

@@ -6,7 +6,8 @@ dataclasses and the library around them have vanished, and code that looks at a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -99,6 +100,20 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0][:160]}".rstrip(": .")
 
 
+@contextmanager
+def own_workspaces() -> Iterator[None]:
+    """Matrix products inside take their scratch memory anew, so that a graph keeps what it recorded.
+
+    PyTorch shares this memory among all that runs on a stream, and its own graphs give it back: a graph that had
+    recorded the shared one would write into memory of somebody else.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
+
+
 class Captured:
     """A program whose kernels a CUDA graph replays: one launch instead of hundreds.
 
@@ -134,7 +149,7 @@ class Captured:
             for _ in range(self.warm_ups):
                 self.program(*self.fixed, *self.inputs)
         torch.cuda.current_stream().wait_stream(stream)
-        with torch.cuda.graph(self.graph, stream=stream):
+        with own_workspaces(), torch.cuda.graph(self.graph, stream=stream):
             self.outputs = self.program(*self.fixed, *self.inputs)
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
