@@ -17,7 +17,7 @@ from gistgate.observing.intervals import ratio_of_sums
 from pipeline.common.code import running, write_result
 from pipeline.common.paths import BENCHMARK_RESULTS
 from pipeline.speed.clock import Contender, Prompts, machine
-from pipeline.speed.race import race
+from pipeline.speed.race import Times, race
 
 RESULTS = BENCHMARK_RESULTS
 
@@ -27,15 +27,18 @@ def device_kind() -> str:
     return "gpu" if torch.cuda.is_available() else "cpu"
 
 
-def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> dict[str, dict[str, Any]]:
+def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> Times:
     """The race of all contenders, with the seconds of every batch in a flat list."""
-    times = race(field, batches)
-    for entry in times.values():
-        entry["seconds"] = [seconds for (seconds,) in entry["seconds"]]
+    times = flat(race(field, batches))
     if say:
         for name, entry in times.items():
             print(f"{name:28} {sum(entry['tokens']) / sum(entry['seconds']):8.1f} tokens per second", flush=True)
     return times
+
+
+def flat(times: Times) -> Times:
+    """Times of one repeat, with one number of seconds for each batch."""
+    return {name: {**entry, "seconds": [seconds for (seconds,) in entry["seconds"]]} for name, entry in times.items()}
 
 
 def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) -> dict[str, dict[str, Any]]:

@@ -10,29 +10,27 @@ prompts of DEVELOPMENT, which are not timed. A certified setting runs at its own
 certificate does not speak of, since a setting has a speed on each; `certified_on` says which engine the certificate
 names. Methods come from `gistgate calibrate --out FOLDER`; one that holds for other models is left out with the reason.
 Where an earlier run has chosen K of transformers' speculation, --assisted and --lookup give it. With --seconds the
-measurement fits into that time: what is not begun in its first two thirds is left out, and as many prompts are timed as
-the rest allows.
+measurement ends about then: what is not begun in its first two thirds is left out, and prompts are timed in the rest.
+The result is written behind every batch.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from benchmarks.batches import batches_of
-from benchmarks.bench import RESULTS, ratios, save, side_by_side
+from benchmarks.bench import RESULTS, flat, ratios, save
 from benchmarks.counts import counts, entries, names
+from benchmarks.pair_field import Raced, on, said
 from gistgate.build.asking import Asking
 from gistgate.build.candidates import Workshop
-from gistgate.build.choose import MODEL, NONE, STRICT, Choice
-from gistgate.build.decoder import assemble
 from gistgate.build.models import load_target
 from gistgate.build.wishes import Wishes
 from gistgate.cli.reading import read_prompts
@@ -40,45 +38,12 @@ from gistgate.decoding.engines.choice import ENGINES
 from gistgate.errors import UserError
 from gistgate.forward.allocation import keep_freed_memory
 from gistgate.identity import identify_model
-from gistgate.observing.tuning import Candidate
 from pipeline.common.entry import run
 from pipeline.speed import baselines
-from pipeline.speed.clock import Contender, Prompts, compiled, ours, theirs
-from pipeline.speed.race import Times, lap, working
+from pipeline.speed.clock import Contender, Prompts, compiled, theirs
+from pipeline.speed.race import Times, race, working
 
 REFERENCES = ("generate", "assisted", *(f"{name}-{engine}" for name in ("plain", "strict") for engine in ENGINES))
-
-
-@dataclass(frozen=True)
-class Raced:
-    """What every contender is made of; a pair for `pipeline.speed.clock`."""
-
-    shop: Workshop
-    request: dict[str, Any]
-    """Arguments of `Decoder.generate`."""
-
-    @property
-    def target(self) -> PreTrainedModel:
-        return self.shop.target.model
-
-    @property
-    def draft(self) -> Any:
-        return self.shop.draft
-
-    @property
-    def tokenizer(self) -> Any:
-        return self.shop.target.tokenizer
-
-    def contender(self, name: str, choice: Choice, engine: str) -> Contender:
-        """One of ours on one engine."""
-        gate: Any = None if choice.rule == STRICT else self.shop.gate
-        drafter = self.shop.drafter(choice.drafter)
-        decoder = assemble(self.target, self.tokenizer, choice, drafter, gate, engine=engine)
-        return Contender(f"{name}-{engine}", ours(decoder, self.request), choice.block, builds=engine == "compiled")
-
-    def strict(self, engine: str, block: int) -> Contender:
-        """Strict decoding with the draft model."""
-        return self.contender("strict", Choice(STRICT, {}, block, MODEL), engine)
 
 
 def main(
@@ -118,6 +83,8 @@ def main(
     certified = [one for place in (entries(certificates) if certificates else []) for one in shop.certified(place)]
     for sentence in shop.refused:
         print(f"Left out: {sentence}")
+    if batch > 1 and (assisted, lookup) != (None, None):
+        raise UserError("transformers' speculation takes single rows. Leave out --batch, or --assisted and --lookup.")
     keep = known({baselines.ASSISTED: assisted, baselines.LOOKUP: lookup})
     blocks_of, refused = baselines.chosen(raced, raced.request, seen, keep) if batch == 1 else ({}, {})
     strict = {engine: baselines.fastest([raced.strict(engine, k) for k in tries], seen).block for engine in chosen}
@@ -130,14 +97,12 @@ def main(
         Contender("generate", theirs(raced, raced.request), 0),
         *baselines.at(raced, raced.request, blocks_of),
         *(one for engine in chosen for one in on(engine, raced, strict[engine], certified)),
+        # Last, since graphs of transformers change what others find of the memory on a GPU.
         Contender("generate-static-compiled", compiled(theirs(raced, raced.request), raced, slots), 0),
     ]
     end = started + seconds if seconds else float("inf")
     able, failed, firsts = built(field, batches[0], (started + 2 * end) / 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        times = side_by_side(able, fitting(able, batches, end))
-    payload = {
+    about = {
         "target": asdict(identify_model(raced.target)),
         "draft": asdict(identify_model(raced.draft)),
         "batch": batch,
@@ -148,9 +113,17 @@ def main(
         "left_out": shop.refused,
         "failed": failed | refused,
         "first_call_seconds": firsts,
-        "contenders": counted(ratios(times, REFERENCES), times),
     }
-    save("pair" if batch == 1 else f"pair-batch-{batch}", payload, results)
+    name = "pair" if batch == 1 else f"pair-batch-{batch}"
+
+    def written(times: Times) -> bool:
+        """Write what is known, since a long measurement may be stopped; whether there is time for another batch."""
+        save(name, {**about, "contenders": counted(ratios(flat(times), REFERENCES), times)}, results)
+        return monotonic() < end
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        race(able, batches, goes_on=written)
 
 
 def known(blocks: Mapping[str, int | None]) -> baselines.Keep:
@@ -160,8 +133,9 @@ def known(blocks: Mapping[str, int | None]) -> baselines.Keep:
         UserError: nobody races at such a K.
     """
     for name, block in blocks.items():
-        if block not in (None, baselines.DEFAULTS, *baselines.KS):
-            raise UserError(f"K = {block} of {name} is none of {', '.join(map(str, baselines.KS))}. Give one of them.")
+        allowed = (*([baselines.DEFAULTS] if name == baselines.ASSISTED else []), *baselines.KS)
+        if block is not None and block not in allowed:
+            raise UserError(f"K = {block} of {name} is none of {', '.join(map(str, allowed))}. Give one of them.")
     return lambda name, choose: choose() if (block := blocks[name]) is None else {"block": block}
 
 
@@ -181,44 +155,9 @@ def built(
         firsts[contender.name] = monotonic() - started
         print(f"{contender.name}: its first call took {firsts[contender.name]:.1f} seconds", flush=True)
     if not able:
-        raise UserError(f"Nothing can be timed; {field[0].name}: {failed[field[0].name]}. Give it more --seconds.")
+        remedy = "" if firsts else " Give it more --seconds."
+        raise UserError(f"Nothing can be timed; {field[0].name}: {failed[field[0].name]}.{remedy}")
     return able, failed, firsts
-
-
-def fitting(field: Sequence[Contender], batches: Sequence[Prompts], end: float) -> Sequence[Prompts]:
-    """As many batches as can be decoded before `end`: contenders that build programs decode each of them twice."""
-    if end == float("inf"):
-        return batches
-    started = monotonic()
-    lap(field, batches[0], [0])
-    for contender in field:
-        if contender.builds:
-            contender.decode(batches[0])
-    taken = monotonic() - started
-    return batches[: max(1, int((end - monotonic()) / taken))]
-
-
-def on(engine: str, raced: Raced, block: int, certified: Sequence[Candidate]) -> list[Contender]:
-    """Ours on one engine: plain, strict at this K, and every certified setting at its own."""
-    return [
-        raced.contender("plain", Choice(STRICT, {}, 0, NONE), engine),
-        raced.strict(engine, block),
-        *(raced.contender(one.name, choice_of(one), engine) for one in certified),
-    ]
-
-
-def choice_of(candidate: Candidate) -> Choice:
-    """The setting of a certified candidate."""
-    proof, point = candidate.proof, candidate.point
-    assert proof is not None and point is not None
-    return Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
-
-
-def said(candidate: Candidate) -> dict[str, Any]:
-    """What a result says about a certified setting."""
-    proof, point = candidate.proof, candidate.point
-    assert proof is not None and point is not None
-    return {**asdict(point), "certified_on": proof.scope.get("engine"), "task": proof.scope.get("task")}
 
 
 def counted(found: dict[str, dict[str, Any]], times: Times) -> dict[str, dict[str, Any]]:

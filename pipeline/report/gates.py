@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from gistgate.certificates.certificate import CERTIFICATE_FILE, OperatingPoint, Proof
@@ -15,7 +16,8 @@ HEADER = (
     "gate",
     "target",
     "draft",
-    "task",
+    "learned on",
+    "certified on",
     "budget, points",
     "certified bound, points",
     "loss on calibration prompts, points",
@@ -43,10 +45,16 @@ def lines_of(place: Path) -> list[tuple[str, ...]]:
     config, proof = gate.config, gate.proof
     about = (f"[{place.name}]({place.as_posix()})", *partners(config), str(config.labels.get("task", "")))
     if proof is None:
-        return [(*about, "", "no certificate: decodes strictly", "", "", "", "none")]
+        return [(*about, "", "", "no certificate: decodes strictly", "", "", "", "none")]
     found = [certified(point) for point in proof.certified] or [refused(proof)]
     link = f"[{CERTIFICATE_FILE}]({(place / CERTIFICATE_FILE).as_posix()})"
-    return [(*about, *cells, link) for cells in found]
+    return [(*about, certified_on(proof), *cells, link) for cells in found]
+
+
+def certified_on(proof: Proof) -> str:
+    """The task of the calibration prompts, or where else they come from."""
+    named = re.search(r"the task '([^']+)'", proof.source)
+    return named[1] if named else proof.source
 
 
 def partners(config: GateConfig) -> tuple[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,17 +21,18 @@ def race(
     repeats: int = 1,
     title: str | None = None,
     kept: KeptLaps | None = None,
+    goes_on: Callable[[Times], bool] = lambda _times: True,
 ) -> Times:
     """Time every contender on every batch, in an order that rotates, so that a slower machine slows all of them.
 
-    The first batch warms up, because the first call of everything pays for what later calls find done; contenders that
-    build programs warm up on all batches. A batch that any contender answers with a loop is dropped for all, since
-    loops are easy to draft; all are kept if every batch loops.
-    `title` shows a progress bar; `kept` has the laps of earlier starts.
+    The first batch warms up, because the first call of everything pays for what later calls find done. A batch that
+    any contender answers with a loop is dropped for all, since loops are easy to draft; all are kept if every batch
+    loops.
+    `title` shows a progress bar; `kept` has the laps of earlier starts; `goes_on` hears after every batch of the times
+    so far, and the race ends where it says no.
     """
     for contender in field:
-        for batch in batches if contender.builds else batches[:1]:
-            contender.decode(batch)
+        contender.decode(batches[0])
     times: Times = {c.name: {"block": c.block, "seconds": [], "tokens": [], "target_forwards": []} for c in field}
     loops = []
     for place, batch in enumerate(bar(batches, title=title, unit="prompt")):
@@ -42,6 +43,8 @@ def race(
             times[name]["seconds"].append([run.seconds for run in timed])
             times[name]["tokens"].append(timed[0].tokens)
             times[name]["target_forwards"].append(timed[0].forwards)
+        if not goes_on(without_loops(times, loops)):
+            break
     return without_loops(times, loops)
 
 
@@ -61,7 +64,13 @@ def working(field: Sequence[Contender], batch: Prompts) -> tuple[list[Contender]
 
 
 def lap(field: Sequence[Contender], batch: Prompts, turns: Sequence[int]) -> dict[str, list[Timed]]:
-    """One batch decoded by all contenders, once for each turn; a turn says who begins."""
+    """One batch decoded by all contenders, once for each turn; a turn says who begins.
+
+    Who builds programs decodes the batch before the clock runs, since its shape may need new ones.
+    """
+    for contender in field:
+        if contender.builds:
+            contender.decode(batch)
     runs: dict[str, list[Timed]] = {contender.name: [] for contender in field}
     for turn in turns:
         first = turn % len(field)

@@ -78,14 +78,32 @@ def test_it_fits_into_the_time_that_it_is_given(folder: Path) -> None:
     assert found["first_call_seconds"].keys() == found["contenders"].keys()
 
 
+def test_what_was_timed_before_an_interruption_is_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save = benchmark.save
+
+    def stopped(*arguments: Any) -> Any:
+        if read_json(save(*arguments))["contenders"]["generate"]["n"] == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "save", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        asked(folder)
+    (path,) = (folder / "results").glob("pair-*.json")
+    assert {entry["n"] for entry in read_json(path)["contenders"].values()} == {2}
+
+
 def test_lengths_that_are_known_are_not_chosen_again(folder: Path) -> None:
     found = asked(folder, assisted=6, lookup=4)
     assert {name: found["contenders"][name]["block"] for name in ("assisted", "prompt-lookup")} == {
         "assisted": 6,
         "prompt-lookup": 4,
     }
-    with pytest.raises(UserError, match="K = 5 of assisted is none of 2, 3"):
+    with pytest.raises(UserError, match="K = 5 of assisted is none of 0, 2, 3"):
         asked(folder, assisted=5)
+    with pytest.raises(UserError, match="K = 0 of prompt-lookup is none of 2, 3"):
+        asked(folder, lookup=0)
+    with pytest.raises(UserError, match="takes single rows"):
+        asked(folder, lookup=4, batch=2)
 
 
 def test_nothing_is_chosen_on_prompts_that_are_timed(folder: Path) -> None:

@@ -13,7 +13,7 @@ from gistgate.decoding.engines.slots import attending_to_slots
 from gistgate.decoding.engines.store import store_of
 
 MOST_LAYERS = 64
-"""Layers that one program has. Compiling takes about a second for each, and a model with so many layers in a block
+"""Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block
 spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph replays all
 steps either way."""
 

@@ -105,7 +105,8 @@ def own_workspaces() -> Iterator[None]:
     """Matrix products inside take their scratch memory anew, so that a graph keeps what it recorded.
 
     PyTorch shares this memory among all that runs on a stream, and its own graphs give it back: a graph that had
-    recorded the shared one would write into memory of somebody else.
+    recorded the shared one would write into memory of somebody else. For the same reason no other thread may work on a
+    GPU meanwhile.
     """
     torch._C._cuda_clearCublasWorkspaces()
     try:
@@ -130,7 +131,7 @@ class Captured:
         Raises:
             UnsupportedError: it does something that cannot be recorded.
         """
-        self.program = program  # its constants are read where they lie, and live as long as it does
+        self.program = program  # the graph reads its constants where they lie, so that they have to live on
         self.fixed = list(fixed)
         self.inputs = [tensor.clone() for tensor in example]
         self.device = self.inputs[0].device  # the current one may be another

@@ -65,16 +65,24 @@ class DraftSteps:
         *memory, feed, uniforms = tensors
         # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
         # always keeps the shape, and reading one again changes nothing.
-        ids = feed[:, PREVIOUS : LAST + 1].contiguous()  # programs know the strides of their inputs
+        ids = anew(feed[:, PREVIOUS : LAST + 1])
         positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
         tokens, rows = [], []
         for step in range(self.num):
             program = self.later if step else self.first
-            x_B, q_BV = program(*memory, ids, positions, uniforms[:, step : step + 1].contiguous())
+            x_B, q_BV = program(*memory, ids, positions, anew(uniforms[:, step : step + 1]))
             tokens.append(x_B)
             rows.append(q_BV)
             ids, positions = x_B[:, None], positions[:, -1:] + 1
         return torch.stack(tokens, dim=1), torch.stack(rows, dim=1)
+
+
+def anew(columns: Tensor) -> Tensor:
+    """The same values with the strides of a new tensor, which programs are built for.
+
+    `Tensor.contiguous` keeps the stride of the only row.
+    """
+    return columns.clone(memory_format=torch.contiguous_format)
 
 
 @dataclass(frozen=True)

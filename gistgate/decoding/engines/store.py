@@ -63,10 +63,9 @@ class Store:
 
     def _kept(self, key: Key, make: Callable[[], Program]) -> Program:
         if key not in self.programs:
-            made = make()
-            while len(self.programs) >= MOST_PROGRAMS:
+            while len(self.programs) >= MOST_PROGRAMS:  # first, since building needs memory
                 self.programs.popitem(last=False)
-            self.programs[key] = made
+            self.programs[key] = make()
         self.programs.move_to_end(key)
         return self.programs[key]
 

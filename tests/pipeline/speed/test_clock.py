@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -84,7 +85,7 @@ def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
         assert [len(repeats) for repeats in one["seconds"]] == [2, 2]
 
 
-def test_who_builds_programs_decodes_every_batch_before_the_clock_runs():
+def test_who_builds_programs_decodes_every_batch_before_its_clock_runs():
     decoded: dict[str, list[int]] = {"eager": [], "compiled": []}
 
     def contender(name: str) -> Contender:
@@ -95,7 +96,7 @@ def test_who_builds_programs_decodes_every_batch_before_the_clock_runs():
         return Contender(name, decode, 0, builds=name == "compiled")
 
     race([contender("eager"), contender("compiled")], [[[1]], [[2]], [[3]]])
-    assert decoded == {"eager": [1, 1, 2, 3], "compiled": [1, 2, 3, 1, 2, 3]}
+    assert decoded == {"eager": [1, 1, 2, 3], "compiled": [1, 1, 1, 2, 2, 3, 3]}
 
 
 def test_what_cannot_decode_is_a_result_with_its_reason():
@@ -104,3 +105,14 @@ def test_what_cannot_decode_is_a_result_with_its_reason():
 
     able, failed = working([Contender("a", lambda batch: ([[1]], 1), 0), Contender("b", broken, 0)], [[1]])
     assert [one.name for one in able] == ["a"] and failed == {"b": "RuntimeError: no kernel"}
+
+
+def test_whoever_watches_a_race_hears_of_every_batch_and_may_end_it():
+    seen: list[int] = []
+
+    def goes_on(times: dict[str, dict[str, Any]]) -> bool:
+        seen.append(len(times["one"]["seconds"]))
+        return len(seen) < 2
+
+    one = Contender("one", lambda batch: ([[4]] * len(batch), 1), 0)
+    assert race([one], [[[1]], [[2]], [[3]]], goes_on=goes_on)["one"]["target_forwards"] == [1, 1] and seen == [1, 2]
