@@ -51,10 +51,19 @@ BY_SLOT: dict[str, dict[str, Any]] = {
 """Architectures that measure distances in slots of the cache."""
 
 
-def tiny_model(kind: str, vocabulary: int = 259, seed: int = 0) -> PreTrainedModel:
+DEPTH = {"gpt2": "n_layer"}
+"""Names of the number of layers, where it is not `num_hidden_layers`."""
+
+
+def deep_model(kind: str, layers: int) -> PreTrainedModel:
+    """A tiny model with so many layers."""
+    return tiny_model(kind, **{DEPTH.get(kind, "num_hidden_layers"): layers})
+
+
+def tiny_model(kind: str, vocabulary: int = 259, seed: int = 0, **changed: int) -> PreTrainedModel:
     """A random model whose greedy texts are varied and seldom undecided."""
     torch.manual_seed(seed)
-    sizes = {**SIZES, **MORE, **BY_SLOT}[kind]
+    sizes = {**SIZES, **MORE, **BY_SLOT}[kind] | changed
     config = AutoConfig.for_model(
         kind, **sizes, vocab_size=vocabulary, initializer_range=0.3, tie_word_embeddings=False
     )

@@ -15,6 +15,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from gistgate.decoding.engines.chain import chained, constant
+from gistgate.decoding.engines.repeats import LIKE
+
 Program = Callable[..., tuple[Tensor, ...]]
 """Tensors of the shapes that it was built for -> tensors."""
 
@@ -35,7 +38,11 @@ def build(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]
     """
     with torch.inference_mode(False), torch.no_grad():
         graph = trace(function, example)
-        return compiled(graph, example) if compiles else graph
+        if not compiles:
+            return graph
+        if num_bytes([*graph.parameters(), *graph.buffers()]) < HEAVY:
+            return compiled(graph, example, small=True)
+        return chained(graph, example, compiled) or compiled(graph, example)
 
 
 def trace(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]) -> fx.GraphModule:
@@ -51,12 +58,20 @@ def trace(function: Callable[..., tuple[Tensor, ...]], example: Sequence[Tensor]
         raise
     except Exception as error:  # whatever a model or a rule does that a graph cannot hold
         raise UnsupportedError(f"it cannot be traced ({first_line(error)})") from error
-    for node in graph.graph.nodes:  # leave nothing of the tracing behind: the compiler begins its own
-        node.meta = {}
+    for node in graph.graph.nodes:  # leave no other tensor of the tracing behind: the compiler begins its own
+        value = constant(graph, node) if node.op == "get_attr" else node.meta.get("val")
+        node.meta = {LIKE: like_of(value)}
     return graph
 
 
-def compiled(graph: fx.GraphModule, example: Sequence[Tensor]) -> Program:
+def like_of(value: Any) -> tuple[Any, ...] | None:
+    """Size, strides, dtype and device of a tensor; None of anything else."""
+    if not isinstance(value, Tensor):
+        return None
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def compiled(graph: fx.GraphModule, example: Sequence[Tensor], small: bool = False) -> Program:
     """The graph as machine code; small ones are called from C++ on a processor.
 
     That spares the interpreter between small kernels. Where kernels read many weights it saves nothing, and compiling
@@ -65,8 +80,7 @@ def compiled(graph: fx.GraphModule, example: Sequence[Tensor]) -> Program:
     import torch._inductor as inductor
 
     on_cpu = all(tensor.device.type == "cpu" for tensor in example)
-    weights = [*graph.parameters(), *graph.buffers()]
-    options: dict[str, Any] = {"cpp_wrapper": True} if on_cpu and num_bytes(weights) < HEAVY else {}
+    options: dict[str, Any] = {"cpp_wrapper": True} if on_cpu and small else {}
     try:
         program: Program = inductor.compile(graph, list(example), options=options)
     except Exception as error:
