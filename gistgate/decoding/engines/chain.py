@@ -59,14 +59,16 @@ class Chain:
 def chained(graph: fx.GraphModule, example: Sequence[Tensor], compile_part: Compile) -> Chain | None:
     """The graph as a chain in which what repeats is compiled once; None where nothing repeats."""
     parts = parts_of(graph.graph)
-    if not all(node.meta[LIKE] for part in parts for node in part if leaves(node, part)) or not parts:
+    held = [node for node in graph.graph.nodes if node.op == "get_attr"]
+    handed = [node for part in parts for node in part if is_read_outside(node, part)]
+    if not parts or not all(node.meta[LIKE] for node in (*held, *handed)):
         return None  # programs hand over nothing but tensors
     first, *repeated, last = parts
     inputs = tuple(node for node in graph.graph.nodes if node.op == "placeholder")
-    constants = {node: constant(graph, node).detach() for node in graph.graph.nodes if node.op == "get_attr"}
+    constants = {node: constant(graph, node).detach() for node in held}
     known = {**constants, **dict(zip(inputs, example, strict=True))}
     # What one repetition gives to others or to the rest, all of them give: they are one program.
-    given = sorted({place for part in repeated for place, node in enumerate(part) if leaves(node, part)})
+    given = sorted({place for part in repeated for place, node in enumerate(part) if is_read_outside(node, part)})
 
     def call(part: Sequence[fx.Node], writes: Sequence[fx.Node], program: Callable[..., Any] | None = None) -> Call:
         reads = reads_of(part)
@@ -75,17 +77,17 @@ def chained(graph: fx.GraphModule, example: Sequence[Tensor], compile_part: Comp
             program = compile_part(module_of(part, reads, writes), likes)
         return Call(program, tuple(reads), tuple(writes))
 
-    calls = [call(first, [node for node in first if leaves(node, first)])] if first else []
+    calls = [call(first, [node for node in first if is_read_outside(node, first)])] if first else []
     for part in repeated:
         again = calls[-1].program if part is not repeated[0] else None
         calls.append(call(part, [part[place] for place in given], again))
     if last:
-        calls.append(call(last, [node for node in last if leaves(node, last)]))
+        calls.append(call(last, [node for node in last if is_read_outside(node, last)]))
     (outputs,) = (node.args[0] for node in graph.graph.nodes if node.op == "output")
     return Chain(inputs, constants, tuple(calls), tuple(outputs))
 
 
-def leaves(node: fx.Node, part: Sequence[fx.Node]) -> bool:
+def is_read_outside(node: fx.Node, part: Sequence[fx.Node]) -> bool:
     """Whether somebody outside of the part reads this node of it."""
     return any(user not in part for user in node.users)
 
