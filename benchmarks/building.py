@@ -52,7 +52,7 @@ def both(model: Any, width: int, calls: int) -> dict[str, Any]:
     """Seconds that either way takes to build a forward of `width` tokens, and how fast what was built is.
 
     Raises:
-        UserError: the layers of this model are not alike.
+        UserError: fewer than three layers of this model are alike.
     """
     inputs, memory = [ints(model, width), ints(model, 1, CONTEXT)], memory_of(model, CONTEXT)
     programs, seconds = {}, {}
@@ -77,7 +77,9 @@ def built(way: str, function: Forward, memory: list[torch.Tensor], inputs: list[
     with torch.inference_mode(False), torch.no_grad(), fresh_cache(), attending_to_slots(function.model):
         program = WAYS[way](trace(function, example), example)
         if program is None:
-            raise UserError("The layers of this model differ from each other, so that nothing is called again.")
+            raise UserError(
+                "Fewer than three layers of this model are alike, so that nothing is called again. Name another model."
+            )
         if inputs[0].is_cuda:
             program = Captured(program, memory, inputs)
         program(*example)

@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.scripted import random_gate, scripted, scripts
 from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import drafting
+from gistgate.decoding.engines import drafting, program
 from gistgate.drafters.model import ModelDrafter
 from gistgate.errors import UserError
 from gistgate.files import read_json, write_json
@@ -64,7 +64,7 @@ def ids() -> dict[str, Any]:
         reference = answers(models["cpu"], name, settings, block, rows, "eager", text)
         engines = ("eager", "compiled") if number % every == 0 else ("eager",)
         for engine in engines:
-            with steps_apart(compiled % 3 == 0):
+            with as_large(compiled % 3 == 0):
                 found = answers(models[device()], name, settings, block, rows, engine, text)
             if [one.ids for one in found] != [one.ids for one in reference]:
                 raise UserError(f"{name} at K = {block} with {rows} rows writes other ids on the {engine} engine.")
@@ -77,14 +77,15 @@ def ids() -> dict[str, Any]:
 
 
 @contextmanager
-def steps_apart(apart: bool) -> Iterator[None]:
-    """The steps of a draft as programs of their own, as a draft of many layers has them."""
-    usual = drafting.MOST_LAYERS
-    drafting.MOST_LAYERS = 0 if apart else usual
+def as_large(large: bool) -> Iterator[None]:
+    """Programs as large models get them: each step of a draft apart, and layers that are alike compiled once."""
+    usual = drafting.MOST_LAYERS, program.HEAVY
+    if large:
+        drafting.MOST_LAYERS = program.HEAVY = 0
     try:
         yield
     finally:
-        drafting.MOST_LAYERS = usual
+        drafting.MOST_LAYERS, program.HEAVY = usual
 
 
 def answers(
