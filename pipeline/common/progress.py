@@ -110,9 +110,12 @@ class Steps:
         self.lines = Lines(None, title, "step", total)
 
     def __call__(self, trainer: Any, *_step: object) -> None:
-        """Count up to the trainer's steps, those of an earlier start among them."""
+        """Count up to the trainer's batches, those of an earlier start among them.
+
+        Its `global_step` counts every optimiser apart.
+        """
         if trainer.is_global_zero:
-            self.lines.update(trainer.global_step - self.lines.n)
+            self.lines.update(trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.lines.n)
 
 
 def lightning_bar(refresh_rate: int, title: str, total: int) -> list[Any]:

@@ -124,8 +124,8 @@ def test_lightnings_bar_needs_a_terminal(monkeypatch):
         assert shown.is_enabled == (refresh_rate > 0)
 
 
-@pytest.mark.parametrize("refresh_rate", [0, 10])
-def test_without_a_terminal_a_training_says_its_steps(monkeypatch, clock, capsys, refresh_rate):
+@pytest.mark.parametrize("refresh_rate, optimisers", [(0, 1), (10, 1), (10, 2)])
+def test_without_a_terminal_a_training_says_its_steps(monkeypatch, clock, capsys, refresh_rate, optimisers):
     import pytorch_lightning as pl
     import torch
 
@@ -135,13 +135,17 @@ def test_without_a_terminal_a_training_says_its_steps(monkeypatch, clock, capsys
         def __init__(self):
             super().__init__()
             self.net = torch.nn.Linear(1, 1)
+            self.automatic_optimization = optimisers == 1
 
         def training_step(self, batch):
             clock.now += 30
+            if not self.automatic_optimization:
+                for optimizer in self.optimizers():
+                    optimizer.step()
             return self.net(batch).mean()
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(optimisers)]
 
     monkeypatch.setattr(sys, "stdout", Terminal(False))
     callbacks = pickle.loads(pickle.dumps(lightning_bar(refresh_rate, "pair, target", 6)))
