@@ -1,3 +1,1 @@
-"""Speeds and memory, side by side in one run; each module is a command."""
-
-import pipeline  # noqa: F401  sets the environment that torch reads when a benchmark imports it
+"""Measurements of speed and memory that are run by hand; results lie in benchmarks/results."""

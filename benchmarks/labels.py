@@ -21,21 +21,21 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from benchmarks.bench import RESULTS, save
 from benchmarks.intervals import over_rounds
-from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.task import Task
-from pipeline.common.decoders import read_prompts, request_of
-from pipeline.common.entry import run
-from pipeline.labels.collecting import strict_collector
-from pipeline.labels.cost import Cost
-from pipeline.labels.texts import read_references
-from pipeline.labels.tools import tools_of
-from pipeline.pairs.pair import Pair, load_pair
+from benchmarks.speed import RESULTS, save
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import Task
+from gistgate.measure.speed import theirs
+from pipeline.decode import read_prompts, request_of
+from pipeline.labels.labelling import tools_of
+from pipeline.labels.mining import strict_collector
+from pipeline.labels.rollouts import Cost
+from pipeline.labels.schema import read_references
+from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import read_params
-from pipeline.speed.clock import theirs
+from pipeline.run import run
 from pipeline.stages.collect import minable
-from pipeline.tasks.loading import load_task
+from pipeline.tasks import load_task
 
 EMBEDDED = "wordproblems"
 """The task of the embedded pair."""

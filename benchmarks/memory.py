@@ -21,13 +21,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from benchmarks.bench import RESULTS, save
-from benchmarks.workload import Workload
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines.store import store_of
-from gistgate.errors import UserError
-from pipeline.common.entry import run
-from pipeline.speed.clock import check_engine
+from benchmarks.speed import RESULTS, Workload, save
+from gistgate.compiled.memory import store_of
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
+from gistgate.measure.speed import check_engine
+from pipeline.run import run
 
 STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 

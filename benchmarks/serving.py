@@ -12,24 +12,296 @@ more than so many requests run.
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
+import random
+import socket
+import subprocess
 import sys
-from contextlib import ExitStack
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from statistics import mean, median
+from time import monotonic, perf_counter, sleep
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.request import urlopen
 
 import torch
+from openai import AsyncOpenAI, OpenAIError
 
-from benchmarks.bench import RESULTS, save
 from benchmarks.counts import names
 from benchmarks.intervals import SAID, over_rounds
 from benchmarks.levels import check_levels, levels_of
-from benchmarks.load import Level, Round, drive
-from benchmarks.servers import MODEL, Configuration, server_of, serving
-from benchmarks.workload import Workload
-from pipeline.common.entry import run
-from pipeline.common.paths import SCRATCH
-from pipeline.pairs.source import read_pair
+from benchmarks.speed import RESULTS, Workload, save
+from gistgate.core.utils import UserError, first_line
+from pipeline.pair.pair import read_pair
+from pipeline.paths import SCRATCH
+from pipeline.run import run
+
+if TYPE_CHECKING:
+    from pipeline.pair.pair import PairSource
+
+# ---- Requests sent to an OpenAI-compatible server as users would send them, and the seconds that they wait.
+
+
+SECONDS = 300.0
+"""Longest wait for one answer."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """How much is asked at once: one of the two is given."""
+
+    users: int | None = None
+    """Users of a closed loop."""
+    rate: float | None = None
+    """Requests per second of an open loop."""
+
+    @property
+    def name(self) -> str:
+        """The level in a table."""
+        return f"{self.users} users" if self.users is not None else f"{self.rate:g} per second"
+
+
+@dataclass(frozen=True)
+class Waited:
+    """One answer."""
+
+    tokens: int
+    """Tokens of the answer."""
+    first: float
+    """Seconds until its first token."""
+    total: float
+    """Seconds until its last token."""
+
+    @property
+    def between(self) -> float:
+        """Mean seconds from one token to the next."""
+        return (self.total - self.first) / max(self.tokens - 1, 1)
+
+
+@dataclass(frozen=True)
+class Round:
+    """All requests of one round at one level."""
+
+    seconds: float
+    """From the first request to the last token."""
+    waited: list[Waited]
+    """One for each request."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(one.tokens for one in self.waited)
+
+    def as_dict(self) -> dict[str, float]:
+        """Figures of the round: seconds, tokens, and the medians and means over its requests, in seconds."""
+        return {
+            "seconds": self.seconds,
+            "tokens": self.tokens,
+            "first_token": median(one.first for one in self.waited),
+            "between_tokens": mean(one.between for one in self.waited),
+        }
+
+
+def drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:
+    """Send every prompt once at a level.
+
+    Args:
+        address: of the server, without the version.
+        model: name of the model at the server.
+        prompts: token ids of each request.
+        level: how many at once, or how often.
+        length: longest answer, in tokens.
+        seed: draws the distances of an open loop; equal seeds give equal arrivals.
+
+    Raises:
+        UserError: the server did not answer one of them.
+    """
+    with answered(address):
+        return asyncio.run(_drive(address, model, prompts, level, length, seed))
+
+
+@contextmanager
+def answered(address: str) -> Iterator[None]:
+    """Around requests to a server: the first one that fails ends all of them.
+
+    Raises:
+        UserError: the server did not answer one of them.
+    """
+    try:
+        yield
+    except OpenAIError as error:
+        raise UserError(
+            f"The server at {address} did not answer a request ({type(error).__name__}: {first_line(error)}). Its log "
+            "in .scratch says why; mend that, and start again."
+        ) from error
+
+
+async def _drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:
+    free = asyncio.Semaphore(level.users or len(prompts))
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
+
+        async def ask(prompt: list[int], at: float) -> Waited:
+            await asyncio.sleep(at)
+            async with free:
+                return await answer(client, model, prompt, length)
+
+        started = perf_counter()
+        asked = [ask(prompt, at) for prompt, at in zip(prompts, arrivals(len(prompts), level, seed), strict=True)]
+        waited = await asyncio.gather(*asked)
+        return Round(perf_counter() - started, list(waited))
+
+
+async def answer(client: Any, model: str, prompt: list[int], length: int) -> Waited:
+    """One streamed greedy answer."""
+    started, first, last, tokens = perf_counter(), None, 0.0, 0
+    stream = await client.completions.create(
+        model=model,
+        prompt=prompt,
+        max_tokens=length,
+        temperature=0.0,
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    async for part in stream:
+        if part.choices and part.choices[0].text:
+            last = perf_counter() - started
+            first = last if first is None else first
+        if part.usage is not None:
+            tokens = part.usage.completion_tokens
+    return Waited(tokens, first or last, last)
+
+
+def arrivals(number: int, level: Level, seed: int) -> list[float]:
+    """Seconds after the start at which each request is sent."""
+    if level.rate is None:
+        return [0.0] * number
+    draw, at = random.Random(seed), 0.0
+    times = []
+    for _ in range(number):
+        times.append(at)
+        at += draw.expovariate(level.rate)
+    return times
+
+
+# ---- vLLM servers on this machine, each with its own configuration, for benchmarks and for tests.
+
+
+START, STOP = 600, 60
+"""Longest wait for a server to answer, and to end when it is told to, in seconds."""
+MODEL = "target"
+"""Name under which every server knows its model."""
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """How one server is started."""
+
+    target: Path
+    """Folder of the target."""
+    speculation: Mapping[str, Any] | None = None
+    """vLLM's speculative configuration; None decodes plainly."""
+    gistgate: Mapping[str, Any] | None = None
+    """Configuration of the plug-in; None leaves it out."""
+    dtype: str = "float32"
+    python: str = sys.executable
+    """Interpreter of an environment with vLLM and this package."""
+    options: Sequence[str] = field(default_factory=list)
+    """Further options of vLLM's server."""
+
+    def command(self, port: int) -> list[str]:
+        """The command that serves it on a port of this machine alone."""
+        words = [self.python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(self.target)]
+        words += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port), "--dtype", self.dtype]
+        if self.speculation is not None:
+            words += ["--speculative-config", json.dumps(dict(self.speculation))]
+        if self.gistgate is not None:
+            words += ["--additional-config", json.dumps({"gistgate": dict(self.gistgate)})]
+        return [*words, *self.options]
+
+    def described(self) -> dict[str, Any]:
+        """What a result says of the server."""
+        parts = {"speculation": self.speculation, "gistgate": self.gistgate, "dtype": self.dtype}
+        return {**parts, "options": list(self.options)}
+
+
+def server_of(source: PairSource, block: int, python: str, options: Sequence[str]) -> Configuration:
+    """A server without the plug-in that drafts with the pair's own draft.
+
+    Raises:
+        UserError: the pair has none.
+    """
+    if source.draft is None:
+        raise UserError(
+            "The pair of this run has no draft model, which the server would draft with. Choose a pair with a draft "
+            "model."
+        )
+    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
+    return Configuration(Path(source.target.model), speculation, None, source.target.dtype, python, options)
+
+
+@contextmanager
+def serving(configuration: Configuration, log: Path) -> Iterator[str]:
+    """The address of a server, as long as it is needed.
+
+    Raises:
+        UserError: it ends or does not answer in time; its log says why.
+    """
+    port = free_port()
+    address = f"http://127.0.0.1:{port}"
+    env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
+    with log.open("w") as out:
+        process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env)
+        try:
+            until_ready(process, address, log)
+            yield address
+        finally:
+            stop(process)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a server; one that does not end in time is killed."""
+    process.terminate()
+    try:
+        process.wait(STOP)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
+    """Wait until a server answers.
+
+    Raises:
+        UserError: it ends or does not answer in time; its log says why.
+    """
+    until = monotonic() + START
+    while not answers(address):
+        if process.poll() is not None or monotonic() > until:
+            raise UserError(f"The server did not start. Its log is {log} and ends with: {log.read_text()[-2000:]}")
+        sleep(1)
+
+
+def free_port() -> int:
+    """A port that nobody uses at this moment."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+    return port
+
+
+def answers(address: str) -> bool:
+    """Whether the server is ready."""
+    try:
+        with urlopen(f"{address}/health", timeout=2):
+            return True
+    except (URLError, OSError):
+        return False
+
 
 PLAIN = "plain"
 SERVABLE = ("fly", "ensemble", "prob-ratio", "typical")

@@ -14,30 +14,255 @@ them.
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 import warnings
-from collections.abc import Collection
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from pipeline.run.code import made_by, running, write_result
+from pipeline.studies.speed.params import FILE, speed_params
 
 from benchmarks.batches import batches_of as full_batches
-from benchmarks.bench import RESULTS, device_kind, ratios, save, side_by_side
 from benchmarks.counts import counts, names
 from benchmarks.speed_occasions import all_batches, earlier_occasions
-from benchmarks.workload import Workload
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines.choice import ENGINES
-from gistgate.files import fingerprint
-from gistgate.observing.intervals import ratio_of_sums
-from pipeline.common.code import made_by, running
-from pipeline.common.decoders import read_prompts
-from pipeline.common.entry import run
-from pipeline.common.operating_point import OWN_REPORTS, REPORTS
-from pipeline.speed import baselines
-from pipeline.speed.clock import Contender, Prompts, compiled, machine, ours, theirs
-from pipeline.speed.race import working
+from gistgate.core.decoder import ENGINES, Decoder
+from gistgate.core.files import fingerprint, read_json
+from gistgate.core.utils import UserError
+from gistgate.measure import speed as baselines
+from gistgate.measure.speed import Contender, Prompts, Times, compiled, machine, ours, race, theirs, working
+from gistgate.measure.statistics import ratio_of_sums_intervals as ratio_of_sums
+from pipeline.decode import (
+    OWN_REPORTS,
+    REPORTS,
+    Operating,
+    calibration_file,
+    gate_folder,
+    load_gate,
+    make_decoder,
+    operating_point,
+    read_prompts,
+    request_of,
+)
+from pipeline.outcomes import maker_of
+from pipeline.pair.pair import Pair, load_pair
+from pipeline.params import MethodParams, Params, read_params, table_params
+from pipeline.paths import BENCHMARK_RESULTS
+from pipeline.run import run
+
+# ---- What every benchmark shares: rounds side by side, ratios with intervals, one folder of results.
+
+
+RESULTS = BENCHMARK_RESULTS
+
+
+def device_kind() -> str:
+    """cpu or gpu: the ending of a result's name."""
+    return "gpu" if torch.cuda.is_available() else "cpu"
+
+
+def side_by_side(field: Sequence[Contender], batches: Sequence[Prompts], say: bool = True) -> Times:
+    """The race of all contenders, with the seconds of every batch in a flat list."""
+    times = flat(race(field, batches))
+    if say:
+        for name, entry in times.items():
+            print(f"{name:28} {sum(entry['tokens']) / sum(entry['seconds']):8.1f} tokens per second", flush=True)
+    return times
+
+
+def flat(times: Times) -> Times:
+    """Times of one repeat, with one number of seconds for each batch."""
+    return {name: {**entry, "seconds": [seconds for (seconds,) in entry["seconds"]]} for name, entry in times.items()}
+
+
+def ratios(times: Mapping[str, Mapping[str, Any]], references: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Tokens per second of every contender, and how many times faster than each reference it is, with 90 % intervals.
+
+    Summed seconds over equal prompts; a contender that answers otherwise is measured on its own answers.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for name, entry in times.items():
+        rate = sum(entry["tokens"]) / sum(entry["seconds"])
+        num = {"n": len(entry["seconds"]), "loops": entry["loops"]}
+        found[name] = {"block": entry["block"], "tokens_per_second": rate, **num}
+        for reference in references:
+            if reference in times and reference != name:
+                interval = ratio_of_sums(times[reference]["seconds"], entry["seconds"])
+                found[name][f"vs_{reference}"] = interval.as_dict()
+    return found
+
+
+def apart(
+    module: str, arguments: Sequence[Any], variables: Mapping[str, str], without: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What a process of its own prints as the last line, a JSON object.
+
+    Args:
+        module: what it runs.
+        arguments: of its command line.
+        variables: of its environment, besides those of this process.
+        without: names of variables that it does not take over.
+
+    Raises:
+        UserError: it failed.
+    """
+    own = {name: value for name, value in os.environ.items() if name not in without} | {**variables}
+    command = [sys.executable, "-m", module, *map(str, arguments)]
+    ran = subprocess.run(command, env=own, capture_output=True, text=True)
+    if ran.returncode:
+        raise UserError(f"A process of the measurement failed: {ran.stderr[-500:]}")
+    found: dict[str, Any] = json.loads(ran.stdout.splitlines()[-1])
+    return found
+
+
+def save(name: str, payload: Mapping[str, Any], results: Path, figure: Callable[[], Any] | None = None) -> Path:
+    """Write `<name>-<cpu|gpu>.json` with the machine, and its figure where matplotlib is installed."""
+    path = results / f"{name}-{device_kind()}.json"
+    drawn = []
+    if figure is not None:
+        try:
+            from pipeline.report.figures import save as save_figure
+        except ImportError:
+            print("No figure: matplotlib is not installed.")
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            save_figure(figure(), path.with_suffix(".png"))
+            drawn = [path.with_suffix(".png")]
+    write_result(path, {**payload, "machine": machine()}, running(), files=drawn)
+    print(f"Written: {path}")
+    return path
+
+
+# ---- What a finished run offers to benchmarks: its pair, its test prompts, and every certified method.
+
+
+PROOF = ("confidence", "n", "losses", "gains", "bound", "bound_kind")
+"""What a certificate rests on."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Pair, prompts and methods."""
+
+    params: Params
+    pair: Pair
+    prompts: list[dict[str, Any]]
+
+    @classmethod
+    def load(cls, num_prompts: int, split: str = "test", pair: str | None = None, skip: int = 0) -> Workload:
+        """Prompts of a split of the run in this folder: choices belong to `development`, claims to `test`.
+
+        Args:
+            num_prompts: at most so many.
+            split: development or test.
+            pair: name of another pair with the same target; default: the run's own.
+            skip: so many of the first prompts are left out.
+
+        Raises:
+            UserError: it has no prompts, or its pair cannot be loaded.
+        """
+        params = read_params()
+        if not Path("data/prompts/test.jsonl").exists():
+            raise UserError("This folder has no data/prompts/test.jsonl. Run `make repro` here first.")
+        prompts = read_prompts(split)
+        if num_prompts and skip >= len(prompts):
+            remedy = f"Lower --skip {skip}." if skip else "Run the stage `prompts` again."
+            raise UserError(f"There are {len(prompts)} {split} prompts, so that none is left. {remedy}")
+        loaded = load_pair(params if pair is None else replace(params, pair=pair))
+        return cls(table_params(params), loaded, prompts[skip : skip + num_prompts])
+
+    @property
+    def ids(self) -> list[list[int]]:
+        """Token ids of every prompt."""
+        return [prompt["ids"] for prompt in self.prompts]
+
+    @cached_property
+    def request(self) -> dict[str, Any]:
+        """Arguments of `Decoder.generate` that all prompts share."""
+        return request_of(self.prompts, self.pair)
+
+    def identity(self, points: Iterable[Operating]) -> str:
+        """Fingerprint of what is measured and where: the machine, the pair's weights, and the gates of these points.
+
+        What an interrupted measurement left is only taken up by one with the same.
+        """
+        heads = sorted({point.head for point in points if point.head})
+        return fingerprint(machine(), maker_of(self.pair), *map(gate_folder, heads))
+
+    @cached_property
+    def points(self) -> dict[str, Operating]:
+        """Methods that run loosely with a certificate for the headline budget, by name."""
+        return certified_points(self.params)
+
+    @cached_property
+    def own(self) -> dict[str, Operating]:
+        """The same methods, each at its own K where it is certified there.
+
+        Raises:
+            UserError: a method was calibrated at another K than params.yaml now says.
+        """
+        params, found = speed_params(self.params), dict(self.points)
+        for name in params.methods:
+            path = calibration_file(params, name, OWN_REPORTS)
+            if not path.exists():
+                continue
+            block, own = read_json(path)["block"], params.block_of(name)
+            if block != own:
+                raise UserError(f"{path} is about K = {block}, but {FILE} says {own}. Run `make speed` again.")
+            point = operating_point(params, name, reports=OWN_REPORTS)
+            if point.certified:
+                found[name] = point
+        return found
+
+    def certificate(self, name: str) -> dict[str, Any]:
+        """The prompts, losses, gains and bound behind a method of `own`."""
+        for params, reports in ((speed_params(self.params), OWN_REPORTS), (self.params, REPORTS)):
+            if name not in params.methods or not calibration_file(params, name, reports).exists():
+                continue
+            if operating_point(params, name, reports=reports) == self.own[name]:
+                verdicts = read_json(calibration_file(params, name, reports))["budgets"]
+                found = next(one for budget, one in verdicts.items() if float(budget) == self.own[name].budget)
+                return {key: found[key] for key in PROOF}
+        raise UserError(f"No calibration of '{name}' is left. Run `make speed` again.")
+
+    @cached_property
+    def headline(self) -> list[str]:
+        """The learned method that is certified at the common K; empty where there is none, which a sentence says."""
+        found = [name for name, point in self.points.items() if point.head is not None][:1]
+        if not found:
+            print("No learned method is certified here at the common K, so that none is measured.")
+        return found
+
+    def plain(self, engine: str) -> Decoder:
+        """The target alone."""
+        return make_decoder(self.pair, MethodParams("exact", drafter="none"), {}, 0, engine=engine)
+
+    def strict(self, block: int, engine: str) -> Decoder:
+        """Lossless decoding with the draft model."""
+        return make_decoder(self.pair, MethodParams("exact"), {}, block, engine=engine)
+
+    def method(self, name: str, engine: str, block: int | None = None) -> Decoder:
+        """A certified method, at the common K unless another is given."""
+        return self.at(self.points[name] if block is None else replace(self.points[name], block=block), engine)
+
+    def at(self, point: Operating, engine: str) -> Decoder:
+        """A method at one of its points."""
+        gate = load_gate(point.head, self.pair) if point.head else None
+        return make_decoder(self.pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
+
+
+def certified_points(params: Params) -> dict[str, Operating]:
+    """Methods that run loosely with a certificate for the headline budget, by name."""
+    names = [name for name in params.methods if calibration_file(params, name).exists()]
+    found = {name: operating_point(params, name) for name in names}
+    return {name: point for name, point in found.items() if point.certified and point.rule != "exact"}
+
 
 REFERENCES = ("plain-compiled", "strict-compiled", "plain-eager", "strict-eager", "generate", "assisted")
 BATCHES = 4
@@ -86,7 +311,7 @@ def enter_looks(methods: Collection[str], where: Path) -> None:
     Raises:
         UserError: a calibration has no record of its look, or its prompts were published with another choice.
     """
-    from pipeline.report.looks import publish_looks  # here, because it needs scipy and timing does not
+    from pipeline.report.summary.looks import publish_looks  # here, because it needs scipy and timing does not
 
     publish_looks(OWN_REPORTS, where)
     for reports in (REPORTS, REPORTS / "table"):

@@ -5,26 +5,28 @@
 Names are fetched from their modules when they are first used, so that importing the package costs nothing.
 """
 
+from __future__ import annotations
+
 from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0"
 
 EXPORTS = {
-    "Block": "gistgate.block",
-    "Reason": "gistgate.block",
-    "Sampling": "gistgate.block",
-    "Decoder": "gistgate.decoding.decoder",
-    "Generation": "gistgate.request.rows",
-    "Statistics": "gistgate.request.statistics",
-    "decode_all": "gistgate.decoding.batches",
+    "Block": "gistgate.core.block",
+    "Reason": "gistgate.core.block",
+    "Sampling": "gistgate.core.block",
+    "Decoder": "gistgate.core.decoder",
+    "Generation": "gistgate.core.request",
+    "Statistics": "gistgate.core.request",
+    "decode_all": "gistgate.core.decoder",
     "DRAFTERS": "gistgate.drafters",
     "ModelDrafter": "gistgate.drafters.model",
-    "PromptLookup": "gistgate.drafters.lookup",
-    "Gate": "gistgate.gates.gate",
+    "PromptLookup": "gistgate.drafters.text",
+    "Gate": "gistgate.core.gate",
     "RULES": "gistgate.rules",
     "make_rule": "gistgate.rules",
-    "UserError": "gistgate.errors",
+    "UserError": "gistgate.core.utils",
 }
 """Public name -> module that defines it."""
 

@@ -21,11 +21,10 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import RULES
-from pipeline.common.entry import run
-from pipeline.common.paths import PARAMS, STUDIES
-from pipeline.common.warm import SWITCH
+from pipeline.paths import PARAMS, STUDIES
+from pipeline.run import run
 
 ROOT = Path(__file__).parents[1]
 OUTPUTS = (
@@ -41,7 +40,7 @@ OUTPUTS = (
 TABLE_OUTPUTS = ("reports/table/index.html", "reports/table/judgements.json", "reports/table/summary.json")
 """And those of the large table."""
 CORE = ("dvc.yaml",)
-GRAPHS = (*CORE, "pipeline/studies/table/dvc.yaml")
+GRAPHS = CORE
 """The core, and the large table."""
 TINY: dict[str, Any] = {
     "headline_budget": 0.5,
@@ -117,7 +116,7 @@ def merged(base: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 def environment(folder: Path) -> dict[str, str]:
     """Variables of a run in `folder`: this Python first on PATH, nothing shared with the working tree."""
     ours = ("DVC_", "MLFLOW_", "GISTGATE_")
-    kept = {name: value for name, value in os.environ.items() if name == SWITCH or not name.startswith(ours)}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
     return {
         **kept,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -135,7 +134,7 @@ def dvc(folder: Path, *arguments: str, quiet: bool = False) -> str:
     Raises:
         UserError: a stage failed; its own sentence stands above.
     """
-    words = ("pipeline.repro", *arguments[1:]) if arguments[0] == "repro" else ("dvc", *arguments)
+    words = ("dvc", *arguments)
     done = subprocess.run(
         [sys.executable, "-m", *words],
         cwd=folder,

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gistgate.block import Acceptance, Block, Sampling
-from gistgate.rules.base import settle
+from gistgate.core.block import Acceptance, Block, Sampling
+from gistgate.core.rule import settle
 
 SURE = {t: [9.0 if i == t else 0.0 for i in range(4)] for t in range(4)}
 """Logits that leave no doubt about t."""

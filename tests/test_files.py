@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate import files
-from gistgate.errors import UserError
+from gistgate.core import files
+from gistgate.core.utils import UserError
 
 
 def writers() -> dict[str, Callable[[Path], object]]:
@@ -79,13 +79,13 @@ def test_a_write_that_the_system_refuses_is_one_sentence(tmp_path: Path, call: s
     path.write_text("old")
     code = (
         "import resource, signal, torch\n"
-        "from gistgate.files import *\n"
+        "from gistgate.core.files import *\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))\n"
         f"p = {str(path)!r}\n{call}\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert "gistgate.errors.UserError" in done.stderr and "could not be written" in done.stderr
+    assert "gistgate.core.utils.UserError" in done.stderr and "could not be written" in done.stderr
     assert path.read_text() == "old" and names(tmp_path) == ["data"]
 
 

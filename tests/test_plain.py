@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.plain import inside
+from gistgate.core.files import inside
+from gistgate.core.utils import UserError
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gistgate.certificates.judged import Ledger
 
-from gistgate.certificates.bounds import EXACT
-from gistgate.certificates.ledger import Ledger
-from gistgate.certificates.tango import exact_bound
+from gistgate.certificates.bounds import EXACT, exact_bound
 
 ROOT = Path(__file__).parents[1]
 CONFIDENCE = 0.95

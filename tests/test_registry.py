@@ -7,9 +7,8 @@ import sys
 
 import pytest
 
+from gistgate.core.utils import Registry, UserError, nearest
 from gistgate.drafters import DRAFTERS
-from gistgate.errors import UserError
-from gistgate.registry import Registry, nearest
 from gistgate.rules import RULES
 
 THINGS: Registry[object] = Registry("thing", {"path": "pathlib:PurePath", "number": 7})
@@ -43,4 +42,4 @@ def test_every_entry_can_be_imported(registry: Registry[type]):
 def test_naming_rules_and_drafters_imports_none_of_them():
     code = "import sys, gistgate.rules, gistgate.drafters; print([m for m in sys.modules if m.startswith('gistgate.')])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert "gistgate.rules.fly" not in loaded and "gistgate.optional" not in loaded
+    assert "gistgate.rules.entropy" not in loaded and "gistgate.core.guards" not in loaded

@@ -11,18 +11,18 @@ from typing import Any
 
 import pytest
 import torch
+from gistgate.demo.page import render
 
-from gistgate.build.models import load_target
+from gistgate.core.files import load_tensors
+from gistgate.core.utils import UserError
 from gistgate.demo.server import claim
-from gistgate.errors import UserError
-from gistgate.files import load_tensors
-from gistgate.integrations.lm_eval.model import GatedLM
-from gistgate.integrations.transformers.flatten import certified_modules, flatten
-from gistgate.pages.rendering import render
-from pipeline.common import tracking
+from gistgate.export.write import certified_modules, flatten
+from gistgate.lm_eval.model import GatedLM
+from gistgate.models.loading import load_target
+from pipeline import tracking
 from pipeline.params import parse_params
 from pipeline.report.card import plain_markdown
-from pipeline.report.page import page
+from pipeline.report.tables import page
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]

@@ -8,10 +8,10 @@ import sys
 
 import pytest
 import yaml
+from pipeline.report.summary.origin import check_finished
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from pipeline import smoke
-from pipeline.report.origin import check_finished
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ metric_list: [{metric: passed, aggregation: mean, higher_is_better: true}]
 filter_list: [{name: none, filter: [{function: take_first}]}]
 """
 PROGRAM = '''
-from gistgate.integrations.programs.runner import runs
+from gistgate.lm_eval.code_tasks import runs
 
 
 def process_results(doc, results):

@@ -1,1 +1,1 @@
-"""Certificates: bounds on a loss, fixed-sequence testing, planning, and the file that states what was proved."""
+"""From a quality budget to a threshold with an exact bound."""

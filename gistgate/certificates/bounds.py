@@ -1,23 +1,316 @@
-"""The upper confidence bound on what looseness costs, from paired scores of strict and loose decoding.
+"""Tango's score statistic for a paired difference of proportions, and what is exact about it.
 
-The difference of one prompt is d = strict score - loose score, in [-1, 1]. A budget limits mean(d), the net loss.
-Scores that are right or wrong get the exact bound of `gistgate.certificates.tango`, other scores in [0, 1] the plug-in
-empirical Bernstein bound, which needs more prompts. This module alone decides between the two. Harm, the mean of
-max(d, 0), stands beside the loss with a Hoeffding-Bentkus bound.
+n pairs fall into losses (strict right, loose wrong), gains (the reverse) and the rest. With probabilities p_loss and
+p_gain, `difference` = p_loss - p_gain is what a budget limits, and `discordance` = p_loss + p_gain is the nuisance.
+Statistic: T. Tango, Statistics in Medicine 17 (1998) 891. Region for the nuisance: R. L. Berger and D. D. Boos,
+Journal of the American Statistical Association 89 (1994) 1012.
+
+Axis letters: M numbers of discordant pairs, D discordances.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
-from scipy.stats import binom
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import logsumexp
+from scipy.stats import beta, binom
 
-from gistgate.certificates.bernstein import PLUG_IN, bernstein_sequence
-from gistgate.certificates.differences import checked, right_or_wrong
-from gistgate.certificates.tango import exact_bound, p_value
+from gistgate.core.utils import UserError
+
+Array = NDArray[np.float64]
+
+GAMMA = 1e-4
+"""Probability with which the true discordance lies outside its region; added to every p-value."""
+TAIL = 1e-10
+"""Mass of numbers of discordant pairs that is not enumerated; added to every p-value."""
+TIE = 1e-9
+"""Statistics closer than this count as equal, so that rounding cannot drop a table from the tail."""
+NUISANCE_POINTS = 48
+"""Discordances at which the tail is evaluated; half as many refine around the largest."""
+SCAN_POINTS = 12
+"""Differences above the found bound that are looked at, because the p-value is not quite monotone."""
+RESOLUTION = 1e-6
+"""Bounds are rounded up to multiples of this."""
+
+
+def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
+    """Tango's statistic of tables `losses [...]`, `gains [...]` of n pairs under p_loss - p_gain = `difference`.
+
+    Negative where fewer losses were seen than the difference predicts. `difference` lies in (0, 1).
+    """
+    b, c = np.asarray(losses, float), np.asarray(gains, float)
+    # p_gain under the constraint is the larger root of 2n x^2 + Bx - C = 0, in the form that cancels nothing.
+    B = (2 * n - b + c) * difference - b - c
+    C = c * difference * (1 - difference)
+    root = np.sqrt(B * B + 8 * n * C)
+    p_gain = np.where(B > 0, 2 * C / np.where(B > 0, B + root, 1.0), (root - B) / (4 * n))
+    variance = n * (2 * p_gain + difference * (1 - difference))
+    return np.asarray((b - c - n * difference) / np.sqrt(variance))
+
+
+def discordance_region(discordant: int, n: int) -> tuple[float, float]:
+    """Clopper-Pearson interval that misses the true discordance with probability GAMMA at most."""
+    low = beta.ppf(GAMMA / 2, discordant, n - discordant + 1) if discordant else 0.0
+    high = beta.isf(GAMMA / 2, discordant + 1, n - discordant) if discordant < n else 1.0
+    return float(low), float(high)
+
+
+@lru_cache(maxsize=1 << 16)
+def p_value(losses: int, gains: int, n: int, difference: float) -> float:
+    """P-value of H0: p_loss - p_gain >= `difference` (in (0, 1)); small when so few losses speak against it.
+
+    The largest probability, over the discordances of the region, of a table at least as far below `difference` as
+    the one seen, plus what region and enumeration leave out. Among a fixed number of discordant pairs the statistic
+    grows with the losses, so the boundary of H0 is its worst case.
+    """
+    low, high = discordance_region(losses + gains, n)
+    low = max(low, difference)
+    if low > high:
+        return GAMMA
+    m_M = np.arange(binom.ppf(TAIL / 2, n, low), binom.isf(TAIL / 2, n, high) + 1)
+    limit = float(score(losses, gains, n, difference)) + TIE
+    most_M = largest_losses(m_M, n, difference, limit)
+    angles_D = np.linspace(np.arcsin(np.sqrt(low)), np.arcsin(np.sqrt(high)), NUISANCE_POINTS)
+    coarse_D = tail(m_M, most_M, n, difference, np.sin(angles_D) ** 2)
+    top = int(coarse_D.argmax())
+    near_D = np.linspace(angles_D[max(top - 1, 0)], angles_D[min(top + 1, len(angles_D) - 1)], NUISANCE_POINTS // 2)
+    fine_D = tail(m_M, most_M, n, difference, np.sin(near_D) ** 2)
+    return min(1.0, float(max(coarse_D.max(), fine_D.max())) + GAMMA + TAIL)
+
+
+def largest_losses(m_M: Array, n: int, difference: float, limit: float) -> Array:
+    """Most losses among m discordant pairs whose statistic stays within `limit` [M]; -1 where none does."""
+    low_M, high_M = np.full(len(m_M), -1.0), m_M.copy()
+    while (low_M < high_M).any():
+        middle_M = np.ceil((low_M + high_M) / 2)
+        within_M = score(middle_M, m_M - middle_M, n, difference) <= limit
+        low_M, high_M = np.where(within_M, middle_M, low_M), np.where(within_M, high_M, middle_M - 1)
+    return low_M
+
+
+def tail(m_M: Array, most_M: Array, n: int, difference: float, discordance_D: Array) -> Array:
+    """P(losses <= most of their number of discordant pairs) under p_loss - p_gain = `difference` [D]."""
+    psi_D1 = np.maximum(discordance_D, difference)[:, None]
+    loss_share_D1 = (psi_D1 + difference) / (2 * psi_D1)
+    mass_DM = binom.pmf(m_M, n, psi_D1)
+    return np.asarray((mass_DM * binom.cdf(most_M, m_M, loss_share_D1)).sum(-1))
+
+
+@lru_cache(maxsize=4096)
+def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
+    """One-sided upper confidence bound on p_loss - p_gain at confidence 1 - alpha, in [0, 1].
+
+    The largest difference that `p_value` does not reject. A negative bound is given as 0.
+    """
+    mean = (losses - gains) / n
+    low, high = max(mean, RESOLUTION), 1 - RESOLUTION
+    if low >= high:
+        return 1.0
+    if rejected(losses, gains, n, low, alpha):
+        return 0.0
+    step = 1.0 / n
+    while low + step < high and not rejected(losses, gains, n, low + step, alpha):
+        low, step = low + step, 2 * step
+    high = min(low + step, high)
+    while high - low > RESOLUTION / 4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if rejected(losses, gains, n, middle, alpha) else (middle, high)
+    above: list[float] = np.linspace(high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS).tolist()
+    last = max([high, *(x for x in above[1:] if not rejected(losses, gains, n, x, alpha))])
+    return round(min(1.0, math.ceil(last / RESOLUTION) * RESOLUTION), 6)
+
+
+def rejected(losses: int, gains: int, n: int, difference: float, alpha: float) -> bool:
+    """Whether this table refutes a loss of `difference` or more."""
+    return p_value(losses, gains, n, difference) <= alpha
+
+
+# ---- Differences d = strict score - loose score of the same prompts, in [-1, 1]: what every bound is about.
+
+
+def checked(differences: ArrayLike) -> Array:
+    """The differences as an array [N].
+
+    Raises:
+        UserError: there is no prompt, or a difference is no number in [-1, 1].
+    """
+    d = np.asarray(differences, float).ravel()
+    if not len(d):
+        raise UserError("A bound needs at least one prompt, and there is none. Raise the size of the split.")
+    if not (np.isfinite(d) & (np.abs(d) <= 1)).all():
+        raise UserError(
+            f"A difference of scores is {d[~(np.abs(d) <= 1)][0]}, outside [-1, 1]. Bounds need scores in [0, 1]: "
+            "name a metric of the task that has them (`task_metric` in params.yaml)."
+        )
+    return d
+
+
+def right_or_wrong(d: Array) -> bool:
+    """Whether all differences are -1, 0 or 1."""
+    return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
+
+
+def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
+    """Losses and gains among n pairs at these rates, rounded against the loose rule."""
+    discordance = max(discordance, abs(loss))
+    losses = min(n, math.ceil(n * (discordance + loss) / 2 - 1e-9))
+    gains = max(0, math.floor(n * (discordance - loss) / 2 + 1e-9))
+    return losses, min(gains, n - losses)
+
+
+def spread_out(losses: int, gains: int, n: int) -> Array:
+    """Differences [N] with so many losses and gains, spread as evenly as whole prompts allow."""
+    d = np.zeros(n)
+    places = np.linspace(0, n, losses + gains, endpoint=False).astype(int)
+    share = losses / max(losses + gains, 1)
+    is_loss = np.diff(np.floor(np.arange(losses + gains + 1) * share + 1e-9)) > 0
+    d[places] = np.where(is_loss, 1.0, -1.0)
+    return d
+
+
+# ---- Empirical Bernstein bounds for scores in [0, 1] that take more values than right and wrong.
+
+
+BERNSTEIN = "empirical Bernstein (Maurer-Pontil)"
+PLUG_IN = "empirical Bernstein (predictable plug-in)"
+LARGEST_WEIGHT = 0.75
+"""Weights stay below 1, where the inequality breaks down."""
+
+
+def bernstein_sequence(differences: ArrayLike, alpha: float, planned: int | None = None) -> Array:
+    """Upper bounds on mean(d) after each of `differences [N]`, all of them true at once with probability 1 - alpha.
+
+    Args:
+        planned: number of prompts after which the bound shall be sharpest; None keeps it sharp at all of them.
+    """
+    x = (1 + checked(differences)) / 2  # the theorem speaks of [0, 1]
+    t = np.arange(1, len(x) + 1)
+    mean = (0.5 + x.cumsum()) / (t + 1)
+    variance = (0.25 + ((x - mean) ** 2).cumsum()) / (t + 1)
+    mean_before, variance_before = np.r_[0.5, mean[:-1]], np.r_[0.25, variance[:-1]]
+    spread_over = t * np.log1p(t) if planned is None else planned
+    weight = np.minimum(np.sqrt(2 * math.log(1 / alpha) / (variance_before * spread_over)), LARGEST_WEIGHT)
+    price = (x - mean_before) ** 2 * (-np.log1p(-weight) - weight)  # 4 v psi(weight) of the paper
+    bound = ((weight * x).cumsum() + math.log(1 / alpha) + price.cumsum()) / weight.cumsum()
+    return np.minimum.accumulate(np.clip(2 * bound - 1, -1.0, 1.0))
+
+
+def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float:
+    """Upper bound on the mean of n values in [-1, 1] (arXiv 0907.3740, theorem 4, range 2)."""
+    if n < 2:
+        return 1.0
+    log = math.log(2 / alpha)
+    sample_variance = max(variance, 0.0) * n / (n - 1)
+    return min(1.0, mean + math.sqrt(2 * sample_variance * log / n) + 2 * 7 * log / (3 * (n - 1)))
+
+
+# ---- Betting on a small loss: an upper bound on mean(d) that holds at every number of prompts at once.
+
+
+BETTING = "betting (hedged capital over a grid of stakes)"
+
+STAKES_S = np.geomspace(0.01, 0.98, 12)
+"""Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses."""
+
+Answer = Literal["within", "beyond"]
+"""Whether the prompts seen so far show a loss within a budget or beyond it."""
+
+
+def growth(d: ArrayLike, loss: float) -> Array:
+    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N, S]."""
+    return np.log1p(STAKES_S * ((loss - np.asarray(d, float)) / (1 - loss))[..., None])
+
+
+def counter_growth(d: ArrayLike, loss: float) -> Array:
+    """The same of the opposite bet, that mean(d) > `loss` [N, S]: its mirror image."""
+    return growth(-np.asarray(d, float), -loss)
+
+
+def wealth(log_wealth_S: Array) -> Array:
+    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same share."""
+    return np.asarray(logsumexp(log_wealth_S, axis=-1) - math.log(len(STAKES_S)))
+
+
+def wealth_of_table(losses: int, gains: int, n: int, loss: float) -> float:
+    """Logarithm of the wealth of a bet on mean(d) < `loss` after n right-or-wrong pairs, whatever their order."""
+    return float(wealth(np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], loss)))
+
+
+def richest(differences: ArrayLike, loss: float) -> float:
+    """Largest logarithm of the wealth of a bet on mean(d) < `loss` along `differences [N]`."""
+    return float(wealth(growth(checked(differences), loss).cumsum(0)).max())
+
+
+def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
+    """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`."""
+    return richest(differences, budget) >= -math.log(1 - confidence)
+
+
+def betting_bound(differences: ArrayLike, alpha: float) -> float:
+    """Upper bound on mean(d) of `differences [N]` in [-1, 1], in their order, as valid as if one had looked only once.
+
+    The smallest mean that the best moment along the way refutes; wealth grows with the mean that is bet against, so
+    it is found by halving. A negative bound is given as 0.
+    """
+    d = checked(differences)
+    low, high = 0.0, 1.0
+    while high - low > RESOLUTION / 4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if refutes(d, middle, 1 - alpha) else (middle, high)
+    return round(min(1.0, math.ceil(high / RESOLUTION) * RESOLUTION), 6) if low else 0.0
+
+
+def answer_at(differences: ArrayLike, budget: float, confidence: float) -> tuple[Answer | None, int]:
+    """What a wager along `differences [N]` would answer, and after how many prompts; None and N where it stays open."""
+    wager = Wager(budget, confidence)
+    return wager.see_all(differences), wager.n
+
+
+class Wager:
+    """Two opposite bets on one budget while prompts come in; once either is won, decoding may stop.
+
+    The answer "within" is a certificate: it is wrong with probability 1 - confidence at most. The answer "beyond" is as
+    sure, and saves the remaining prompts of a setting that loses the budget. An answer once given stays.
+    """
+
+    def __init__(self, budget: float, confidence: float) -> None:
+        if not (0 < budget < 1 and 0 < confidence < 1):
+            raise UserError(
+                f"A budget of {budget:g} at confidence {confidence:g} cannot be wagered on; both lie in (0, 1)."
+            )
+        self.budget, self.enough = budget, -math.log(1 - confidence)
+        self.answer: Answer | None = None
+        self.n = 0
+        """Prompts seen until the answer was clear, or so far."""
+        self.for_S, self.against_S = np.zeros(len(STAKES_S)), np.zeros(len(STAKES_S))
+
+    def see(self, difference: float) -> Answer | None:
+        """Take in d of the next prompt; returns the answer, or None while it is open."""
+        return self.see_all([difference])
+
+    def see_all(self, differences: ArrayLike) -> Answer | None:
+        """Take in the next `differences [N]` in their order; returns the answer, or None while it is open."""
+        d = checked(differences)
+        if self.answer is not None:
+            return self.answer
+        for_NS = self.for_S + growth(d, self.budget).cumsum(0)
+        against_NS = self.against_S + counter_growth(d, self.budget).cumsum(0)
+        within_N, beyond_N = wealth(for_NS) >= self.enough, wealth(against_NS) >= self.enough
+        clear_N = within_N | beyond_N
+        self.for_S, self.against_S = for_NS[-1], against_NS[-1]
+        self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
+        if clear_N.any():
+            self.answer = "within" if within_N[clear_N.argmax()] else "beyond"
+        return self.answer
+
+
+# ---- The upper confidence bound on what looseness costs, from paired scores of strict and loose decoding.
+
 
 EXACT = "exact unconditional (Tango's score, Berger-Boos)"
 

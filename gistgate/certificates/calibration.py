@@ -11,15 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
-from gistgate.certificates.certificate import OperatingPoint, Proof
+from gistgate.certificates.bounds import Array
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.planning import wager_confidence
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
-from gistgate.certificates.tango import Array
-from gistgate.errors import UserError
-from gistgate.files import named_files
+from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.files import fingerprint, named_files
+from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import files_of
 
 
 @dataclass(frozen=True)
@@ -182,7 +186,7 @@ def calibrate(
     """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
 
     `before` sees the chosen settings before any calibration prompt is decoded, and raises where the prompts may not be
-    judged again (`gistgate.certificates.looks`).
+    judged again (`gistgate.certificates.judged`).
     """
     selection = choose(method, outcomes, request)
     if before is not None:
@@ -203,3 +207,70 @@ def choose(method: Method, outcomes: Outcomes, request: Request) -> Selection:
         return done.differences, done.counted.mean_accepted_length
 
     return choose_settings(method.grid, method.variants, evaluate, request.aims)
+
+
+# ---- The scope of a certificate: everything that decides what is decoded, as plain JSON without dates.
+
+
+def decoding_scope(
+    method: Method,
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: Any,
+    gate: Any,
+    rows: int,
+    data: Sequence[Path] = (),
+    drafting: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """What decodes: models, tokenizer, gate, method, and how.
+
+    Args:
+        method: rule, drafter, K and knob.
+        target, tokenizer, gate: the parts that are served; the gate may be None.
+        draft: the draft model; None where the drafter does not ask it.
+        rows: prompts that are decoded together.
+        data: files and folders that the drafter reads.
+        drafting: the drafter's `binding`; nothing is written where it is empty.
+    """
+    return {
+        "target": model_scope(identify_model(target)),
+        "draft": None if draft is None else model_scope(identify_model(draft)),
+        **({"drafter_data": fingerprint(*data)} if data else {}),
+        **({"drafting": drafting} if drafting else {}),
+        **({"rule_data": fingerprint(*method.files)} if method.files else {}),
+        **tokenizer_scope(tokenizer, ("encoding",)),
+        "ends": eos_ids(target, tokenizer),
+        "gate": None if gate is None else gate_hash(gate),
+        "rule": method.rule,
+        "drafter": method.drafter,
+        "block": method.block,
+        "knob": method.knob,
+        "temperature": 0.0,
+        "engine": "eager",
+        "batching": {"rows": rows, "ragged": True},
+        "guards": [],
+    }
+
+
+def task_scope(task: Any, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
+    """What is asked and how answers are judged.
+
+    Args:
+        task: an lm-eval task of `gistgate.lm_eval.task`.
+        prompts: what tells the calibration prompts from others: their token ids, or the file (as Path).
+        tokenizer: whose chat template the prompts have; None where a server writes them.
+    """
+    asked = task.prompting
+    has_template = asked.chat_template and tokenizer is not None
+    return {
+        **({"template": tokenizer_scope(tokenizer, ("template",))["template"]} if has_template else {}),
+        "task": task_hash(task),
+        "prompts": fingerprint(prompts),
+        "prompting": {"num_fewshot": asked.num_fewshot, "chat_template": asked.chat_template, "system": asked.system},
+    }
+
+
+def task_hash(task: Any) -> str:
+    """Hash of how a task is asked and judged; its own files are included where data/tasks has them."""
+    limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
+    return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))

@@ -18,11 +18,10 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from gistgate.certificates.betting import BETTING, Answer, Wager, betting_bound
-from gistgate.certificates.bounds import EXACT, Bound, upper_bound
+from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, Wager, betting_bound, upper_bound
 from gistgate.certificates.outcomes import NOTHING, Decoded
 from gistgate.certificates.planning import fewest, needed_n, plug_in_certifies, wager_confidence
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 Stop = Literal["planned", "lost", "clear"]
 

@@ -15,12 +15,25 @@ from collections.abc import Callable
 
 from scipy.stats import norm
 
-from gistgate.certificates.bernstein import BERNSTEIN, PLUG_IN, bernstein_bound, bernstein_sequence
-from gistgate.certificates.betting import BETTING, refutes, wealth_of_table
-from gistgate.certificates.bounds import EXACT, hoeffding_bentkus, upper_bound
-from gistgate.certificates.differences import checked, expected_table, right_or_wrong, spread_out
-from gistgate.certificates.tango import Array, p_value
-from gistgate.errors import UserError
+from gistgate.certificates.bounds import (
+    BERNSTEIN,
+    BETTING,
+    EXACT,
+    PLUG_IN,
+    Array,
+    bernstein_bound,
+    bernstein_sequence,
+    checked,
+    expected_table,
+    hoeffding_bentkus,
+    p_value,
+    refutes,
+    right_or_wrong,
+    spread_out,
+    upper_bound,
+    wealth_of_table,
+)
+from gistgate.core.utils import UserError
 
 ENUMERABLE = 200_000
 """Largest number of prompts for which `needed_n` enumerates; above, the normal approximation is as good."""

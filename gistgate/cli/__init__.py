@@ -1,1 +1,1 @@
-"""The command line."""
+"""The commands of gistgate."""

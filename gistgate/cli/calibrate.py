@@ -14,7 +14,6 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.cli import show
-from gistgate.cli.extras import module_of
 from gistgate.cli.options import (
     AsJson,
     BlockLength,
@@ -29,8 +28,9 @@ from gistgate.cli.options import (
     Seed,
     Settings,
     StopDrafting,
+    module_of,
 )
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 OF_SERVERS = (
     "task", "budget", "confidence", "prompts", "stop", "task_data", "allow_code", "out", "draw", "looks", "seed",
@@ -124,7 +124,7 @@ def calibrate(
     if strict_endpoint or loose_endpoint:
         compare_servers(options, as_json)
         return
-    command = module_of("gistgate.integrations.lm_eval.calibrate", "calibrate")
+    command = module_of("gistgate.lm_eval.calibrate", "calibrate")
     known = {one.name for one in fields(command.Options)}
     refuse_others(options, known, "unless two servers are compared")
     options = {name: value for name, value in options.items() if name in known and name != "settings"}
@@ -158,7 +158,7 @@ def compare_servers(options: dict[str, Any], as_json: bool) -> None:
     if not (options["strict_endpoint"] and options["loose_endpoint"]):
         raise UserError("Two servers are compared: name both --strict-endpoint and --loose-endpoint.")
     refuse_others(options, OF_SERVERS, "where two servers are compared")
-    command = module_of("gistgate.integrations.endpoints.calibrate", "endpoints")
+    command = module_of("gistgate.endpoints", "endpoints")
     given = {name: options[name] for name in OF_SERVERS}
     given |= {"out": given["out"] or Path()}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):

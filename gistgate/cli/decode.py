@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gistgate.build.asking import Asking
-from gistgate.build.wishes import AUTO, MEASURED_BY, Wishes
 from gistgate.cli.options import (
     AsJson,
     Chat,
@@ -23,14 +23,19 @@ from gistgate.cli.options import (
     Stops,
     System,
     TargetName,
+    read_prompt,
+    read_prompts,
     with_wishes,
 )
-from gistgate.cli.reading import read_prompt, read_prompts
-from gistgate.errors import UserError
+from gistgate.cli.show import inert
+from gistgate.core.block import Acceptance, Block
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation, Row
+from gistgate.core.utils import UserError
+from gistgate.models.options import AUTO, MEASURED_BY, Asking, Wishes
 
 if TYPE_CHECKING:
-    from gistgate.build.models import Target
-    from gistgate.decoding.decoder import Decoder
+    from gistgate.models.loading import Target
 
 
 @with_wishes
@@ -53,11 +58,10 @@ def generate(
     as_json: AsJson = False,
 ) -> None:
     """Continue one prompt; the text appears as it is decoded, counters go to standard error."""
-    from gistgate.block import Sampling
     from gistgate.cli import show
-    from gistgate.cli.streaming import write_streaming
-    from gistgate.observing.race import settle_batches
-    from gistgate.observing.shadow import shadow, summary
+    from gistgate.core.block import Sampling
+    from gistgate.measure.shadow import shadow, summary
+    from gistgate.measure.speed import settle_batches
 
     if in_shadow and wishes.speculate_up_to is not None:
         raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
@@ -102,14 +106,14 @@ def trace(
 ) -> None:
     """Continue one prompt and show why every token is there."""
     from gistgate.cli import show
-    from gistgate.observing.trace import trace as traced
+    from gistgate.measure.trace import trace as traced
 
     if html is not None and as_json:
         raise UserError("--html and --json are two forms of one answer. Leave one of them out.")
     loaded, text = load(target, dtype, wishes, Asking((), chat, system), gguf), read_prompt(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:
-        from gistgate.pages.trace import write_trace
+        from gistgate.demo.page import write_trace
 
         write_trace(html, loaded, text, ids, loaded.request(max_new_tokens, stop))
         typer.echo(f"{html} is written.")
@@ -137,7 +141,7 @@ def bench(
 ) -> None:
     """Time plain, strict and the chosen decoding on the same prompts, interleaved prompt by prompt."""
     from gistgate.cli import show
-    from gistgate.observing.race import side_by_side
+    from gistgate.measure.speed import side_by_side
 
     asking = Asking(read_prompts(prompts), chat, system)
     loaded = load(target, dtype, wishes, asking, gguf)
@@ -175,11 +179,11 @@ def load(
     Raises:
         UserError: parts do not fit together, or a named certificate does not cover such requests.
     """
-    from gistgate.build.decoder import build_decoder, named_proof
-    from gistgate.build.models import load_target
-    from gistgate.certificates.holds import check_greedy, proof_in_use, warn_uncovered
-    from gistgate.decoding.engines.choice import Engine
-    from gistgate.forward.allocation import keep_freed_memory
+    from gistgate.core.attention import keep_freed_memory
+    from gistgate.core.certificate import check_greedy, proof_in_use, warn_uncovered
+    from gistgate.core.decoder import Engine
+    from gistgate.models.build import build_decoder, named_proof
+    from gistgate.models.loading import load_target
 
     Engine(wishes.engine)
     if wishes.speculate_up_to == AUTO and not measures:
@@ -198,3 +202,53 @@ def load(
     if wishes.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(asking.temperature))
     return Loaded(loaded, decoder, wishes, uncovered)
+
+
+# ---- Standard output that shows an answer while it is decoded.
+
+
+class Writer:
+    """An observer that prints what the rounds before the present one committed. Watches one row."""
+
+    layers: Collection[str] = frozenset()
+    wants_q: bool = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.shown = ""
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        """Only the next round knows where the last one was cut, so its tokens appear then."""
+        self.show(self.text(rows[0].answer).rstrip("\ufffd"))
+
+    def text(self, ids: Sequence[int]) -> str:
+        """An answer without special tokens."""
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def show(self, text: str) -> None:
+        """Print what `text` adds, to a terminal without control characters.
+
+        A text that does not continue what stands there already waits.
+        """
+        if text.startswith(self.shown):
+            added = text[len(self.shown) :]
+            typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False, color=True)
+            self.shown = text
+
+    def finish(self, ids: Sequence[int]) -> None:
+        """Print the rest, or the whole answer on a new line where the printed part turned out to be cut off."""
+        text = self.text(ids)
+        if not text.startswith(self.shown):
+            typer.echo("")
+            self.shown = ""
+        self.show(text)
+        typer.echo("")
+
+
+def write_streaming(decoder: Decoder, ids: Sequence[int], tokenizer: Any, request: dict[str, Any]) -> Generation:
+    """Continue one prompt and print it as it comes; compiled programs show nothing before they are done."""
+    writer = Writer(tokenizer)
+    watched = decoder.watched_by(writer) if decoder.engine.name == "eager" else decoder
+    answer = watched.generate([ids], **request)[0]
+    writer.finish(answer.ids)
+    return answer

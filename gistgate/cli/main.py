@@ -15,9 +15,16 @@ from typing import Annotated, Any
 import typer
 
 import gistgate
-from gistgate.cli import calibrate, decode, demo, doctor, drafts, evaluate, export, init, inspect, tune
-from gistgate.errors import Interrupted, UserError, is_out_of_memory
-from gistgate.plain import printable
+from gistgate.cli import calibrate, decode, init
+from gistgate.cli import tools as demo
+from gistgate.cli import tools as doctor
+from gistgate.cli import tools as drafts
+from gistgate.cli import tools as evaluate
+from gistgate.cli import tools as export
+from gistgate.cli import tools as inspect
+from gistgate.cli import tools as tune
+from gistgate.core.files import printable
+from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
 
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

@@ -11,17 +11,27 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gistgate.certificates.certificate import OperatingPoint, Proof
-from gistgate.certificates.served import ServedCertificate
-from gistgate.cli.terminal import inert
-from gistgate.drafters.costs import Costs
-from gistgate.gates.config import GateConfig
-from gistgate.observing.outlook import Effort, Outlook
-from gistgate.observing.race import Clock
-from gistgate.observing.trace import TracedToken
-from gistgate.observing.tuning import Finding
-from gistgate.request.rows import Generation
-from gistgate.request.statistics import Statistics
+from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.gate import GateConfig
+from gistgate.core.request import Generation, Statistics
+from gistgate.drafters.choice import Costs
+from gistgate.endpoints import ServedCertificate
+from gistgate.measure.outlook import Effort, Outlook
+from gistgate.measure.speed import Clock
+from gistgate.measure.trace import TracedToken
+from gistgate.measure.tune import Finding
+
+# ---- Texts that models wrote, on a terminal.
+
+
+CONTROLS_TERMINAL = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+"""Escapes of the characters that a terminal would obey."""
+
+
+def inert(text: str) -> str:
+    """A text that cannot steer a terminal; letters and signs of every language stay."""
+    return text.translate(CONTROLS_TERMINAL)
+
 
 CONTROLS = re.compile(r"[\x7f-\x9f]")
 """Control characters that json writes as they are."""

@@ -1,1 +1,1 @@
-"""A local page that shows loose and strict decoding side by side while the tokens arrive; needs the extra `demo`."""
+"""The page of one answer, and a local page that decodes while one watches."""

@@ -8,15 +8,222 @@ import os
 import socket
 import sys
 import webbrowser
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapping, Sequence
 from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Event, Thread
 from typing import Any
 
-from gistgate.demo.playground import Playground, Question
-from gistgate.errors import UserError
-from gistgate.pages.rendering import TEMPLATES, render
-from gistgate.pages.tokens import MEANINGS
+from gistgate.core.block import Acceptance, Block, Reason
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Row, Statistics
+from gistgate.core.rule import Rule
+from gistgate.core.utils import UserError
+from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
+from gistgate.measure.speed import strict_of
+from gistgate.measure.trace import TracedToken, Watch
+from gistgate.models.loading import Target
+
+# ---- One answer round by round: decoding runs in a thread, and stops when nobody reads any more.
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one round adds to the answer."""
+
+    tokens: list[TracedToken]
+    numbers: dict[str, str]
+    """Counters of the answer up to here, formatted."""
+
+
+class Left(Exception):  # noqa: N818 (nothing is wrong)
+    """The reader has gone; decoding ends."""
+
+
+class Feed:
+    """An observer that hands every committed token to another thread."""
+
+    layers: Collection[str] = frozenset()
+    wants_q: bool = False
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.items: SimpleQueue[Step | Exception | None] = SimpleQueue()
+        """Steps, then None at the end, or the exception that ended decoding."""
+        self.left = Event()
+        self._watch = Watch()
+        self._sent, self._text = 0, ""
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        """Send what the rounds before this one committed: only then is it known where the answer was cut."""
+        if self.left.is_set():
+            raise Left
+        self._watch(block, acceptance, rows)
+        self._send(rows[0].answer, rows[0].reasons, rows[0].statistics)
+
+    def run(self, decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> None:
+        """Decode one prompt; every outcome ends in the queue."""
+        try:
+            answer = decoder.watched_by(self).generate([ids], **request)[0]
+            self._send(answer.ids, answer.reasons, answer.statistics)
+            self.items.put(None)
+        except Exception as error:
+            self.items.put(error)
+
+    def _send(self, ids: Sequence[int], reasons: Sequence[int], statistics: Statistics) -> None:
+        places = range(self._sent, len(ids))
+        tokens = [
+            TracedToken(self._added(ids[: at + 1]), Reason(reasons[at]).name.lower(), *self._watch.seen[at])
+            for at in places
+        ]
+        self._sent = len(ids)
+        if tokens:
+            self.items.put(Step(tokens, numbers(statistics)))
+
+    def _added(self, ids: Sequence[int]) -> str:
+        """What the last of these tokens adds to the text; half a character waits for the token that completes it."""
+        text: str = self.tokenizer.decode(ids).rstrip("\ufffd")
+        added, self._text = text[len(self._text) :], text
+        return added
+
+
+def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
+    """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round.
+
+    Raises:
+        UserError: the request is refused by `Decoder.generate`.
+    """
+    feed = Feed(tokenizer)
+    worker = Thread(target=feed.run, args=(decoder, ids, request), daemon=True, name="decoding")
+    worker.start()
+    try:
+        while (item := feed.items.get()) is not None:
+            if isinstance(item, Exception):
+                raise item
+            yield item
+    finally:
+        feed.left.set()
+        worker.join()
+
+
+# ---- What the demo decodes with, and the answer to a question as events for the page.
+
+
+MOST_TOKENS = 4096
+"""Longest answer that a question may ask for."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One position of the slider."""
+
+    label: str
+    decoder: Decoder
+    claim: str
+    """What is certified about it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What the page asks."""
+
+    prompt: str
+    setting: int
+    """Position of the slider."""
+    max_new_tokens: int
+    """Longest answer, in tokens."""
+
+
+@dataclass(frozen=True)
+class Playground:
+    """A decoder with the settings of its rule between which the page's slider chooses."""
+
+    decoder: Decoder
+    target: Target
+    rule: Rule
+    """The rule whose knob is on the slider, at the value where the slider begins."""
+    claims: Mapping[float, str] = field(default_factory=dict)
+    """Value of the knob -> what is certified about it."""
+    name: str = "GistGate"
+    """The models, for the heading."""
+    max_new_tokens: int = 256
+    """Longest answer that the page suggests, in tokens."""
+    request: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of `Decoder.generate` that all questions share."""
+    chat: bool = False
+    """Whether prompts are wrapped in the chat template."""
+    system: str | None = None
+    """System text of the chat template."""
+
+    @cached_property
+    def settings(self) -> list[Setting]:
+        """Strict decoding, then the values of the knob from strict to loose."""
+        strict = Setting(STRICT, strict_of(self.decoder, self.decoder.drafter), "Strict decoding loses nothing.")
+        return [strict, *(self._setting(value) for value in knob_values(self.rule))]
+
+    @property
+    def start(self) -> int:
+        """Position at which the slider begins: the value of the decoder, or strict decoding."""
+        knob = self.decoder.rule.knob
+        return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
+
+    def _setting(self, value: float) -> Setting:
+        rule: Any = self.rule.changed(**{str(self.rule.knob): value})
+        claim = self.claims.get(value, "Nothing is certified here.")
+        return Setting(rule_name(rule), self.decoder.having(rule=rule), claim)
+
+    def question(self, values: Any) -> Question:
+        """Check what the page sent.
+
+        Raises:
+            UserError: the prompt is empty, or a number is missing or out of range.
+        """
+        try:
+            question = Question(str(values["prompt"]), int(values["setting"]), int(values["max_new_tokens"]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError("A question has a prompt, a setting and max_new_tokens. Reload the page.") from error
+        if not question.prompt.strip():
+            raise UserError("The prompt is empty. Type some text.")
+        if not 1 <= question.max_new_tokens <= MOST_TOKENS:
+            raise UserError(f"An answer has 1 to {MOST_TOKENS} tokens here. Change the number of tokens.")
+        if not 0 <= question.setting < len(self.settings):
+            raise UserError("The slider has no such position. Reload the page.")
+        return question
+
+    def answer(self, question: Question) -> Generator[dict[str, Any], None, None]:
+        """Decode loosely, then strictly, and yield an event for each round; at last, where the answers differ.
+
+        Raises:
+            UserError: the decoder refuses the request.
+        """
+        tokenizer = self.target.tokenizer
+        ids = self.target.encode(question.prompt, self.chat, self.system)
+        request = {**self.request, "max_new_tokens": question.max_new_tokens}
+        texts: dict[str, list[str]] = {"loose": [], STRICT: []}
+        for side, setting in (("loose", self.settings[question.setting]), (STRICT, self.settings[0])):
+            with closing(stream(setting.decoder, ids, tokenizer, **request)) as steps:
+                for step in steps:
+                    texts[side] += [token.text for token in step.tokens]
+                    tokens = [shown(token) for token in step.tokens]
+                    yield {"side": side, "tokens": tokens, "numbers": step.numbers}
+        yield {"differences": [spans(one) for one in differences(texts["loose"], texts[STRICT])]}
+
+
+def spans(difference: Any) -> dict[str, list[int]]:
+    """First token and end of a difference in both answers."""
+    sides = {"loose": difference.left, STRICT: difference.right}
+    return {side: [span.start, span.stop] for side, span in sides.items()}
+
+
+def knob_values(rule: Any) -> list[float]:
+    """Values of the rule's knob from strict to loose, its present one included; none for a rule without a knob."""
+    if rule.knob is None:
+        return []
+    return sorted({*rule.grid, getattr(rule, rule.knob)}, reverse=rule.looser == "down")
+
 
 HOST = "127.0.0.1"
 HERE = Path(__file__).parent / "templates"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from gistgate.registry import Registry
+from gistgate.core.utils import Registry
 
 DRAFTERS: Registry[Any] = Registry(
     "drafter",
     {
         "model": "gistgate.drafters.model:ModelDrafter",
-        "tree": "gistgate.optional.trees.drafter:TreeDrafter",
-        "lookup": "gistgate.drafters.lookup:PromptLookup",
-        "lookup-tree": "gistgate.optional.trees.lookup:LookupTree",
+        "tree": "gistgate.trees.drafter:TreeDrafter",
+        "lookup": "gistgate.drafters.text:PromptLookup",
+        "lookup-tree": "gistgate.trees.drafter:LookupTree",
         "suffix": "gistgate.drafters.suffix:SuffixDrafter",
-        "recycle": "gistgate.drafters.recycle:TokenRecycling",
+        "recycle": "gistgate.drafters.text:TokenRecycling",
         "cascade": "gistgate.drafters.cascade:CascadeDrafter",
-        "hybrid": "gistgate.drafters.hybrid:HybridDrafter",
+        "hybrid": "gistgate.drafters.choice:HybridDrafter",
     },
 )
 """Id -> class of the drafter, for those that are made of nothing or of the draft model alone. `CorpusDrafter` and

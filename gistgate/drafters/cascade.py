@@ -16,13 +16,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Draft, Sampling
-from gistgate.drafters.base import Drafter
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Draft, Sampling
+from gistgate.core.drafter import Drafter
+from gistgate.core.reader import RowCache, left_padded
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.cache import RowCache
-from gistgate.forward.reader import left_padded
+from gistgate.drafters.text import PromptLookup
 
 
 class CascadeDrafter(ModelDrafter):

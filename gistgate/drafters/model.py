@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Draft, Sampling
-from gistgate.drafters.base import Drafter
-from gistgate.forward.cache import RowCache
-from gistgate.forward.reader import Reader, left_padded, remembered
-from gistgate.rules.base import draw
+from gistgate.core.block import Draft, Sampling
+from gistgate.core.drafter import Drafter
+from gistgate.core.reader import Reader, RowCache, left_padded, remembered
+from gistgate.core.rule import draw
 
 if TYPE_CHECKING:
     from gistgate.drafters.stopping import Drafts, Stopping

@@ -25,9 +25,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
-from gistgate.typed import dataclass_from
+from gistgate.core.files import read_json, write_json
+from gistgate.core.utils import UserError, dataclass_from
 
 IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 """The draft's probability taken for the probability that a token is accepted."""

@@ -7,39 +7,37 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from gistgate.errors import UserError
-from gistgate.registry import Registry, UnknownIdError, nearest
-from gistgate.rules.base import Rule
-from gistgate.typed import fits, hints, in_words, shown
+from gistgate.core.rule import Rule
+from gistgate.core.utils import Registry, UnknownIdError, UserError, fits, hints, in_words, nearest, shown
 
 RULES: Registry[Any] = Registry(
     "rule",
     {
-        "exact": "gistgate.rules.exact:Exact",
-        "block": "gistgate.rules.block_verification:BlockVerification",
-        "traversal": "gistgate.rules.traversal:Traversal",
+        "exact": "gistgate.core.rule:Exact",
+        "block": "gistgate.rules.lossless:BlockVerification",
+        "traversal": "gistgate.rules.lossless:Traversal",
         "prob": "gistgate.rules.thresholds:Prob",
         "prob-ratio": "gistgate.rules.thresholds:ProbRatio",
         "top-k": "gistgate.rules.thresholds:TopK",
-        "random": "gistgate.rules.random:Random",
-        "fly": "gistgate.rules.fly:Fly",
-        "sense": "gistgate.rules.sense:Sense",
-        "csd": "gistgate.rules.csd:Csd",
+        "random": "gistgate.rules.thresholds:Random",
+        "fly": "gistgate.rules.entropy:Fly",
+        "sense": "gistgate.rules.entropy:Sense",
+        "csd": "gistgate.rules.history:Csd",
         "reflective": "gistgate.rules.reflective:Reflective",
-        "kl-judge": "gistgate.rules.kl_judge:KLJudge",
-        "typical": "gistgate.rules.typical:Typical",
-        "ensemble": "gistgate.rules.ensemble:Ensemble",
-        "sgl-threshold": "gistgate.rules.sgl_threshold:SglThreshold",
-        "trt-relaxed": "gistgate.rules.trt_relaxed:TrtRelaxed",
-        "mars": "gistgate.rules.mars:Mars",
-        "mars-margin": "gistgate.rules.mars:MarsMargin",
-        "fsd": "gistgate.rules.fsd:FSD",
-        "lenience": "gistgate.rules.lenience:Lenience",
-        "regret-budget": "gistgate.rules.regret_budget:RegretBudget",
-        "judge": "gistgate.rules.judge:Judge",
-        "autojudge": "gistgate.rules.autojudge:AutoJudge",
-        "ensemble-gate": "gistgate.rules.ensemble_gate:EnsembleGate",
-        "wisv": "gistgate.rules.wisv:Wisv",
+        "kl-judge": "gistgate.rules.divergence:KLJudge",
+        "typical": "gistgate.rules.thresholds:Typical",
+        "ensemble": "gistgate.rules.divergence:Ensemble",
+        "sgl-threshold": "gistgate.rules.thresholds:SglThreshold",
+        "trt-relaxed": "gistgate.rules.thresholds:TrtRelaxed",
+        "mars": "gistgate.rules.thresholds:Mars",
+        "mars-margin": "gistgate.rules.thresholds:MarsMargin",
+        "fsd": "gistgate.rules.divergence:FSD",
+        "lenience": "gistgate.rules.thresholds:Lenience",
+        "regret-budget": "gistgate.rules.history:RegretBudget",
+        "judge": "gistgate.rules.learned:Judge",
+        "autojudge": "gistgate.rules.learned:AutoJudge",
+        "ensemble-gate": "gistgate.rules.learned:EnsembleGate",
+        "wisv": "gistgate.rules.learned:Wisv",
     },
 )
 """Id -> class of the rule."""

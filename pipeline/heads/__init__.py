@@ -1,1 +1,1 @@
-"""From labelled features to gate heads: reading, splitting by problem, fitting, probability maps, measuring."""
+"""Training and measuring gate heads."""

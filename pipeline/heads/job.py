@@ -12,20 +12,36 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gistgate.files import write_json
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.gates.heads import HEADS
-from gistgate.registry import Registry
-from pipeline.heads.logistic import fit_logistic
-from pipeline.heads.maps import fit_map, num_knots
-from pipeline.heads.measuring import measure_head
-from pipeline.heads.nets import fit_net, head_sizes
-from pipeline.heads.partners import Partners
-from pipeline.heads.rows import Rows
-from pipeline.heads.split import split_by_problem
-from pipeline.params import Params, TrainParams
-from pipeline.params.training import kind_of
+from gistgate.core.files import write_json
+from gistgate.core.gate import HEADS, Gate, GateConfig
+from gistgate.core.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
+from gistgate.core.utils import Registry
+from pipeline.heads.data import Rows, split_by_problem
+from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes, num_knots
+from pipeline.heads.metrics import measure_head
+from pipeline.pair.pair import Pair
+from pipeline.params import Params, TrainParams, kind_of
+
+# ---- The pair that a gate is trained for, as the gate's config.json names it.
+
+
+@dataclass(frozen=True)
+class Partners:
+    """Identities of the pair whose states and drafts were labelled."""
+
+    target: ModelIdentity
+    draft: ModelIdentity | None
+    tokenizer: TokenizerIdentity
+
+
+def partners_of(pair: Pair) -> Partners:
+    """The identities of a loaded pair, under the names that the pair's file gives its models."""
+    return Partners(
+        identify_model(pair.target, pair.names.get("target")),
+        identify_model(pair.draft, pair.names.get("draft")) if pair.draft is not None else None,
+        identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer")),
+    )
+
 
 COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
 """Settings of params.train that every head depends on."""
@@ -56,7 +72,7 @@ class Job:
     """Everything that a head depends on besides the code and the rows; `config.provenance` holds a hash of the rows."""
 
     head: str
-    """A head of params.train.heads: its kind is logistic or an id of gistgate.gates.HEADS."""
+    """A head of params.train.heads: its kind is logistic or an id of gistgate.core.gate.HEADS."""
     config: GateConfig
     """The gate's configuration without what training finds out."""
     params: TrainParams

@@ -1,1 +1,1 @@
-"""From mismatches to labels: whether a forced draft token keeps the meaning."""
+"""Mismatches of target and draft, their rollouts, labels and features."""

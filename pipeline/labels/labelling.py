@@ -7,19 +7,268 @@ answers even when nothing is forced.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
-from gistgate.block import Sampling
-from pipeline.labels.rollouts import Listed, Rollout, decided
-from pipeline.labels.tables import Table, num_rows, picked
-from pipeline.labels.texts import Texts
-from pipeline.labels.tools import Tools
-from pipeline.params import LabelParams
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.lm_eval.task import INVALID, Document, Task
+from pipeline.decode import make_decoder, request_of
+from pipeline.labels.rollouts import (
+    REJOINED,
+    Answered,
+    Cost,
+    Ended,
+    KeptRollouts,
+    Listed,
+    Memories,
+    Roller,
+    Rollout,
+    Way,
+    decided,
+    plain_of,
+    rejoined_at,
+)
+from pipeline.labels.schema import Table, Texts, num_rows, picked
+from pipeline.labels.vllm import GoOn, ServedRoller, check_alone
+from pipeline.pair.pair import Pair, read_pair
+from pipeline.params import LabelParams, MethodParams, Params
+
+# ---- Verdicts: whether the greedy rollout behind a forced token keeps the meaning, found with as few tokens as possible.
+
+
+CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
+"""What may follow a text: an answer that one of them extends or replaces is not given yet."""
+OTHERS = 2
+"""References of other problems, with other answers, that are tried behind a text as well."""
+
+
+class Meaning:
+    """Compares answers with the references of their problems, as the task does."""
+
+    def __init__(
+        self,
+        task: Task,
+        tokenizer: PreTrainedTokenizerBase,
+        docs: Sequence[Document],
+        references: dict[int, list[int]],
+    ) -> None:
+        """`docs` by problem; `references`: the target's own answers by problem, as token ids."""
+        self.task, self.tokenizer, self.docs, self.references = task, tokenizer, docs, references
+        self._texts: dict[int, str] = {}
+
+    def expected(self, problem: int) -> str:
+        """The reference of a problem as text."""
+        if problem not in self._texts:
+            self._texts[problem] = self.task.text(self.tokenizer, self.references[problem])
+        return self._texts[problem]
+
+    def same(self, problem: int, answer: list[int]) -> bool:
+        """Whether the meaning is kept; an answer that cannot be compared counts as lost."""
+        text = self.task.text(self.tokenizer, answer)
+        return bool(self.task.same_meaning(self.docs[problem], text, self.expected(problem)))
+
+    def is_comparable(self, problem: int) -> bool:
+        """Whether the task finds something to compare with in the problem's reference."""
+        return self.same(problem, self.references[problem])
+
+    def is_given(self, rollout: Rollout, answer: list[int]) -> bool:
+        """Whether the task finds an answer that nothing which was tried behind the text can change."""
+        doc, text = self.docs[rollout.problem], self.task.text(self.tokenizer, answer)
+        found = self.task.answer(doc, text)
+        if found in (INVALID, [INVALID], self.task.answer(doc, "")):
+            return False
+        return all(self.task.answer(doc, text + more) == found for more in self._endings(doc, found))
+
+    def _endings(self, doc: Document, found: object) -> list[str]:
+        others = (problem for problem in self.references if self.task.answer(doc, self.expected(problem)) != found)
+        texts = [self.expected(problem) for problem, _ in zip(others, range(OTHERS), strict=False)]
+        return [*(gap + text for text in texts for gap in ("\n", " ")), *CHARACTERS]
+
+
+class Judge:
+    """Gives the verdict on greedy rollouts, in whatever order they come and end."""
+
+    def __init__(
+        self,
+        roller: Roller | ServedRoller,
+        same: Callable[[int, list[int]], bool],
+        given: Answered | None,
+        *,
+        audit: int,
+        rejoin: int | None,
+    ) -> None:
+        """Begin with the audit.
+
+        Args:
+            roller: makes the rollouts.
+            same: (problem, answer) -> whether the meaning is kept.
+            given: tells whether an answer is given; None lets no rollout stop there.
+            audit: rollouts that run to their end before any stops early.
+            rejoin: tokens in a row that have to equal the reference's; None lets no rollout stop there.
+        """
+        self.roller, self.same, self.given, self.rejoin = roller, same, given, rejoin
+        self._left, self._concluded = audit, False
+        self._running: set[Rollout] = set()
+        self._audited: list[tuple[Rollout, list[int], bool]] = []
+
+    def take_up(self, rollout: Rollout) -> None:
+        """Hear of a rollout that is to be made; the first ones are audited."""
+        if self._left:
+            self._left -= 1
+            self._running.add(rollout)
+
+    def audits(self, rollout: Rollout) -> bool:
+        """Whether it has to run to its end."""
+        return rollout in self._running
+
+    def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
+        """Why a rollout may end here: its outcome is known by a way of telling that the audit has found right."""
+        return decided(rollout, answer, self.rejoin, self.given) if self._has_audited() else None
+
+    def verdict(self, rollout: Rollout, ended: Ended) -> bool:
+        """Whether a rollout keeps the meaning."""
+        kept = ended.finish == REJOINED or self.same(rollout.problem, ended.ids)
+        if self.audits(rollout):
+            self._running.remove(rollout)
+            self._audited.append((rollout, ended.ids, kept))
+        return kept
+
+    def kept(self, rollouts: Sequence[Rollout], title: str | None = None) -> list[bool]:
+        """Make these rollouts; whether each keeps the meaning. `title` shows a progress bar."""
+        for rollout in rollouts:
+            self.take_up(rollout)
+        whole = set(self._running)
+        told = Listed(
+            rollouts, self.decided, lambda rollout, ended: (ended, self.verdict(rollout, ended)), first=whole
+        ).made_by(self.roller, title=title)
+        return [
+            kept or (rollout not in whole and self._has_rejoined(rollout, ended))
+            for rollout, (ended, kept) in zip(rollouts, told, strict=True)
+        ]
+
+    def _has_rejoined(self, rollout: Rollout, ended: Ended) -> bool:
+        """Whether it would have stopped early; one that ended before the audit did could not."""
+        if not self._has_audited() or self.rejoin is None:
+            return False
+        return rejoined_at(rollout, ended.ids, self.rejoin) is not None
+
+    def _has_audited(self) -> bool:
+        if self._left or self._running:
+            return False
+        if not self._concluded:
+            self._conclude()
+        return True
+
+    def _conclude(self) -> None:
+        """Give up a way of stopping early that the audit has found wrong."""
+        if self.rejoin is not None and not is_trustworthy(self._audited, self.rejoin):
+            self.rejoin = None
+        if self.given is not None and not all(self._stops_right(*one) for one in self._audited):
+            self.given = None
+        self._audited, self._concluded = [], True
+
+    def _stops_right(self, rollout: Rollout, answer: list[int], kept: bool) -> bool:
+        """Whether the verdict at the first place where the answer seems given is that of the whole rollout."""
+        assert self.given is not None
+        for length in range(rollout.position + 2, len(answer)):
+            if self.given(rollout, answer[:length]):
+                return self.same(rollout.problem, answer[:length]) == kept
+        return True
+
+
+def is_trustworthy(audited: Sequence[tuple[Rollout, list[int], bool]], num: int) -> bool:
+    """Whether at least 99 % of the whole rollouts that ever rejoin their reference keep the meaning."""
+    rejoining = [kept for rollout, answer, kept in audited if rejoined_at(rollout, answer, num) is not None]
+    return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)
+
+
+# ---- What mining and labelling share: rollouts that go the faster way, verdicts on them, and what they cost.
+
+
+class Tools:
+    """The rollouts of one piece of a stage, and the verdicts on them."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        meaning: Meaning,
+        params: Params,
+        way: Way,
+        cost: Cost,
+        engine: GoOn | None = None,
+        kept: KeptRollouts | None = None,
+        **request: Any,
+    ) -> None:
+        """Put the parts together; nothing is read yet.
+
+        Args:
+            decoder: decodes strictly with the pair, speculatively.
+            meaning: compares answers.
+            params: `label` says how many rollouts share a batch, and how many are audited.
+            way: how greedy rollouts are decoded; sampled ones speculate unless `label.way` says "plain", because their
+                draws depend on it.
+            cost: counts what is spent.
+            engine: makes the rollouts instead of the decoder; `way` means nothing to it.
+            kept: keeps rollouts over an interruption.
+            request: arguments of the decoder that all prompts share.
+        """
+        self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
+        self.batch_size, self._audit = params.label.batch_size, params.label.audit
+        self.memories = Memories(decoder, self.batch_size, params.decoding.prompt_memory_mb)
+        self.roller: Roller | ServedRoller
+        self.sampler: Roller | ServedRoller
+        if engine is None:
+            self.roller = self._rolling(way)
+            self.sampler = self._rolling("plain" if params.label.way == "plain" else "speculative")
+        else:
+            self.roller = ServedRoller(engine, self.memories, meaning.tokenizer, cost, **request)
+            self.sampler = self.roller
+        self.roller.kept = self.sampler.kept = kept
+
+    def _rolling(self, way: Way) -> Roller:
+        decoder = plain_of(self.decoder) if way == "plain" else self.decoder
+        return Roller(decoder, self.memories, self.batch_size, self.cost, **self.request)
+
+    def judge(self, rejoin: int | None) -> Judge:
+        """A judge who has not audited anything yet; `rejoin` as in `label.rejoin`."""
+        return Judge(self.roller, self.meaning.same, self.meaning.is_given, audit=self._audit, rejoin=rejoin)
+
+
+def engine_of(params: Params) -> GoOn | None:
+    """What makes rollouts instead of the decoder, started once for a stage; None lets the decoder make them.
+
+    Raises:
+        UserError: several workers would each hold a target, or the engine cannot be started.
+    """
+    if params.engine.rollouts == "own":
+        return None
+    check_alone(params)
+    from pipeline.labels.vllm import VllmEngine
+
+    return VllmEngine(read_pair(params.pair).target, params.engine.arguments)
+
+
+def tools_of(
+    params: Params,
+    pair: Pair,
+    task: Task,
+    prompts: Sequence[dict[str, Any]],
+    references: dict[int, list[int]],
+    way: Way,
+    cost: Cost,
+    engine: GoOn | None = None,
+    kept: KeptRollouts | None = None,
+) -> Tools:
+    """The tools of a pair and a task; `references` by problem, as token ids, the rest as in `Tools`."""
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
+    return Tools(decoder, meaning, params, way, cost, engine, kept, **request_of(prompts, pair))
 
 
 @dataclass

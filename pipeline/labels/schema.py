@@ -12,16 +12,40 @@ Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from gistgate.errors import UserError
-from pipeline.common import paths
-from pipeline.labels.tables import Table
+from gistgate.core.files import read_json_lines
+from gistgate.core.utils import UserError
+from pipeline import paths
+from pipeline.run import num_shards, read_shards
+
+# ---- Tables as dictionaries of tensors: what every step on a label's way does with them.
+
+
+Table = dict[str, Tensor]
+"""Columns by name, all with leading axis N (rows)."""
+
+
+def concatenated(tables: Sequence[Table]) -> Table:
+    """The rows of all tables, one table below the other; the columns are those of the first table."""
+    return {name: torch.cat([table[name] for table in tables]) for name in tables[0]}
+
+
+def picked(table: Table, index: Tensor) -> Table:
+    """The rows that `index [N']` names, in its order, or the rows where a mask [N] is true."""
+    return {name: column[index] for name, column in table.items()}
+
+
+def num_rows(table: Table) -> int:
+    """N; 0 for a table without columns."""
+    return len(next(iter(table.values()))) if table else 0
+
 
 REFERENCE = paths.reference_of("train")
 """The target's own answers to the training prompts."""
@@ -89,7 +113,7 @@ FEATURES = {**ROWS, "same_target": Column(torch.int8, 0, 1)}  # 0 where t* diffe
 
 
 def feature_columns(names: Iterable[str]) -> dict[str, Column]:
-    """The columns [N, F] of features, by id; their units are those of gistgate.gates.features."""
+    """The columns [N, F] of features, by id; their units are those of gistgate.core.features."""
     return {name: Column(torch.float32, axes=2) for name in names}
 
 
@@ -131,3 +155,69 @@ def problem_of(values: Tensor, column: Column, num: int) -> str | None:
 def in_range(values: Tensor, column: Column) -> Tensor:
     """Where the values lie in the column's range; nan does."""
     return ~((values < column.low) | (values > column.high))
+
+
+# ---- The texts that mismatches lie on: many mismatches share a text, and the prefix of each is the text up to it.
+
+
+@dataclass(frozen=True)
+class AnswerText:
+    """One answer in which mismatches were found."""
+
+    problem: int
+    """Index of its prompt in the split."""
+    policy: int
+    """Whose text it is, a Policy."""
+    ids: list[int]
+    """The answer as token ids, without the prompt."""
+
+
+Texts = dict[tuple[int, int], AnswerText]
+"""Texts by (problem, policy)."""
+
+
+def pack(records: Table, texts: Iterable[AnswerText]) -> Table:
+    """Records and their texts as one shard; the columns `text_*` do not share the leading axis of the records."""
+    texts = list(texts)
+    return {
+        **records,
+        "text_ids": torch.tensor([token for text in texts for token in text.ids], dtype=torch.int32),
+        "text_lengths": torch.tensor([len(text.ids) for text in texts], dtype=torch.int64),
+        "text_problem": torch.tensor([text.problem for text in texts], dtype=torch.int64),
+        "text_policy": torch.tensor([text.policy for text in texts], dtype=torch.int8),
+    }
+
+
+def unpack(shard: Table) -> tuple[Table, Texts]:
+    """The records of a shard, and its texts."""
+    parts = shard["text_ids"].split(shard["text_lengths"].tolist())
+    keys = zip(shard["text_problem"].tolist(), shard["text_policy"].tolist(), strict=True)
+    texts = {key: AnswerText(*key, ids=part.tolist()) for key, part in zip(keys, parts, strict=True)}
+    return {name: column for name, column in shard.items() if not name.startswith("text_")}, texts
+
+
+def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Table, Texts]]:
+    """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts.
+
+    Raises:
+        UserError: there are no shards, or one of them breaks the schema `columns`.
+    """
+    num_shards(folder)
+    shards = [unpack(shard) for shard in read_shards(folder)]
+    for index, (records, _) in enumerate(shards):
+        checked(records, columns, f"{folder}, shard {index}")
+    return shards
+
+
+def read_references() -> dict[int, list[int]]:
+    """The target's own answers to the training prompts, by problem, as token ids."""
+    return {problem: row["ids"] for problem, row in enumerate(read_json_lines(REFERENCE))}
+
+
+def read_labels() -> tuple[Table, Texts]:
+    """All labels of both passes, and the texts they lie on."""
+    shards = [shard for name in PASSES for shard in read_records(LABEL_FOLDER / name, LABELS)]
+    texts: Texts = {}
+    for _, some in shards:
+        texts |= some
+    return concatenated([records for records, _ in shards]), texts

@@ -1,1 +1,1 @@
-"""Tables, figures and pages made from the results."""
+"""Summary, tables, figures and model card of a finished run."""

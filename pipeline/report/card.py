@@ -8,12 +8,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gistgate.certificates.certificate import Proof
-from gistgate.files import read_json, read_text
-from gistgate.gates.config import GateConfig
-from gistgate.plain import printable
-from pipeline.common.paths import REPORTS, TASKS
-from pipeline.report.results import STRICT
+from gistgate.core.certificate import Proof
+from gistgate.core.files import printable, read_json, read_text
+from gistgate.core.gate import GateConfig
+from pipeline.paths import REPORTS, TASKS
+from pipeline.report.summary import STRICT
 
 EVALUATION = REPORTS / "evaluation"
 

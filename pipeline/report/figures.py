@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from gistgate.files import write_atomic
-from pipeline.report.results import Results
-from pipeline.report.summary import Summary
+from gistgate.core.files import write_atomic
+from pipeline.report.summary import Results, Summary
+
+matplotlib.use("Agg")
+
 
 STYLE: Any = {
     "axes.spines.top": False,

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
-from pipeline.report.leaders import best, fastest
-from pipeline.report.markdown import table
+from gistgate.core.request import Statistics
+from gistgate.demo import page as rendering
+from gistgate.demo.page import MEANINGS, STRICT, Run, flat, render, side_by_side, visible
+from gistgate.measure.trace import TracedToken
+from gistgate.rules import RULES, meant
+from pipeline.report.summary import Results
+
+# ---- Markdown tables, without the padding that libraries add: a changed cell changes one line of a published page.
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], numbers: bool = False) -> str:
+    """A Markdown table; `numbers` aligns all columns but the first to the right."""
+    rule = ["---", *["---:" if numbers else "---"] * (len(head) - 1)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))
+
 
 HEADER = (
     "method",
@@ -273,3 +288,59 @@ def html(summary: dict[str, Any]) -> str:
 
     body = "\n".join(line(row, "td") for row in rows(summary))
     return f"<table>\n{line(HEADER, 'th')}\n{body}\n</table>"
+
+
+# ---- Self-contained HTML pages: one layout, and a template for each kind of content.
+
+
+TEMPLATES = Path(__file__).with_name("templates")
+STYLES = (rendering.TEMPLATES / "page.css", rendering.TEMPLATES / "tokens.css", TEMPLATES / "report.css")
+SCRIPTS = (rendering.TEMPLATES / "tokens.js",)
+
+
+def page(name: str, folder: Path = TEMPLATES, **content: Any) -> str:
+    """The page of the template `<name>.html.j2` in `folder`; a study keeps its template in its own folder."""
+    template = folder / f"{name}.html.j2"
+    return render(template, scripts=SCRIPTS, styles=STYLES, beside=(TEMPLATES,), pct=percent, **content)
+
+
+def explained(trace: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What the report shows of reports/trace.json: both answers, aligned; None without a trace."""
+    if trace is None:
+        return None
+    loose, strict = (
+        Run(name, [TracedToken(**token) for token in trace[key]["tokens"]], Statistics())
+        for key, name in (("loose", f"{trace['method']}, {trace['knob']:g}"), ("strict", STRICT))
+    )
+    marks = {key: {name: trace[key][name] for name in ("score", "mean_accepted_length")} for key in ("loose", "strict")}
+    shown = {"id": trace["id"], "context": visible(trace["context"]), "meanings": MEANINGS, "marks": marks}
+    return {**shown, **side_by_side(loose, strict)}
+
+
+def provenance(results: Results) -> dict[str, dict[str, str]]:
+    """For each calibrated method what its certificates depend on, by dotted name."""
+    proofs = {name: found["proof"] for name, found in results.calibration.items() if found.get("proof")}
+    return {name: flat({"scope": proof["scope"], "prompts": proof["source"]}) for name, proof in proofs.items()}
+
+
+def asks_gate(method: dict[str, Any]) -> bool:
+    """Whether a method's rule asks a trained gate."""
+    return "gate" in RULES[meant(method["rule"])[0]].needs
+
+
+def best(methods: dict[str, Any], *, gate: bool) -> str:
+    """The certified method with the largest mean accepted length of those that ask a gate, or of those that do not."""
+    names = candidates(methods, gate)
+    return max(names, key=lambda name: float(methods[name]["mean_accepted_length"]))
+
+
+def fastest(methods: dict[str, Any]) -> str:
+    """The certified rule without training that is fastest against plain decoding."""
+    return max(candidates(methods, gate=False), key=lambda name: float(methods[name]["speed"]["vs_plain"]["mean"]))
+
+
+def candidates(methods: dict[str, Any], gate: bool) -> list[str]:
+    """The methods of one kind. A refused one decodes strictly and is left out, unless all of its kind are refused."""
+    names = [name for name, method in methods.items() if asks_gate(method) is gate]
+    certified = [name for name in names if methods[name].get("certified_bound") is not None]
+    return certified or names

@@ -14,32 +14,25 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.prompting import chat_template
-from gistgate.protocol import added_ids
-from gistgate.request.stopping import eos_ids
+from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.files import write_json
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError, added_ids
+from gistgate.lm_eval.task import chat_template
 from gistgate.rules import make_rule
-from pipeline.certification.agreement import DRAFTER
-from pipeline.certification.pieces import STRICT, decoding_of, may_share
-from pipeline.certification.strict_answers import Decode, StrictAnswers
-from pipeline.common.code import write_result
-from pipeline.common.decoders import make_decoder, read_prompts, request_of
-from pipeline.common.entry import run
-from pipeline.common.gates import load_gate
-from pipeline.common.operating_point import REPORTS, Operating, operating_point
-from pipeline.pairs.pair import Pair, load_pair
-from pipeline.pairs.source import read_pair
+from pipeline.decode import REPORTS, Operating, load_gate, make_decoder, operating_point, read_prompts, request_of
+from pipeline.outcomes import DRAFTER, STRICT, StrictAnswers, decoding_of, may_share
+from pipeline.outcomes import DecodeStrictAnswers as Decode
+from pipeline.pair.pair import Pair, load_pair, read_pair
 from pipeline.params import Params, read_params
+from pipeline.run import run
 from pipeline.stages.prompts import context_length
-from pipeline.tasks.adversarial import Reply, compare, read_file, variants
-from pipeline.tasks.loading import load_task
+from pipeline.tasks import Reply, compare, load_task, read_file, variants
 
 
 def main() -> None:
     params = read_params()
-    write_result(REPORTS / "adversarial.json", Probe(params).found(), "pipeline.stages.adversarial")
+    write_json(REPORTS / "adversarial.json", Probe(params).found())
 
 
 def asked_in_file(params: Params, tokenizer: PreTrainedTokenizerBase) -> list[tuple[str, str]]:

@@ -25,24 +25,17 @@ import numpy as np
 import torch
 
 from gistgate.certificates import calibration as engine
-from gistgate.certificates.bounds import upper_bound
+from gistgate.certificates.bounds import Array, upper_bound
 from gistgate.certificates.calibration import Finding, Method, Request
-from gistgate.certificates.looks import level
+from gistgate.certificates.judged import level
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
-from gistgate.certificates.tango import Array
-from gistgate.files import write_json
-from gistgate.integrations.lm_eval.prompts import Prompt
-from pipeline.certification.agreement import TOGETHER
-from pipeline.certification.looks import CORE, Study, looks_of
-from pipeline.certification.outcomes import Setup, method_of
-from pipeline.certification.records import write_records
-from pipeline.certification.usage import as_json
-from pipeline.common.entry import run
-from pipeline.common.operating_point import REPORTS, calibration_file
-from pipeline.common.pool import side_by_side
-from pipeline.common.scope import scope_of
+from gistgate.core.files import write_json
+from gistgate.lm_eval.prompts import Prompt
+from pipeline.decode import REPORTS, calibration_file
+from pipeline.outcomes import CORE, TOGETHER, Setup, Study, as_json, looks_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
+from pipeline.run import run, side_by_side
 
 GROUPS = ("free", "learned")
 """Methods without a gate, and those that ask one."""

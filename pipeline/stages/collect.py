@@ -17,24 +17,19 @@ from typing import Any
 
 import torch
 
-from gistgate.errors import UserError
-from gistgate.files import load_tensors, read_json_lines
-from pipeline.common import ranks
-from pipeline.common.decoders import read_prompts
-from pipeline.common.entry import run
-from pipeline.common.pool import side_by_side
-from pipeline.common.resume import Shards, sources
-from pipeline.labels.collecting import PILOT, gated_collector, strict_collector
-from pipeline.labels.cost import Cost, Costs
-from pipeline.labels.kept_rollouts import KeptRollouts, kept_file
-from pipeline.labels.pace import Way, settled
-from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, checked
-from pipeline.labels.tables import Table
-from pipeline.labels.texts import pack, read_references
-from pipeline.labels.tools import engine_of, tools_of
-from pipeline.pairs.pair import load_pair, pair_files
+from gistgate.core.files import load_tensors, read_json_lines
+from gistgate.core.utils import UserError
+from pipeline import run as ranks
+from pipeline.decode import read_prompts
+from pipeline.labels.labelling import engine_of, tools_of
+from pipeline.labels.mining import gated_collector, strict_collector
+from pipeline.labels.rollouts import Cost, Costs, KeptRollouts, Way, kept_file, settled
+from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
+from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.tasks.loading import load_task, task_parts
+from pipeline.paths import PILOT
+from pipeline.run import Shards, run, side_by_side
+from pipeline.tasks import load_task, task_parts
 
 PROMPTS = Path("data/prompts/train.jsonl")
 
@@ -59,7 +54,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair), *sources("pipeline.stages.collect")]
+    files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair)]
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit, params.label.way]

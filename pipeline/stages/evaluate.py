@@ -18,34 +18,33 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gistgate.certificates.certificate import scope_mismatch
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_atomic, write_json, write_json_lines
-from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval.model import GatedLM
-from gistgate.integrations.lm_eval.task import Task
-from gistgate.request.slots import Usage
+from gistgate.core.certificate import scope_mismatch
+from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.files import fingerprint, read_json, write_atomic, write_json, write_json_lines
+from gistgate.core.gate import Gate
+from gistgate.core.request import Usage
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.model import GatedLM
+from gistgate.lm_eval.task import Task
 from gistgate.rules import make_rule
-from pipeline.certification.method_parts import method_parts
-from pipeline.certification.pieces import STRICT, Job, decoding_of, pieces_of
-from pipeline.certification.strict_answers import Decode, StrictAnswers
-from pipeline.certification.usage import as_json
-from pipeline.common import ranks
-from pipeline.common.decoders import make_decoder, read_prompts
-from pipeline.common.entry import run
-from pipeline.common.gates import load_gate
-from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder, operating_point
-from pipeline.common.pool import side_by_side
-from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.common.scope import scope_of
-from pipeline.pairs.pair import Pair, load_pair
-from pipeline.pairs.source import read_pair
+from pipeline import run as ranks
+from pipeline.decode import (
+    Operating,
+    calibration_file,
+    evaluation_folder,
+    load_gate,
+    make_decoder,
+    operating_point,
+    read_prompts,
+)
+from pipeline.outcomes import STRICT, Job, StrictAnswers, as_json, decoding_of, method_parts, pieces_of, scope_of
+from pipeline.outcomes import DecodeStrictAnswers as Decode
+from pipeline.pair.pair import Pair, load_pair, read_pair
 from pipeline.params import Params, read_params
+from pipeline.paths import SCRATCH
+from pipeline.run import run, side_by_side
 from pipeline.stages.prompts import context_length
-from pipeline.tasks.evaluation import Judged, judge
-from pipeline.tasks.loading import load_task
+from pipeline.tasks import Judged, judge, load_task
 
 PLAIN = "plain"
 
@@ -80,7 +79,7 @@ def evaluator(params: Params) -> Callable[[list[Job]], None]:
 
 def dependencies(params: Params, point: Operating) -> str:
     """A name for all that a method's result depends on."""
-    return fingerprint(*method_parts(params, point), *sources("pipeline.stages.evaluate"))
+    return fingerprint(*method_parts(params, point))
 
 
 class Evaluation:

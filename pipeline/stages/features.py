@@ -15,21 +15,28 @@ from collections.abc import Callable
 
 import torch
 
-from gistgate.errors import UserError
-from gistgate.files import load_tensors
-from pipeline.common import ranks
-from pipeline.common.decoders import read_prompts, request_of
-from pipeline.common.entry import run
-from pipeline.common.pool import side_by_side
-from pipeline.common.resume import Shards, num_shards, sources
+from gistgate.core.files import load_tensors
+from gistgate.core.utils import UserError
+from pipeline import run as ranks
+from pipeline.decode import read_prompts, request_of
 from pipeline.labels.features import FeatureReader
-from pipeline.labels.schema import FEATURE_FOLDER, FEATURES, LABEL_FOLDER, LABELS, PLACE, checked, feature_columns
-from pipeline.labels.served_features import served_features
-from pipeline.labels.state_features import StateFeatures
-from pipeline.labels.tables import Table, num_rows
-from pipeline.labels.texts import Texts, read_records
-from pipeline.pairs.pair import load_pair, pair_files
+from pipeline.labels.schema import (
+    FEATURE_FOLDER,
+    FEATURES,
+    LABEL_FOLDER,
+    LABELS,
+    PLACE,
+    Table,
+    Texts,
+    checked,
+    feature_columns,
+    num_rows,
+    read_records,
+)
+from pipeline.labels.vllm import StateFeatures, served_features
+from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
+from pipeline.run import Shards, num_shards, run, side_by_side
 
 GOALS = {"pilot": "strict", "strict": "strict", "gated": "gated"}
 """The pass whose labels each goal reads."""
@@ -61,7 +68,7 @@ def features_of(params: Params, goal: str) -> tuple[str, ...]:
 
 def shards_of(params: Params, goal: str) -> Shards:
     """Where finished shards of a goal wait."""
-    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair), *sources("pipeline.stages.features")]
+    files = [LABEL_FOLDER / GOALS[goal], *pair_files(params.pair)]
     return Shards(
         f"features-{goal}", params.pair, params.decoding.deciding, params.engine, features_of(params, goal), *files
     )

@@ -16,23 +16,31 @@ from typing import Any
 
 import torch
 
-from pipeline.common import ranks
-from pipeline.common.decoders import read_prompts
-from pipeline.common.entry import run
-from pipeline.common.pool import side_by_side
-from pipeline.common.resume import Shards, num_shards, sources
-from pipeline.labels.cost import Cost, Costs
-from pipeline.labels.kept_rollouts import KeptRollouts, kept_file
-from pipeline.labels.labelling import Labeller
-from pipeline.labels.pace import settled
-from pipeline.labels.schema import LABEL_FOLDER, LABELS, MISMATCH_FOLDER, MISMATCHES, REFERENCE, Policy, checked
-from pipeline.labels.selecting import chosen_rows
-from pipeline.labels.tables import Table, concatenated, num_rows, picked
-from pipeline.labels.texts import pack, read_records, read_references
-from pipeline.labels.tools import engine_of, tools_of
-from pipeline.pairs.pair import load_pair, pair_files
+from pipeline import run as ranks
+from pipeline.decode import read_prompts
+from pipeline.labels.labelling import Labeller, engine_of, tools_of
+from pipeline.labels.mining import chosen_rows
+from pipeline.labels.rollouts import Cost, Costs, KeptRollouts, kept_file, settled
+from pipeline.labels.schema import (
+    LABEL_FOLDER,
+    LABELS,
+    MISMATCH_FOLDER,
+    MISMATCHES,
+    REFERENCE,
+    Policy,
+    Table,
+    checked,
+    concatenated,
+    num_rows,
+    pack,
+    picked,
+    read_records,
+    read_references,
+)
+from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.tasks.loading import load_task, task_parts
+from pipeline.run import Shards, num_shards, run, side_by_side
+from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:
@@ -51,7 +59,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair), *sources("pipeline.stages.label")]
+    files = [MISMATCH_FOLDER / name, REFERENCE, *pair_files(params.pair)]
     files += task_parts(params)
     parts = [params.train.test_share, params.train.calibration_share, params.train.validation_share]
     blocks = (params.decoding.deciding, params.label, params.engine)

@@ -21,23 +21,15 @@ from typing import Any
 from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 from transformers.utils.logging import disable_progress_bar
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, read_json_lines, write_atomic, write_json, write_text
-from pipeline.common import tracking
-from pipeline.common.entry import run, seed_everything
-from pipeline.common.paths import EMBEDDED, PAIR_REPORT, PAIRS, WORLD
-from pipeline.common.pool import side_by_side
-from pipeline.common.reading import build
-from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.pairs.pair import check_pair, load_pair
-from pipeline.pairs.source import read_pair
-from pipeline.pairs.training import train_model
-from pipeline.pairs.world.corpus import documents, write_task_files
-from pipeline.pairs.world.functions import write_functions
-from pipeline.pairs.world.measure import accuracy, greedy, strict_mean_accepted_length
-from pipeline.pairs.world.params import PairTrainingParams
-from pipeline.pairs.world.tokenizer import train_tokenizer
-from pipeline.params import Params, read_params
+from gistgate.core.files import fingerprint, read_json, read_json_lines, write_atomic, write_json, write_text
+from gistgate.core.utils import UserError
+from pipeline import tracking
+from pipeline.pair.pair import check_pair, load_pair, read_pair
+from pipeline.pair.training import accuracy, greedy, strict_mean_accepted_length, train_model
+from pipeline.pair.world import documents, train_tokenizer, write_functions, write_task_files
+from pipeline.params import PairTrainingParams, Params, build, read_params
+from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, SCRATCH, WORLD
+from pipeline.run import run, seed_everything, side_by_side
 
 ROLES = ("target", "draft")
 SHOWN = 10
@@ -82,8 +74,7 @@ def train_embedded(params: Params) -> None:
     """Train tokenizer, target and draft, save them and write what they can do."""
     quiet()
     # An interrupted training resumes only under the source that it began with.
-    source = sources("pipeline.pairs.training", "pipeline.pairs.world.corpus", "pipeline.pairs.world.tokenizer")
-    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed, *source)}"
+    scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed)}"
     side_by_side(trainer, (params, scratch), ROLES, params.decoding.workers, "train", "model")
     losses = {role: read_json(losses_of(role, scratch)) for role in ROLES}
     report = measure(params)

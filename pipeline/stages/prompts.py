@@ -19,18 +19,17 @@ from pathlib import Path
 
 from lm_eval.defaults import DEFAULT_MAX_LENGTH
 
-from gistgate.build.tokenizers import warn_untemplated
-from gistgate.errors import UserError
-from gistgate.files import write_json, write_json_lines
-from gistgate.forward.context import context_of
-from gistgate.integrations.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
-from pipeline.common.entry import run
-from pipeline.common.paths import LEARNED, PROMPTS
-from pipeline.pairs.loading import load_config, load_tokenizer
-from pipeline.pairs.source import PairSource, read_pair
-from pipeline.pairs.world.supply import further_documents
+from gistgate.core.files import write_json, write_json_lines
+from gistgate.core.reader import context_of
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.prompts import Prompt, PromptMaker, fresh_prompts, hashes_of
+from gistgate.models.loading import warn_untemplated
+from pipeline.pair.pair import PairSource, load_config, load_tokenizer, read_pair
+from pipeline.pair.world import further_documents
 from pipeline.params import Params, read_params
-from pipeline.tasks.loading import load_task
+from pipeline.paths import LEARNED, PROMPTS
+from pipeline.run import run
+from pipeline.tasks import load_task
 
 TEMPLATE = "set `prompting.chat_template` in params.yaml to true unless the model is a base model"
 """What helps where the tokenizer has a chat template that prompts are not wrapped in."""
@@ -82,7 +81,7 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     learned = hashes_of(maker.problem(prompt["doc"]) for prompt in splits["train"])
     write_json(folder / LEARNED.name, {"train": learned})
     print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
-    refused = import_module("pipeline.certification.early").warning(maker, params, splits["calibration"], taken)
+    refused = import_module("pipeline.outcomes.early").warning(maker, params, splits["calibration"], taken)
     if refused is not None:
         print(refused)
 

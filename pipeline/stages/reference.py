@@ -20,22 +20,29 @@ from typing import Any
 
 import torch
 
-from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.files import read_json_lines, write_json, write_json_lines
-from gistgate.request.slots import Usage
-from pipeline.certification.agreement import TOGETHER, Agreement, agreement_file, rules_beside_strict
-from pipeline.certification.marks import maker_of, mark
-from pipeline.certification.strict_answers import watched
-from pipeline.certification.usage import as_json, keep_beside, kept_beside, summed
-from pipeline.common import ranks
-from pipeline.common.decoders import Outcome, make_decoder, read_prompts, run_split, seeds_of
-from pipeline.common.entry import run
-from pipeline.common.paths import prompts_of, reference_of
-from pipeline.common.pool import side_by_side
-from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.pairs.pair import load_pair, pair_files
+from gistgate.core.decoder import Prefilled
+from gistgate.core.files import fingerprint, read_json_lines, write_json, write_json_lines
+from gistgate.core.request import Usage
+from pipeline import run as ranks
+from pipeline.decode import Outcome, make_decoder, read_prompts, run_split, seeds_of
+from pipeline.outcomes import (
+    TOGETHER,
+    Agreement,
+    agreement_file,
+    as_json,
+    keep_beside,
+    kept_beside,
+    maker_of,
+    mark,
+    rules_beside_strict,
+    summed,
+    watched,
+)
+from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import MethodParams, Params, read_params
-from pipeline.tasks.loading import load_task, task_parts
+from pipeline.paths import SCRATCH, prompts_of, reference_of
+from pipeline.run import run, side_by_side
+from pipeline.tasks import load_task, task_parts
 
 SPLITS = ("calibration", "train", "development")
 """The splits that later stages compare with, the largest first; test is evaluated by lm-eval."""
@@ -55,7 +62,7 @@ def main() -> None:
 
 def pieces_folder(params: Params) -> Path:
     """Where finished pieces wait."""
-    files = [*map(prompts_of, SPLITS), *pair_files(params.pair), *sources("pipeline.stages.reference")]
+    files = [*map(prompts_of, SPLITS), *pair_files(params.pair)]
     settings = [params.pair, params.seed, params.decoding.deciding, params.methods]
     return SCRATCH / f"reference-{fingerprint(*map(repr, settings), *task_parts(params), *files)}"
 

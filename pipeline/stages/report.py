@@ -11,17 +11,16 @@ import base64
 
 from markupsafe import Markup
 
-from gistgate.files import write_json, write_text
-from pipeline.common import tracking
-from pipeline.common.entry import run
-from pipeline.common.operating_point import calibration_file, evaluation_folder
-from pipeline.common.paths import prompts_of
+from gistgate.core.files import write_json, write_text
+from pipeline import tracking
+from pipeline.decode import calibration_file, evaluation_folder
 from pipeline.params import Params, read_params
+from pipeline.paths import prompts_of
 from pipeline.report import tables
 from pipeline.report.figures import DESCRIBED, draw_all, save
-from pipeline.report.page import explained, page, provenance
-from pipeline.report.results import Results, read_results
-from pipeline.report.summary import Summary, as_csv, frontier, summarise
+from pipeline.report.summary import Results, Summary, as_csv, frontier, read_results, summarise
+from pipeline.report.tables import explained, page, provenance
+from pipeline.run import run
 
 UNTRACKED = ("block", "budget", "knob", "certificates")
 """Entries of a method that are no metrics."""

@@ -19,19 +19,17 @@ from pathlib import Path
 from matplotlib import pyplot
 from threadpoolctl import threadpool_limits
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_atomic
-from pipeline.common import tracking
-from pipeline.common.entry import run
-from pipeline.common.paths import HEADS, LEARNED, PILOT
-from pipeline.common.resume import SCRATCH, fingerprint, sources
-from pipeline.heads.job import Job, head_job
-from pipeline.heads.partners import partners_of
-from pipeline.heads.rows import Rows, read_rows
+from gistgate.core.files import fingerprint, read_json, write_atomic
+from gistgate.core.utils import UserError
+from pipeline import tracking
+from pipeline.heads.data import Rows, read_rows
+from pipeline.heads.job import Job, head_job, partners_of
 from pipeline.labels.schema import FEATURE_FOLDER, PASSES
-from pipeline.pairs.pair import load_pair
+from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
+from pipeline.paths import HEADS, LEARNED, PILOT, SCRATCH
 from pipeline.report.figures import reliability_figure
+from pipeline.run import run
 
 
 def main(goal: str) -> None:
@@ -80,7 +78,7 @@ def train(heads: Sequence[str], folders: Sequence[Path], outputs: dict[str, Path
 def finish(stage: str, job: Job, rows: Rows) -> Path:
     """The folder of the finished head in .scratch; the head is trained now unless an earlier start has done so."""
     name = f"{stage}-{job.head}"
-    folder = SCRATCH / f"{name}-{fingerprint(job.as_json(), *sources('pipeline.heads.job'))}"
+    folder = SCRATCH / f"{name}-{fingerprint(job.as_json())}"
     done = folder / "done"
     if not done.is_dir():
         write_atomic(done, lambda part: job.run(rows, folder / "checkpoints").save(part))

@@ -3,9 +3,8 @@
 import pytest
 from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError
 
-from gistgate.build.checks import check_smaller, hub_remedy
-from gistgate.build.models import load_draft
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
+from gistgate.models.loading import check_smaller, hub_remedy, load_draft
 from tests.tiny import tiny_pair
 
 

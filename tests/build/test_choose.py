@@ -9,16 +9,14 @@ from typing import Any
 
 import pytest
 
-from gistgate.build.choose import Choice, choose
-from gistgate.build.decoder import wishes_from
-from gistgate.build.models import parse_settings
-from gistgate.build.segments import choose_segments
-from gistgate.build.wishes import NAMES, Wishes
-from gistgate.certificates.certificate import Proof
-from gistgate.errors import UserError
-from gistgate.optional.segments.files import Probes
-from gistgate.optional.segments.probes import Probe
-from gistgate.rules.pair_counts import PairCounts
+from gistgate.core.certificate import Proof
+from gistgate.core.utils import UserError
+from gistgate.models.build import Choice, choose, wishes_from
+from gistgate.models.loading import parse_settings
+from gistgate.models.options import NAMES, Wishes
+from gistgate.rules.history import PairCounts
+from gistgate.segments.build import choose_segments
+from gistgate.segments.probes import Probe, Probes
 from tests.certificates.proofs import point, proof
 
 PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"

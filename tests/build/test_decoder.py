@@ -11,22 +11,17 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.build.choose import Choice
-from gistgate.build.decoder import build_decoder, other_parts
-from gistgate.build.drafters import KNOWN
-from gistgate.build.wishes import Wishes
-from gistgate.certificates.certificate import Proof
-from gistgate.certificates.holds import check_request
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.files import fingerprint
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
-from gistgate.optional.guards import LoopGuard
-from gistgate.optional.retrieval.corpus import CorpusDrafter
-from gistgate.optional.retrieval.sen import SenDrafter
-from gistgate.optional.retrieval.sen_tree import SenTree
+from gistgate.core.certificate import Proof, check_request
+from gistgate.core.decoder import Decoder
+from gistgate.core.files import fingerprint
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.guards import LoopGuard
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.utils import UserError
+from gistgate.models.build import KNOWN, Choice, build_decoder, other_parts
+from gistgate.models.options import Wishes
+from gistgate.retrieval.corpus import CorpusDrafter
+from gistgate.retrieval.sense import SenDrafter, SenTree
 from pipeline.params import PromptingParams
 from tests.architectures import pair
 from tests.certificates import proofs

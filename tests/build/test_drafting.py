@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from gistgate.build.decoder import build_decoder
-from gistgate.build.drafters import asks_draft
-from gistgate.build.wishes import Wishes
-from gistgate.certificates.scope import decoding_scope
-from gistgate.decoding.decoder import Decoder
+from gistgate.certificates.calibration import decoding_scope
+from gistgate.core.decoder import Decoder
+from gistgate.core.identity import identify_model
+from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.hybrid import HybridDrafter
+from gistgate.drafters.choice import HybridDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
-from gistgate.forward.output import Subset
-from gistgate.identity import identify_model
+from gistgate.models.build import asks_draft, build_decoder
+from gistgate.models.lighter import Subset
+from gistgate.models.options import Wishes
 from tests.architectures import pair
 from tests.build.test_decoder import proof
 from tests.tiny import byte_tokenizer

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from gistgate.build.ignored import ignored, warn_ignored
-from gistgate.build.models import Target, load_target
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
+from gistgate.models.loading import Target, ignored, load_target, warn_ignored
 from tests.architectures import tiny_model
 from tests.tiny import byte_tokenizer
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gistgate.build import memory
-from gistgate.build.memory import Size, check_memory, free_memory
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
+from gistgate.models import loading as memory
+from gistgate.models.loading import Size, check_memory, free_memory
 
 GB = 1_000_000_000
 

@@ -13,19 +13,20 @@ from huggingface_hub import get_session
 from transformers import LlamaForCausalLM
 from transformers.utils import hub as hub_files
 
-from gistgate.build import tokenizers
-from gistgate.build.decoder import build_decoder
-from gistgate.build.models import Target, load_draft
-from gistgate.build.tokenizers import (
+from gistgate.core.utils import UserError
+from gistgate.models import loading as tokenizers
+from gistgate.models.build import build_decoder
+from gistgate.models.loading import (
+    Target,
     check_draft_tokenizer,
     check_same_tokenizer,
+    load_draft,
     load_draft_tokenizer,
     readable_tokenizer,
     tokenizer_of,
     warn_untemplated,
 )
-from gistgate.build.wishes import Wishes
-from gistgate.errors import UserError
+from gistgate.models.options import Wishes
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"

@@ -9,14 +9,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from gistgate.build import memory, weights
-from gistgate.build.memory import Size
-from gistgate.build.models import load_draft, load_target
-from gistgate.build.weights import check_gguf, placed, weight_size
 from gistgate.cli.main import app
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.errors import UserError
+from gistgate.models import loading as memory
+from gistgate.models import loading as weights
+from gistgate.models.loading import Size, check_gguf, load_draft, load_target, placed, weight_size
 from gistgate.rules import make_rule
 from tests.gguf_file import write_gguf
 from tests.tiny import byte_tokenizer, tiny_pair

@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from gistgate.certificates.certificate import OperatingPoint, Proof
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import ModelIdentity, TokenizerIdentity, gate_hash
+from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import ModelIdentity, TokenizerIdentity, gate_hash
 
 IDENTITY = ModelIdentity("tiny", None, "llama", 8, 2, 100, "float32", "abc")
 POINT = OperatingPoint(

@@ -6,8 +6,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gistgate.certificates.bernstein import bernstein_bound, bernstein_sequence
-from gistgate.errors import UserError
+from gistgate.certificates.bounds import bernstein_bound, bernstein_sequence
+from gistgate.core.utils import UserError
 
 ALPHA = 0.05
 

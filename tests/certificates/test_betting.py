@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gistgate.certificates.betting import (
+from gistgate.certificates.bounds import (
     STAKES_S,
     Wager,
     answer_at,
@@ -17,7 +17,7 @@ from gistgate.certificates.betting import (
     wealth,
     wealth_of_table,
 )
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 ALPHA = 0.05
 VALUES = np.array([1.0, 0.0, -1.0])

@@ -5,11 +5,20 @@ import pytest
 from scipy.optimize import minimize_scalar
 from scipy.stats import multinomial
 
-from gistgate.certificates.bernstein import PLUG_IN, bernstein_bound
-from gistgate.certificates.bounds import EXACT, Bound, hoeffding_bentkus, relative_entropy, upper_bound
+from gistgate.certificates.bounds import (
+    EXACT,
+    PLUG_IN,
+    Bound,
+    bernstein_bound,
+    exact_bound,
+    hoeffding_bentkus,
+    p_value,
+    relative_entropy,
+    score,
+    upper_bound,
+)
 from gistgate.certificates.planning import needed_n
-from gistgate.certificates.tango import exact_bound, p_value, score
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 ALPHA = 0.05
 
@@ -76,7 +85,7 @@ def test_bounds_cover_the_true_loss():
 
 def test_the_discordance_is_searched_finely_enough():
     """Ten times as many discordances find no worse world."""
-    import gistgate.certificates.tango as tango
+    import gistgate.certificates.bounds as tango
 
     found = p_value.__wrapped__(6, 4, 200, 0.04)
     points, tango.NUISANCE_POINTS = tango.NUISANCE_POINTS, 480

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from gistgate.certificates.certificate import CERTIFICATE_FILE, Proof, read_proof, scope_mismatch
 from gistgate.cli.show import proved
-from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash
+from gistgate.core.certificate import CERTIFICATE_FILE, Proof, read_proof, scope_mismatch
+from gistgate.core.gate import Gate
+from gistgate.core.identity import gate_hash
+from gistgate.core.utils import UserError
 from tests.certificates.proofs import gate_with, point, proof
 
 

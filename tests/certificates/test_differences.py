@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gistgate.certificates.differences import checked, expected_table, spread_out
-from gistgate.errors import UserError
+from gistgate.certificates.bounds import checked, expected_table, spread_out
+from gistgate.core.utils import UserError
 
 
 def test_differences_become_one_row_of_floats():

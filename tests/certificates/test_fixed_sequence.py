@@ -4,15 +4,11 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gistgate.certificates.bernstein import PLUG_IN
-from gistgate.certificates.betting import BETTING, betting_bound
-from gistgate.certificates.bounds import EXACT
-from gistgate.certificates.differences import spread_out
+from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound, spread_out
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import needed_n, wager_confidence
-from gistgate.certificates.tango import exact_bound
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 
 def chunks(d, size=100, seen=None):

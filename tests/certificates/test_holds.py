@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from gistgate.certificates.calibration import Method
-from gistgate.certificates.holds import check_parts, check_request, load_proof, refuse
-from gistgate.errors import UserError
-from gistgate.files import fingerprint
+from gistgate.core.certificate import check_parts, check_request, load_proof, refuse
+from gistgate.core.files import fingerprint
+from gistgate.core.utils import UserError
 from tests.certificates.proofs import gate_with, proof
 from tests.tiny import byte_tokenizer, tiny_pair
 

@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from gistgate.certificates.judged import Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
 
-from gistgate.certificates.ledger import Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 OLD = [hash_of([1, number]) for number in range(20)]
 FRESH = [hash_of([2, number]) for number in range(20)]

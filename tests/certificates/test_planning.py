@@ -3,12 +3,9 @@
 import numpy as np
 import pytest
 
-from gistgate.certificates.bernstein import BERNSTEIN, PLUG_IN
-from gistgate.certificates.betting import BETTING
-from gistgate.certificates.bounds import EXACT
-from gistgate.certificates.differences import expected_table, spread_out
+from gistgate.certificates.bounds import BERNSTEIN, BETTING, EXACT, PLUG_IN, expected_table, spread_out
 from gistgate.certificates.planning import CERTIFIES, HOEFFDING, MOST, fewest, main, needed_n, needed_prompts
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 
 @pytest.mark.parametrize("bound", [BETTING, PLUG_IN, BERNSTEIN, HOEFFDING])

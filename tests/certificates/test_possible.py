@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from gistgate.certificates.bernstein import PLUG_IN
-from gistgate.certificates.bounds import EXACT
+from gistgate.certificates.bounds import EXACT, PLUG_IN
 from gistgate.certificates.fixed_sequence import try_setting
 from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 
 
 def test_a_plan_is_said_before_anything_is_decoded():

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gistgate.certificates.scope import task_scope
-from gistgate.identity import identify_tokenizer, tokenizer_scope
-from gistgate.request.stopping import eos_ids
+from gistgate.certificates.calibration import task_scope
+from gistgate.core.identity import identify_tokenizer, tokenizer_scope
+from gistgate.core.request import eos_ids
 from tests.certificates.proofs import proof
 from tests.tiny import byte_tokenizer, tiny_pair
 
@@ -49,7 +49,7 @@ def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own() ->
 
 
 def test_the_template_counts_for_chats_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gistgate.certificates.scope.task_hash", lambda _: "t")
+    monkeypatch.setattr("gistgate.certificates.calibration.task_hash", lambda _: "t")
     for chat in (True, False):
         asked = SimpleNamespace(num_fewshot=0, chat_template=chat, system=None)
         task = SimpleNamespace(prompting=asked)

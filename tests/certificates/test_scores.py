@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gistgate.certificates.scores import CLIP, WORSE, Capped, LogProbability, PairwiseJudge, TaskScore
+from gistgate.certificates.outcomes import CLIP, WORSE, Capped, LogProbability, PairwiseJudge, TaskScore
 from tests.tiny import byte_tokenizer, tiny_pair
 
 
@@ -85,7 +85,7 @@ def test_log_probabilities_do_not_depend_on_the_rows_beside_them():
 
 @pytest.mark.parametrize("size", [1, 2, 3, 32])
 def test_log_probabilities_are_compared_prompt_by_prompt_in_every_size_of_batch(size, monkeypatch):
-    monkeypatch.setattr("gistgate.certificates.scores.CLIP", 10.0)  # a random model finds all tokens improbable
+    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)  # a random model finds all tokens improbable
     model, _ = tiny_pair()
     prompts = [{"ids": [3, 4, 5]}, {"ids": [6]}, {"ids": [7, 8]}, {"ids": [9, 9, 9]}]
     strict, loose = [[10], [11], [12, 13], [14]], [[20, 21], [11], [22], [24]]
@@ -98,7 +98,7 @@ def test_log_probabilities_are_compared_prompt_by_prompt_in_every_size_of_batch(
 
 
 def test_an_empty_answer_is_as_bad_as_the_worst(monkeypatch):
-    monkeypatch.setattr("gistgate.certificates.scores.CLIP", 10.0)
+    monkeypatch.setattr("gistgate.certificates.outcomes.CLIP", 10.0)
     score = LogProbability(tiny_pair()[0])
     mean = score.means([([3, 4], [7])])[0]
     assert -10 < mean < 0

@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from gistgate.certificates.loss_curve import Curve, smooth
-from gistgate.certificates.search import Aims, Setting, choose_settings
+from gistgate.certificates.search import Aims, Curve, Setting, choose_settings, smooth
 
 GRID = tuple(round(0.05 * step, 2) for step in range(1, 14))
 AIMS = Aims(budgets=(0.02, 0.03, 0.05), headline=0.03, n=1000, evaluations=6)

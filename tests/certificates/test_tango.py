@@ -4,15 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, multinomial
 
-from gistgate.certificates.tango import (
-    GAMMA,
-    RESOLUTION,
-    discordance_region,
-    exact_bound,
-    p_value,
-    rejected,
-    score,
-)
+from gistgate.certificates.bounds import GAMMA, RESOLUTION, discordance_region, exact_bound, p_value, rejected, score
 
 
 @pytest.mark.parametrize("discordant, n", [(0, 30), (3, 30), (11, 40), (30, 30), (1, 500)])

@@ -2,10 +2,9 @@
 
 import pytest
 
-from gistgate.cli import main as cli
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.cli.main import main as cli
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
 from tests.certificates.proofs import point, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 

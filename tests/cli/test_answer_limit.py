@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gistgate.build.models import load_target
+from gistgate.models.loading import load_target
 
 
 def test_doctor_says_that_cut_answers_tell_no_limit(run: Any, pair: Path, tmp_path: Path) -> None:

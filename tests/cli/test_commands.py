@@ -41,11 +41,11 @@ MODEL = "transformers:AutoModelForCausalLM.from_pretrained"
 LOADING = {"doctor", "tune", "generate", "trace", "bench", "fit-draft", "draft-vocabulary"}
 """Commands that load a target; calibrate and eval, which load one of their own, are asked elsewhere."""
 INNERMOST = {
-    "init": "gistgate.project.create:create",
-    "inspect": "gistgate.gates.gate:Gate.load",
-    "export": "gistgate.gates.gate:Gate.load",
-    "calibrate": "gistgate.gates.gate:Gate.load",
-    "eval": "gistgate.integrations.lm_eval.__main__:main",
+    "init": "gistgate.cli.init:create",
+    "inspect": "gistgate.core.gate:Gate.load",
+    "export": "gistgate.core.gate:Gate.load",
+    "calibrate": "gistgate.core.gate:Gate.load",
+    "eval": "gistgate.lm_eval.__main__:main",
 }
 """What runs when Ctrl-C is pressed; elsewhere it is the loading of the target."""
 
@@ -82,7 +82,7 @@ def test_a_call(run, place, command):
 @pytest.mark.parametrize("command", [command for command in CALLS if command in LOADING])
 def test_a_command_that_decodes_keeps_freed_memory(run, place, monkeypatch, command):
     asked = []
-    monkeypatch.setattr("gistgate.forward.allocation.keep_freed_memory", asked.append)
+    monkeypatch.setattr("gistgate.core.attention.keep_freed_memory", asked.append)
     assert run(command, *place(CALLS[command][0]))[0] == 0
     assert [device.type for device in asked] == ["cpu"]
 

@@ -7,17 +7,16 @@ from typing import Any
 
 import pytest
 import typer
+from gistgate.cli.tools import heading
 from typer.testing import CliRunner, Result
 
-from gistgate.build import models
-from gistgate.build.models import load_draft, load_target
-from gistgate.build.wishes import Wishes
-from gistgate.cli.demo import heading
 from gistgate.cli.main import app
-from gistgate.errors import UserError
-from gistgate.identity import identify_model
-from gistgate.integrations.lm_eval.calibrate_models import load_models
-from gistgate.integrations.lm_eval.calibrate_options import Options
+from gistgate.core.identity import identify_model
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.calibrate import Options, load_models
+from gistgate.models import loading as models
+from gistgate.models.loading import load_draft, load_target
+from gistgate.models.options import Wishes
 from tests.gguf_file import write_gguf
 
 COMMANDS: dict[str, tuple[str, ...]] = {

@@ -11,12 +11,12 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.certificates.certificate import read_proof
-from gistgate.cli import main as command_line
+from gistgate.cli.main import main as command_line
 from gistgate.cli import show
-from gistgate.cli.reading import read_prompts
-from gistgate.gates.gate import Gate
-from gistgate.observing import race as timing
+from gistgate.cli.options import read_prompts
+from gistgate.core.certificate import read_proof
+from gistgate.core.gate import Gate
+from gistgate.measure import speed as timing
 from tests.certificates.proofs import point, proof
 
 

@@ -4,9 +4,9 @@ import sys
 
 import pytest
 
+from gistgate.cli.decode import Writer
 from gistgate.cli.show import coloured
-from gistgate.cli.streaming import Writer
-from gistgate.observing.trace import TracedToken
+from gistgate.measure.trace import TracedToken
 
 
 class Words:

@@ -8,16 +8,16 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from gistgate.build.preference import preferred
-from gistgate.build.wishes import Wishes
-from gistgate.certificates.certificate import read_proof
+from gistgate.core.certificate import read_proof
+from gistgate.core.gate import Gate
+from gistgate.core.identity import identify_model, model_scope
+from gistgate.core.utils import UserError
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, model_scope
-from gistgate.integrations.transformers.flatten import write_code
-from gistgate.integrations.transformers.generate import generate
-from gistgate.observing import tuning
+from gistgate.export.generate import generate
+from gistgate.export.write import write_code
+from gistgate.measure import tune as tuning
+from gistgate.models.build import preferred
+from gistgate.models.options import Wishes
 from tests.certificates.proofs import point, proof_for
 
 SCOPE = {"guards": [], "temperature": 0.0, "prompting": {"num_fewshot": 0, "chat_template": False, "system": None}}
@@ -78,7 +78,7 @@ def test_nothing_is_saved_where_nothing_beats_strict(tune, gate):
 def test_a_choice_that_cannot_be_removed_is_not_said_to_be_gone(tune, gate, monkeypatch):
     """It would go on to decide. What was measured is shown all the same."""
     tune()
-    monkeypatch.setattr("gistgate.build.preference.shutil.rmtree", lambda *_, **__: None)
+    monkeypatch.setattr("gistgate.models.build.shutil.rmtree", lambda *_, **__: None)
     status, out, said = tune(strict=0.9)
     assert status == 1 and "holds the choice of an earlier measurement" in said
     assert "speed when deciding" in out
@@ -196,7 +196,7 @@ def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair,
     with pytest.raises(UserError, match="another temperature"):
         generate(target, draft, str(gate), **asked)
     assert generate(target, draft, str(gate), **{**asked, "do_sample": False}).shape == (1, 7)
-    from gistgate.integrations.lm_eval.model import GatedLM
+    from gistgate.lm_eval.model import GatedLM
 
     names = {"pretrained": str(pair / "target"), "draft": str(pair / "draft"), "device": "cpu", "dtype": "float32"}
     lm = GatedLM(**names, gate=str(gate))

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 
-from gistgate.build.asking import Asked, Asking, is_rendered
-from gistgate.build.models import Target, load_target
-from gistgate.cli.reading import read_prompts
-from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
-from gistgate.observing import race, tuning
+from gistgate.cli.options import read_prompts
+from gistgate.core.gate import Gate
+from gistgate.core.utils import UserError
+from gistgate.measure import speed as race
+from gistgate.measure import tune as tuning
+from gistgate.models.loading import Target, load_target
+from gistgate.models.options import Asked, Asking, is_rendered
 from tests.certificates.proofs import point, proof_for
 
 TEMPLATE = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.request.rows import Generation
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation
 
 
 def continued(

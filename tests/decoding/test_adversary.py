@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 from torch import Tensor
 
-from gistgate.block import Draft, Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.base import Drafter
-from gistgate.drafters.chains import ragged
+from gistgate.core.block import Draft, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Drafter
+from gistgate.drafters.text import ragged
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 

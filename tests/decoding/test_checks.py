@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder
+from gistgate.core.reader import num_ids
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.context import num_ids
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
-from gistgate.rules.exact import Exact
+from gistgate.core.rule import Exact
 from tests.architectures import CONTEXT, pair, prompts
 from tests.decoding.watching import Watch
 from tests.tiny import byte_tokenizer

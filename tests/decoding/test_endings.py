@@ -8,11 +8,11 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from gistgate.block import Reason, Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation
 from gistgate.drafters.model import ModelDrafter
-from gistgate.request.rows import Generation
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.continuing import continued

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Reason
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Reason
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import RULES, make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
 from tests.decoding.watching import HalfGate, Markers

@@ -8,13 +8,12 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.block import Sampling
-from gistgate.decoding.batches import decode_all
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.request import Generation
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.request.rows import Generation
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Markers

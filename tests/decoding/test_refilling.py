@@ -6,31 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-
 from benchmarks.refilling import lengths_of, scripted, to_their_end
-from gistgate.block import Sampling
-from gistgate.decoding.admission import Start, Waiting
-from gistgate.decoding.batches import decode_all, longest_first, read_ahead
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.decoding.session import Session
-from gistgate.drafters.base import Drafter
+
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, Prefilled, decode_all, longest_first, read_ahead
+from gistgate.core.drafter import Drafter
+from gistgate.core.guards import LoopGuard
+from gistgate.core.reader import WASTE
+from gistgate.core.request import Generation, Row, Slots, Stop, Usage
+from gistgate.core.session import Session, Start, Waiting
+from gistgate.core.utils import UserError
 from gistgate.drafters.cascade import CascadeDrafter
-from gistgate.drafters.choice import ChoiceDrafter, Option
-from gistgate.drafters.costs import Costs
-from gistgate.drafters.hybrid import HybridDrafter
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.drafters.choice import ChoiceDrafter, Costs, HybridDrafter, Option
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.recycle import TokenRecycling
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.errors import UserError
-from gistgate.forward.reader import WASTE
-from gistgate.optional.guards.loop import LoopGuard
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.rows import Generation, Row
-from gistgate.request.slots import Slots, Usage
-from gistgate.request.stopping import Stop
+from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.test_independence import seen
 from tests.decoding.watching import HalfGate, Markers

@@ -7,14 +7,13 @@ from typing import ClassVar
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.batches import decode_all
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
-from gistgate.rules.thinking import between_markers
+from gistgate.rules.thresholds import between_markers
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Watch
 

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gistgate.block import Reason, Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 from tests.decoding.continuing import continued

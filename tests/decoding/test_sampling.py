@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import pair
 

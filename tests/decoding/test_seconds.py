@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder
+from gistgate.core.reader import Reader
+from gistgate.core.request import Slots
 from gistgate.drafters.model import ModelDrafter
-from gistgate.forward.reader import Reader
-from gistgate.request.slots import Slots
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 
@@ -38,7 +38,7 @@ def test_reading_a_prompt_beside_a_running_batch_is_the_time_of_its_row(
         admit(self, *given)
 
     for module in ("session", "admission"):
-        monkeypatch.setattr(f"gistgate.decoding.{module}.perf_counter", lambda: now[0])
+        monkeypatch.setattr(f"gistgate.core.decoder.{module}.perf_counter", lambda: now[0])
     monkeypatch.setattr(Reader, "read", ticking)
     monkeypatch.setattr(Reader, "admit", slowly)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.decoding.checks import check_prompts
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder, check_prompts
+from gistgate.core.reader import context_of
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.context import context_of
-from gistgate.optional.trees.masks import attention_kinds
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
+from gistgate.trees.tree import attention_kinds
 from tests.architectures import BY_SLOT, CONTEXT, greedy, pair, prompts
 
 BATCH = prompts(5, 17, 2, 10)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.observing import race as timing
+from gistgate.measure import speed as timing
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 

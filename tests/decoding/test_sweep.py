@@ -12,17 +12,16 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.build.drafters import STORED
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import program, store
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.core.decoder import Decoder
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.costs import Costs
-from gistgate.drafters.hybrid import HybridDrafter
+from gistgate.drafters.choice import Costs, HybridDrafter
 from gistgate.drafters.model import ModelDrafter
-from gistgate.optional.retrieval.corpus import CorpusDrafter
-from gistgate.optional.retrieval.sen import SenDrafter
-from gistgate.optional.retrieval.sen_tree import SenTree
-from gistgate.optional.retrieval.suffix_array import SuffixArray
+from gistgate.models.build import STORED
+from gistgate.retrieval.corpus import CorpusDrafter
+from gistgate.retrieval.sense import SenDrafter, SenTree
+from gistgate.retrieval.suffix_array import SuffixArray
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, MORE, SIZES, greedy, pair, prompts
 from tests.decoding.watching import HalfGate, Markers

@@ -7,9 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.block import Block
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.turns import lock_of, turn
+from gistgate.core.block import Block
+from gistgate.core.decoder import Decoder, lock_of, turn
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts, tiny_model

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gistgate.block import Acceptance, Block
+from gistgate.core.block import Acceptance, Block
 
 
 class HalfGate:

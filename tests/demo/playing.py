@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gistgate import Decoder, ModelDrafter, make_rule
-from gistgate.build.models import Target
-from gistgate.demo.playground import Playground
-from gistgate.demo.server import claim, make_app
+from gistgate.demo.server import Playground, claim, make_app
+from gistgate.models.loading import Target
 from tests.tiny import byte_tokenizer, tiny_pair
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from gistgate import make_rule
-from gistgate.demo.playground import Question, knob_values
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
+from gistgate.demo.server import Question, knob_values
 from tests.demo.playing import playground
 
 GROUND = playground()

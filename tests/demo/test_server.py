@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from gistgate.core.utils import UserError
 from gistgate.demo.server import claim
-from gistgate.errors import UserError
 from tests.demo.playing import decoding_threads, playground, served, wait_for
 
 pytest.importorskip("starlette")

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gistgate.demo.stream import stream
-from gistgate.errors import UserError
-from gistgate.observing.trace import trace
+from gistgate.core.utils import UserError
+from gistgate.demo.server import stream
+from gistgate.measure.trace import trace
 from tests.demo.playing import decoding_threads, playground
 
 GROUND = playground()

@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.request.rows import Generation
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.cascade import CascadeDrafter
-from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.recycle import TokenRecycling
-from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.suffix_shared import SharedSuffixes
-from gistgate.errors import UserError
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.optional.trees.lookup import LookupTree
+from gistgate.drafters.suffix import SharedSuffixes, SuffixDrafter
+from gistgate.drafters.text import PromptLookup, TokenRecycling
 from gistgate.rules import make_rule
+from gistgate.trees.drafter import LookupTree, TreeDrafter
 from tests.architectures import SIZES, pair, prompts
 
 BATCH = [one * 2 for one in prompts(5, 17, 2, 10)]

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.block import Sampling
+from gistgate.core.block import Sampling
+from gistgate.core.request import total
+from gistgate.core.utils import UserError
 from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, match_length, speed
-from gistgate.drafters.lookup import PromptLookup
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.errors import UserError
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.statistics import total
+from gistgate.drafters.text import PromptLookup
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import SIZES, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.block import Sampling
-from gistgate.build.drafters import Sources, make_drafter
-from gistgate.drafters.choice import Recent
-from gistgate.drafters.costs import Costs
-from gistgate.drafters.hybrid import UNPROVEN, HybridDrafter
+from gistgate.core.block import Sampling
+from gistgate.core.request import total
+from gistgate.core.utils import UserError
+from gistgate.drafters.choice import UNPROVEN, Costs, HybridDrafter, Recent
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
-from gistgate.request.statistics import total
+from gistgate.models.build import Sources, make_drafter
 from tests.architectures import pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
+from gistgate.core.block import Sampling
+from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.lookup import PromptLookup
-from gistgate.errors import UserError
+from gistgate.drafters.text import PromptLookup
 
 
 @pytest.mark.parametrize(

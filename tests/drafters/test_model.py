@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
+from gistgate.core.block import Sampling
 from gistgate.drafters.model import ModelDrafter
 from tests.architectures import SIZES, greedy, pair, prompts
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Acceptance, Block
-from gistgate.drafters.recycle import TokenRecycling
-from gistgate.errors import UserError
+from gistgate.core.block import Acceptance, Block
+from gistgate.core.utils import UserError
+from gistgate.drafters.text import TokenRecycling
 from tests.architectures import SIZES, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 

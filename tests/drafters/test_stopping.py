@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.block import Sampling
+from gistgate.core.block import Sampling
+from gistgate.core.request import total
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping, load_stopping, stopping_from
-from gistgate.errors import UserError
-from gistgate.request.statistics import total
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.drafters.suffix_shared import SharedSuffixes
-from gistgate.errors import UserError
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
+from gistgate.drafters.suffix import SharedSuffixes, SuffixDrafter
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted

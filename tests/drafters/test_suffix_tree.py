@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from gistgate.drafters.suffix_tree import Place, SuffixTree, Text
+from gistgate.drafters.suffix import Place, SuffixTree, Text
 
 DEPTH = 6
 

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 
-from gistgate.forward import allocation
-from gistgate.forward.allocation import OWN_CHOICE, keep_freed_memory
+from gistgate.core import attention as allocation
+from gistgate.core.attention import OWN_CHOICE, keep_freed_memory
 from tests.tiny import tiny_pair
 
 GLIBC = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc returns large pieces at once")
@@ -41,14 +41,14 @@ def faults(before: str, **environment: str) -> int:
 
 @GLIBC
 def test_large_results_cost_no_page_faults_any_more():
-    kept = faults("from gistgate.forward.allocation import keep_freed_memory; assert keep_freed_memory()")
+    kept = faults("from gistgate.core.attention import keep_freed_memory; assert keep_freed_memory()")
     assert kept < PAGES // 20
     assert faults("") > PAGES // 2, "without it every page of every result is filled anew"
 
 
 @GLIBC
 def test_a_choice_of_the_user_stays():
-    before = "from gistgate.forward.allocation import keep_freed_memory; assert not keep_freed_memory()"
+    before = "from gistgate.core.attention import keep_freed_memory; assert not keep_freed_memory()"
     assert faults(before, MALLOC_MMAP_THRESHOLD_="65536") > PAGES // 2
 
 
@@ -62,8 +62,8 @@ def test_nothing_is_changed_elsewhere(device: str, libc: str, monkeypatch: pytes
 
 
 def test_loading_for_a_processor_asks_for_it(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    from pipeline.pairs import loading
-    from pipeline.pairs.source import ModelSource
+    from pipeline.pair import pair as loading
+    from pipeline.pair.pair import ModelSource
 
     tiny_pair()[0].save_pretrained(tmp_path)
     asked: list[str] = []

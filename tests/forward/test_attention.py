@@ -10,9 +10,9 @@ from torch.nn.attention import sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.forward import attention, reader
-from gistgate.forward.attention import MOST, attend, attend_to_few, fused_on_cpu, pays, unplanned
-from gistgate.forward.reader import Reader
+from gistgate.core import attention, reader
+from gistgate.core.attention import MOST, attend, attend_to_few, fused_on_cpu, pays, unplanned
+from gistgate.core.reader import Reader
 from tests.architectures import tiny_model
 
 

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from gistgate.forward.cache import (
+from gistgate.core.reader import (
     GrowingLayer,
+    Reader,
     RowCache,
     join_rows,
     last_in_use,
+    left_padded,
     new_cache,
     right_aligned,
     take_row,
 )
-from gistgate.forward.reader import Reader, left_padded
 from tests.architectures import SIZES, pair, prompts
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.forward.logits import last_logits
-from gistgate.forward.reader import Reader
+from gistgate.core.reader import Reader, last_logits
 from tests.architectures import SIZES, pair, prompts
 from tests.forward.heads import head_inputs, in_one_piece
 

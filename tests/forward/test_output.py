@@ -8,12 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gistgate.block import Sampling
+from gistgate.core.block import Sampling
+from gistgate.core.identity import identify_model
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.output import Subset, SubsetHead
-from gistgate.forward.quantised import quantise
-from gistgate.identity import identify_model
+from gistgate.models.lighter import Subset, SubsetHead, quantise
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts, tiny_model
 from tests.drafters.proposing import decoded, num_accepted, wanted

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from gistgate.core.identity import check_model, identify_model, model_scope
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.quantised import GROUP, MOST_ROWS, Int4Linear, Int8Linear, quantise
-from gistgate.identity import check_model, identify_model, model_scope
+from gistgate.models.lighter import GROUP, MOST_ROWS, Int4Linear, Int8Linear, quantise
 from tests.architectures import pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
 
@@ -88,8 +88,8 @@ def test_quantisation_is_part_of_the_identity():
 
 IDENTIFY = """
 import torch
-from gistgate.forward.quantised import quantise
-from gistgate.identity import identify_model
+from gistgate.models.lighter import quantise
+from gistgate.core.identity import identify_model
 from tests.architectures import noisy_copy, tiny_model
 print(torch.backends.cpu.get_cpu_capability())
 for kind in ("none", "int8", "int4"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import tap
 from gistgate.drafters.model import ModelDrafter
-from gistgate.forward.states import tap
 from gistgate.rules import make_rule
 from tests.architectures import SIZES, pair, prompts
 from tests.decoding.watching import Watch

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import MistralConfig, Qwen2Config
 
-from gistgate.forward.reader import WASTE, has_window
+from gistgate.core.reader import WASTE, has_window
 
 
 @pytest.mark.parametrize(

@@ -11,19 +11,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.build.decoder import build_decoder
-from gistgate.build.preference import chosen_among
-from gistgate.build.wishes import Wishes
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.files import write_json
-from gistgate.forward.quantised import quantise
-from gistgate.gates.config import GateConfig
-from gistgate.gates.elsewhere import until_certified
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
-from gistgate.integrations.transformers.generate import generate
-from gistgate.integrations.transformers.parts import checked_gate
+from gistgate.core.decoder import Decoder
+from gistgate.core.files import write_json
+from gistgate.core.gate import Gate, GateConfig, until_certified
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.utils import UserError
+from gistgate.export.generate import checked_gate, generate
+from gistgate.models.build import build_decoder, chosen_among
+from gistgate.models.lighter import quantise
+from gistgate.models.options import Wishes
 from tests.architectures import pair
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, tiny_pair

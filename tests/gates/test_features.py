@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
-from gistgate.gates.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
+from gistgate.core.block import Block
+from gistgate.core.features import DRAFT, LOOK_AHEAD, SCALARS, extract, layers_needed, needs_q
+from gistgate.core.utils import UserError
 
 # One row, three draft tokens, a vocabulary of four. Row 0 prefers 0, row 1 is torn between 1 and 2, row 2 prefers 3.
 LOGITS = torch.tensor([[[9.0, 1.0, 0.0, 0.0], [0.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 9.0], [9.0, 0.0, 0.0, 0.0]]])

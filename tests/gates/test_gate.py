@@ -8,11 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gistgate.block import Block
-from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer, portable_name, weights_fingerprint
+from gistgate.core.block import Block
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer, portable_name, weights_fingerprint
+from gistgate.core.utils import UserError
 from tests.tiny import byte_tokenizer, tiny_pair
 
 

@@ -10,9 +10,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from gistgate.errors import UserError
-from gistgate.gates.calibration import Isotonic, Platt
-from gistgate.gates.heads import HEADS, Linear, Mlp, build_head, fold_standardisation
+from gistgate.core.gate import HEADS, Isotonic, Linear, Mlp, Platt, build_head, fold_standardisation
+from gistgate.core.utils import UserError
 
 numbers = st.floats(-30, 30, allow_nan=False, width=32)
 

@@ -9,10 +9,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.integrations.transformers.flatten import write_code
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.export.write import write_code
 from tests.certificates.proofs import point, proof_for
 from tests.integrations.exported import PROMPTS, RISKS
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair

@@ -12,35 +12,34 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates.bernstein import PLUG_IN
-from gistgate.certificates.betting import BETTING
-from gistgate.certificates.certificate import read_proof
-from gistgate.certificates.ledger import Ledger, Look, fingerprint_of, hash_of
-from gistgate.certificates.looks import LOCAL, PUBLISHED
-from gistgate.cli import calibrate as command
-from gistgate.cli import extras
-from gistgate.cli.inspect import inspect
+from gistgate.certificates.judged import LOCAL, PUBLISHED, Ledger, Look, fingerprint_of, hash_of
+from gistgate.cli.tools import inspect
+
+from gistgate.certificates.bounds import BETTING, PLUG_IN
 from gistgate.cli.main import app
+from gistgate.cli import calibrate as command
+from gistgate.cli.main import main as extras
 from gistgate.cli.show import proved
-from gistgate.errors import UserError
-from gistgate.files import write_json_lines
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.calibrate import (
+from gistgate.core.certificate import read_proof
+from gistgate.core.files import write_json_lines
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.utils import UserError
+from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval.calibrate import (
+    Options,
     certify,
+    context_of_all,
     drafter_of,
     make_scorer,
+    prompts_of,
+    recorded,
+    spec_of,
     usual_drafter,
     warn_of_little_to_lose,
 )
-from gistgate.integrations.lm_eval.calibrate_models import recorded
-from gistgate.integrations.lm_eval.calibrate_options import Options
-from gistgate.integrations.lm_eval.calibrate_prompts import context_of_all, prompts_of
-from gistgate.integrations.lm_eval.calibrate_task import spec_of
-from gistgate.integrations.lm_eval.prompts import hashes_of
-from gistgate.integrations.lm_eval.task import load_task
+from gistgate.lm_eval.prompts import hashes_of
+from gistgate.lm_eval.task import load_task
 from tests.tiny import byte_tokenizer, tiny_pair, write_task
 
 

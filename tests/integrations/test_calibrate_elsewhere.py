@@ -15,18 +15,15 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.build.models import load_draft, load_target
 from gistgate.cli.main import app
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.utils import UserError
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
-from gistgate.forward.output import Subset
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.integrations.lm_eval import calibrate
-from gistgate.integrations.lm_eval.calibrate_models import load_models
-from gistgate.integrations.lm_eval.calibrate_options import Options
-from gistgate.integrations.lm_eval.calibrate_task import spec_of
+from gistgate.lm_eval import calibrate
+from gistgate.lm_eval.calibrate import Options, load_models, spec_of
+from gistgate.models.lighter import Subset
+from gistgate.models.loading import load_draft, load_target
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
@@ -97,7 +94,7 @@ def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place: Path, monkeyp
 
 def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[torch.device] = []
-    monkeypatch.setattr("gistgate.integrations.lm_eval.calibrate_models.keep_freed_memory", kept.append)
+    monkeypatch.setattr("gistgate.lm_eval.calibrate.keep_freed_memory", kept.append)
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}

@@ -11,19 +11,17 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates.ledger import Ledger
-from gistgate.certificates.looks import LOCAL
-from gistgate.decoding.decoder import Decoder
+from gistgate.certificates.judged import LOCAL, Ledger
+
+from gistgate.core.decoder import Decoder
+from gistgate.core.files import fingerprint
+from gistgate.core.gate import Gate
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.files import fingerprint
-from gistgate.gates.gate import Gate
-from gistgate.integrations.lm_eval import calibrate, task_files
-from gistgate.integrations.lm_eval.calibrate import certify, method_of, outcomes_of
-from gistgate.integrations.lm_eval.calibrate_options import Options
-from gistgate.integrations.lm_eval.calibrate_prompts import prompts_of
-from gistgate.integrations.lm_eval.calibrate_task import spec_of
-from gistgate.integrations.lm_eval.task import load_task
+from gistgate.lm_eval import calibrate
+from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval.calibrate import Options, certify, method_of, outcomes_of, prompts_of, spec_of
+from gistgate.lm_eval.task import load_task
 from gistgate.rules import make_rule
 from tests.certificates.proofs import gate_with
 from tests.integrations.test_calibrate import folders

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.gate import Gate
 from gistgate.drafters.model import ModelDrafter
-from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
 from tests.integrations.exported import EOS, PAD, PROMPTS, RISKS
 from tests.tiny import write_task

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.integrations.transformers.flatten import flatten, write_code
-from gistgate.integrations.transformers.sources import Package
+from gistgate.core.utils import UserError
+from gistgate.export.write import Package, flatten, write_code
 
 REGISTRY = """from importlib import import_module
 

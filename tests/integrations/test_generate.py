@@ -21,14 +21,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gistgate.build.guards import make_guard
-from gistgate.build.wishes import Wishes
-from gistgate.certificates.certificate import read_proof
-from gistgate.errors import UserError
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, model_scope
-from gistgate.integrations.transformers.generate import generate
-from gistgate.integrations.transformers.parts import LOADED, MOST, loaded_parts, once
+from gistgate.core.certificate import read_proof
+from gistgate.core.gate import Gate
+from gistgate.core.guards import make_guard
+from gistgate.core.identity import identify_model, model_scope
+from gistgate.core.utils import UserError
+from gistgate.export.generate import LOADED, MOST, generate, loaded_parts, once
+from gistgate.models.options import Wishes
 from tests.architectures import tiny_model
 from tests.integrations.exported import EOS, PAD
 from tests.tiny import byte_tokenizer

@@ -21,18 +21,16 @@ from lm_eval.tasks import TaskManager
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
-from gistgate.block import Sampling
-from gistgate.decoding.batches import decode_all
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.prompt_cache import Prefilled
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, Prefilled, decode_all
+from gistgate.core.files import load_tensors
+from gistgate.core.guards import LoopGuard
+from gistgate.core.identity import identify_tokenizer
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.files import load_tensors
-from gistgate.identity import identify_tokenizer
-from gistgate.integrations.lm_eval.model import GatedLM, sampling
-from gistgate.observing import race as timing
-from gistgate.optional.guards import LoopGuard
-from gistgate.optional.retrieval.corpus import CorpusDrafter
+from gistgate.lm_eval.model import GatedLM, sampling
+from gistgate.measure import speed as timing
+from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
@@ -169,7 +167,7 @@ def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
 def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     names = saved(tmp_path, pair, tokenizer)
     kept: list[torch.device] = []
-    monkeypatch.setattr("gistgate.integrations.lm_eval.model.keep_freed_memory", kept.append)
+    monkeypatch.setattr("gistgate.lm_eval.model.keep_freed_memory", kept.append)
     lm = GatedLM(**names, rule="fly", theta=0.5, window=2, block=5)
     assert (lm.decoder.block, lm.decoder.rule) == (5, make_rule("fly", theta=0.5, window=2))
     assert kept == [torch.device("cpu")]
@@ -210,7 +208,7 @@ def test_weights_that_are_not_whole_are_refused(tmp_path: Path, pair: Any, token
 
 
 def run_cli(tmp_path: Path, tasks: Path, model_args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "gistgate.integrations.lm_eval", "run", "--model", "gistgate"]
+    command = [sys.executable, "-m", "gistgate.lm_eval.model", "run", "--model", "gistgate"]
     command += ["--model_args", model_args, "--tasks", str(tasks / "sums.yaml"), "--batch_size", "2"]
     command += ["--device", "cpu", "--output_path", str(tmp_path / "out")]
     root = Path(__file__).parents[2]
@@ -233,7 +231,7 @@ def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path: Path, pair: A
 
 
 def test_importing_gistgate_does_not_import_lm_eval() -> None:
-    code = "import sys, gistgate.integrations.lm_eval; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
+    code = "import sys, gistgate.lm_eval.model; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
 
 

@@ -14,11 +14,10 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from gistgate.errors import UserError
-from gistgate.integrations.lm_eval.task import Task
-from gistgate.integrations.lm_eval.task_files import find_task
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import Task, find_task
 from pipeline.params import Params, parse_params
-from pipeline.tasks.loading import load_task, task_spec
+from pipeline.tasks import load_task, task_spec
 from tests.tiny import byte_tokenizer, tiny_pair, write_rows, write_task
 
 CHAT = "{{ bos_token }}{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}<assistant>"

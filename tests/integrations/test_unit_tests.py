@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.integrations.lm_eval import __main__ as command
-from gistgate.integrations.lm_eval import task as tasks
-from gistgate.integrations.lm_eval import task_files, unit_tests
-from gistgate.integrations.lm_eval.task import Task, TaskSpec, load_task
-from gistgate.integrations.lm_eval.unit_tests import own_code_eval, process_results, program_of
+from gistgate.core.utils import UserError
+from gistgate.lm_eval import __main__ as command
+from gistgate.lm_eval import code_tasks as unit_tests
+from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval import task as tasks
+from gistgate.lm_eval.code_tasks import own_code_eval, process_results, program_of
+from gistgate.lm_eval.task import Task, TaskSpec, load_task
 from tests.tiny import write_rows
 
 ROOT = Path(__file__).parents[2]

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.integrations.vllm import client, metrics
+from gistgate.core.utils import UserError
+from gistgate.vllm import metrics
+from gistgate.vllm import metrics as client
 
 ACTIVE = 'gistgate_active{rule="prob",runner="V1",setting="r=0.3",source="explicit setting"} 1.0\n'
 

@@ -11,10 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from gistgate.errors import UserError
-from gistgate.identity import weights_fingerprint
-from gistgate.integrations.vllm import checks, expand
-from gistgate.integrations.vllm.served import folder_fingerprint, is_rounded
+from gistgate.core.identity import weights_fingerprint
+from gistgate.core.utils import UserError
+from gistgate.vllm import patches as expand
+from gistgate.vllm import plugin as checks
+from gistgate.vllm.policy import folder_fingerprint, is_rounded
 from tests.tiny import tiny_pair
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.core.rule import allowed
 from gistgate.rules import make_rule
-from gistgate.rules.base import allowed
 from tests.integrations.vllm_batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge, tokens_of
 
 RULES = [

@@ -6,8 +6,8 @@ from random import Random
 
 import torch
 
-from gistgate.integrations.vllm.loops import DeviceLoopGuard
-from gistgate.optional.guards import LoopGuard
+from gistgate.core.guards import LoopGuard
+from gistgate.vllm.judge import DeviceLoopGuard
 
 WINDOW = 8
 LOOP = [1, 2] * 4

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.integrations.vllm.hooks import wrap_once
-from gistgate.integrations.vllm.requests import Requests, stricter
 from gistgate.rules import make_rule
+from gistgate.vllm.judge import Requests, stricter, wrap_once
 from tests.integrations.vllm_batches import LENGTHS, Batch, make_judge, sampled_at, tokens_of
 
 HOSTILE = ['{"r": 1' + "0" * 400 + "}", "[" * 200_000]

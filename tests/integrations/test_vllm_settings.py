@@ -12,15 +12,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
-from gistgate.integrations.vllm.identity import check_proof
-from gistgate.integrations.vllm.policy import make_policy
-from gistgate.integrations.vllm.served import Served, eos_ids
-from gistgate.integrations.vllm.settings import Settings, read_settings
-from gistgate.request import stopping
+from gistgate.core import request as stopping
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.utils import UserError
+from gistgate.vllm.policy import Served, Settings, check_proof, eos_ids, make_policy, read_settings
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 

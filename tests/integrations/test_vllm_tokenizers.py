@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.integrations.vllm import checks, install
-from gistgate.integrations.vllm.served import read_served
+from gistgate.core.utils import UserError
+from gistgate.vllm import plugin as checks
+from gistgate.vllm import plugin as install
+from gistgate.vllm.policy import read_served
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"

@@ -8,10 +8,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from gistgate.block import Block
-from gistgate.integrations.vllm import v1, v2
-from gistgate.integrations.vllm.judge import Judge
-from gistgate.integrations.vllm.policy import Policy
+from gistgate.core.block import Block
+from gistgate.vllm import v1, v2
+from gistgate.vllm.judge import Judge
+from gistgate.vllm.policy import Policy
 
 VOCABULARY, WIDTH, NUM = 11, 4, 3
 LENGTHS = [3, 0, 1, 2]

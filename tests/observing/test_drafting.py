@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.costs import Costs
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
+from gistgate.drafters.choice import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.errors import UserError
-from gistgate.observing.drafting import DraftRecorder, Round, accepted_by_confidence, fit, fit_stopping, promise
+from gistgate.drafters.text import PromptLookup
+from gistgate.measure.fit_draft import DraftRecorder, Round, accepted_by_confidence, fit, fit_stopping, promise
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 

@@ -6,9 +6,8 @@ import re
 
 import pytest
 
-from gistgate.observing.lengths import Lengths, lengths_of, limit_advice
-from gistgate.request.rows import Generation
-from gistgate.request.statistics import Statistics
+from gistgate.core.request import Generation, Statistics
+from gistgate.measure.outlook import Lengths, lengths_of, limit_advice
 
 
 def answer(tokens: int, finish: str = "eos") -> Generation:

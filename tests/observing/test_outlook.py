@@ -7,25 +7,15 @@ from typing import Any
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.costs import Costs
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Statistics
+from gistgate.core.utils import UserError
+from gistgate.drafters.choice import Costs
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.observing.outlook import (
-    TIMED,
-    Mismatches,
-    advice,
-    fastest,
-    labelling,
-    measure,
-    outlook,
-    strict_run,
-    tau_at,
-)
-from gistgate.observing.race import Clock
-from gistgate.request.statistics import Statistics
-from gistgate.rules.exact import Exact
+from gistgate.drafters.text import PromptLookup
+from gistgate.measure.outlook import TIMED, Mismatches, advice, fastest, labelling, measure, outlook, strict_run, tau_at
+from gistgate.measure.speed import Clock
+from gistgate.core.rule import Exact
 from tests.tiny import tiny_pair
 
 HISTOGRAM = {0: 2, 4: 6, 8: 2}

@@ -11,10 +11,10 @@ import torch
 from rich.console import Console
 
 from gistgate.cli.show import timed
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import LoopGuard
 from gistgate.drafters.model import ModelDrafter
-from gistgate.observing import race as timing
-from gistgate.optional.guards import LoopGuard
+from gistgate.measure import speed as timing
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
 

@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 
-from gistgate.block import Sampling
-from gistgate.build.guards import make_guard
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import LoopGuard, make_guard
+from gistgate.core.request import total
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.observing.shadow import shadow, summary, would_be
-from gistgate.optional.guards import LoopGuard
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.statistics import total
+from gistgate.measure.shadow import shadow, summary, would_be
 from gistgate.rules import RULES, make_rule
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import pair, prompts
 from tests.decoding.watching import HalfGate, Markers
 from tests.rules.extremes import LOOSE, LOSSLESS

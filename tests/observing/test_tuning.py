@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.observing import tuning
-from gistgate.observing.tuning import Candidate, tune
+from gistgate.core.utils import UserError
+from gistgate.measure import tune as tuning
+from gistgate.measure.tune import Candidate, tune
 from tests.certificates.proofs import point, proof
 
 PROMPTS = [[place] for place in range(12)]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from gistgate.observing.trace import TracedToken
-from gistgate.pages.runs import Run
-from gistgate.request.statistics import Statistics
+from gistgate.demo.page import Run
+
+from gistgate.core.request import Statistics
+from gistgate.measure.trace import TracedToken
 
 
 def answer(name: str, *tokens: tuple[str, str, float | None, float]) -> Run:

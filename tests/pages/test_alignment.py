@@ -1,8 +1,7 @@
 """Where two answers differ, and their split into segments."""
 
 import pytest
-
-from gistgate.pages.alignment import differences, segments
+from gistgate.demo.page import differences, segments
 
 
 def test_equal_answers_have_no_difference():

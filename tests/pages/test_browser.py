@@ -3,8 +3,8 @@
 import socket
 
 import pytest
+from gistgate.demo.page import trace_page
 
-from gistgate.pages.trace import trace_page
 from tests.pages.answers import LOOSE, STRICT
 from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 

@@ -4,16 +4,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from gistgate.cli.tools import slider_rule
+from gistgate.demo.page import certificate_table, claim, own_claim, provenance_table, write_trace
 
-from gistgate.build.decoder import build_decoder
-from gistgate.build.models import Target
-from gistgate.build.wishes import Wishes
-from gistgate.cli.demo import slider_rule
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.pages.claims import certificate_table, claim, own_claim, provenance_table
-from gistgate.pages.trace import write_trace
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.models.build import build_decoder
+from gistgate.models.loading import Target
+from gistgate.models.options import Wishes
 from tests.certificates.proofs import point, proof_for
 from tests.tiny import byte_tokenizer, tiny_pair
 

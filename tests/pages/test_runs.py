@@ -1,9 +1,9 @@
 """A recorded answer and its strict counterpart on a tiny pair."""
 
 import pytest
+from gistgate.demo.page import record, strict_run
 
 from gistgate import Decoder, ModelDrafter, make_rule
-from gistgate.pages.runs import record, strict_run
 from tests.tiny import byte_tokenizer, tiny_pair
 
 

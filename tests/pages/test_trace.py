@@ -4,9 +4,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
+from gistgate.demo.page import trace_page, visible
 
-from gistgate.pages.tokens import visible
-from gistgate.pages.trace import trace_page
 from tests.pages.answers import LOOSE, STRICT, answer
 
 HOSTILE = (

@@ -8,11 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gistgate.block import Reason
-from gistgate.decoding.commit import commit
-from gistgate.request.rows import Row
-from gistgate.request.statistics import Statistics, total
-from gistgate.request.stopping import Stop
+from gistgate.core.block import Reason
+from gistgate.core.request import Row, Statistics, Stop, total
+from gistgate.core.session import commit
 
 counts = st.integers(0, 1000)
 statistics = st.builds(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gistgate.request.stopping import Stop, eos_ids
+from gistgate.core.request import Stop, eos_ids
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer(bos=False)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.block import Block
+from gistgate.core.block import Block
 from tests.blocks import accepted
 
 P = torch.tensor([3, 3, 2], dtype=torch.float64) / 8

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gistgate.rules import RULES
-from gistgate.rules.pair_counts import PairCounts
+from gistgate.rules.history import PairCounts
 
 DEFAULT: dict[str, dict[str, Any]] = {"csd": {"counts": PairCounts()}}
 """What a rule cannot do without; all others work as they come."""

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.block import Block, Reason
+from gistgate.core.block import Block, Reason
 from gistgate.rules import make_rule
-from gistgate.rules.block_verification import passing, path_ratios, remaining
+from gistgate.rules.lossless import passing, path_ratios, remaining
 from tests.blocks import accepted, block, random_block
 
 RULE = make_rule("block")
@@ -118,7 +118,7 @@ def test_a_draft_that_counts_as_certain_changes_nothing(draft: tuple[int, ...]):
 
 def test_another_threshold_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
     """With h = P everywhere the sum is off."""
-    monkeypatch.setattr("gistgate.rules.block_verification.passing", lambda whole: path_ratios(whole)[:, 1:])
+    monkeypatch.setattr("gistgate.rules.lossless.passing", lambda whole: path_ratios(whole)[:, 1:])
     monkeypatch.setitem(globals(), "passing", lambda whole: path_ratios(whole)[:, 1:])
     p, q = tables(0, 2)
     total = sum(probability(draft, q) * written(draft, p, q) for draft in product(range(3), repeat=2))

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gistgate.block import Block, Reason, Sampling
-from gistgate.errors import UserError
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.rule import LooseRule, draw, residual, settle
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.base import LooseRule, draw, residual, settle
 from tests.blocks import SPLIT, SURE, TORN, accepted, block
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Block, Reason
-from gistgate.decoding.extensions import VERIFIERS
+from gistgate.core.block import Block, Reason
+from gistgate.core.decoder import VERIFIERS
+from gistgate.core.rule import allowed, settle
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.base import allowed, settle
 from tests.blocks import accepted, random_block, rows_of
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, DEFAULT, NEVER_OPEN, OPEN, TARGET_ONLY
 

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
-from gistgate.files import save_tensors
-from gistgate.rules.base import State, settle
-from gistgate.rules.csd import Csd, met_so_far
-from gistgate.rules.pair_counts import CAPACITY, STRIDE, PairCounts
+from gistgate.core.block import Block
+from gistgate.core.files import save_tensors
+from gistgate.core.rule import State, settle
+from gistgate.core.utils import UserError
+from gistgate.rules.history import CAPACITY, STRIDE, Csd, PairCounts, met_so_far
 from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 
 

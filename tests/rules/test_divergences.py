@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, one_hot
 
-from gistgate.rules.divergences import ag, coarse, draft_probs, js, kl, tv
+from gistgate.rules.divergence import ag, coarse, draft_probs, js, kl, tv
 from tests.blocks import SURE, block
 
 HALVES = torch.tensor([0.5, 0.5, 0.0])

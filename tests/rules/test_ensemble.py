@@ -14,14 +14,14 @@ from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation import utils as theirs
 
-from gistgate.block import Block
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Block
+from gistgate.core.decoder import Decoder
+from gistgate.core.rule import draw
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
-from gistgate.rules.base import draw
-from gistgate.rules.ensemble import Ensemble
+from gistgate.rules.divergence import Ensemble
 from tests.architectures import noisy_copy, prompts, tiny_model
 from tests.blocks import accepted, block, random_block
 from tests.decoding.continuing import continued

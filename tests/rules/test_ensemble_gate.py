@@ -8,10 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.autojudge import AutoJudge
-from gistgate.rules.ensemble_gate import EnsembleGate
+from gistgate.rules.learned import AutoJudge, EnsembleGate
 from tests.blocks import accepted, block, random_block
 
 Z = [math.log(0.5), math.log(0.3), math.log(0.2)]

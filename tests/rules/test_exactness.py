@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.block import Block, Sampling
+from gistgate.core.block import Block, Sampling
 from gistgate.rules import RULES, make_rule
 from tests.blocks import accepted
 from tests.rules.extremes import BY_DISTRIBUTION, CLOSED, TARGET_ONLY

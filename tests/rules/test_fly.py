@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gistgate.rules import make_rule
-from gistgate.rules.fly import Fly
+from gistgate.rules.entropy import Fly
 from tests.blocks import SURE, TORN, accepted, block, random_block
 
 

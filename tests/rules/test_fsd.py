@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.fsd import DIVERGENCES, FSD
-from gistgate.rules.kl_judge import KLJudge
+from gistgate.rules.divergence import DIVERGENCES, FSD, KLJudge
 from tests.blocks import accepted, block, random_block
 from tests.rules.enumerating import P, Q, first_token
 

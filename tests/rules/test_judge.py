@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.judge import Judge
+from gistgate.rules.learned import Judge
 from tests.blocks import SURE, accepted, block, random_block
 
 

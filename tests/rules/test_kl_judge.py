@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.rules.kl_judge import KLJudge
+from gistgate.core.utils import UserError
+from gistgate.rules.divergence import KLJudge
 from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
 
 P = [math.log(0.5), math.log(0.25), math.log(0.25)]

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.lenience import Lenience
+from gistgate.rules.thresholds import Lenience
 from tests.architectures import pair
 from tests.blocks import SPLIT, accepted, block, random_block
 from tests.rules.enumerating import P, Q, first_token

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import PRESETS, make_rule
-from gistgate.rules.fly import Fly
+from gistgate.rules.entropy import Fly
 
 
 def test_presets_are_settings_of_a_rule():

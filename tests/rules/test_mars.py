@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.rules.mars import Mars, MarsMargin
+from gistgate.core.utils import UserError
+from gistgate.rules.thresholds import Mars, MarsMargin
 from tests.blocks import SURE, accepted, block, random_block
 
 NEAR, WIDE = [10.0, 9.5, 9.4, 1.0], [10.0, 8.0, 7.0, 1.0]

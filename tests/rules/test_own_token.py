@@ -5,9 +5,9 @@ import math
 import pytest
 import torch
 
-from gistgate.block import Block
+from gistgate.core.block import Block
+from gistgate.core.rule import draw, settle
 from gistgate.rules import make_rule
-from gistgate.rules.base import draw, settle
 
 P = [math.log(0.5), math.log(0.3), math.log(0.2)]
 

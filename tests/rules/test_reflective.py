@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
+from gistgate.core.block import Block
+from gistgate.core.rule import allowed
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.base import allowed
 from gistgate.rules.reflective import Reflective
 from tests.blocks import SURE, TORN, accepted, block, random_block
 from tests.tiny import byte_tokenizer

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
+from gistgate.core.block import Block
+from gistgate.core.rule import State, settle
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.base import State, settle
-from gistgate.rules.regret_budget import RegretBudget, regret
+from gistgate.rules.history import RegretBudget, regret
 from tests.blocks import SURE, accepted, block, random_block
 
 ONE = [3.0, 2.0, 0.5, -torch.inf]

@@ -2,8 +2,8 @@
 
 import torch
 
-from gistgate.block import Block
-from gistgate.rules.replacements import target_draw
+from gistgate.core.block import Block
+from gistgate.core.rule import target_draw
 from tests.blocks import SURE
 
 ROWS = torch.tensor([[SURE[0], SURE[1], SURE[2]], [SURE[3], SURE[2], SURE[1]]])

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.sense import Sense
+from gistgate.rules.entropy import Sense
 from tests.blocks import SURE, TORN, accepted, block, random_block
 
 CALM = {"k": 0, "tau_c": 0.25}

@@ -10,10 +10,10 @@ from itertools import product
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
+from gistgate.core.block import Block
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.sgl_threshold import SglThreshold
+from gistgate.rules.thresholds import SglThreshold
 from tests.blocks import SURE, accepted, block, random_block
 from tests.rules.test_exactness import EIGHTHS, cells
 

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
+from gistgate.core.block import Block
+from gistgate.core.rule import State, settle
+from gistgate.core.utils import UserError
+from gistgate.measure.shadow import Shadow, until_end
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.base import State, settle
-from gistgate.rules.pair_counts import PairCounts
-from gistgate.rules.shadow import Shadow, until_end
-from gistgate.rules.wisv import Costs
+from gistgate.rules.history import PairCounts
+from gistgate.rules.learned import Costs
 from tests.blocks import SURE, TORN, block, random_block, rows_of
 
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.request.rows import Row
-from gistgate.rules.thinking import Thinking, between_markers, find_markers
+from gistgate.core.request import Row
+from gistgate.core.utils import UserError
+from gistgate.rules.thresholds import Thinking, between_markers, find_markers
 from tests.blocks import SURE, block
 
 BEGIN, END = 1, 2

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from tests.blocks import SPLIT, SURE, TORN, block, random_block
 

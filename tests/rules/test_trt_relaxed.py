@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.trt_relaxed import TrtRelaxed
+from gistgate.rules.thresholds import TrtRelaxed
 from tests.blocks import TORN, accepted, block, random_block
 
 P = [math.log(0.5), math.log(0.3), math.log(0.2), -99.0]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.rules.typical import Typical
+from gistgate.core.utils import UserError
+from gistgate.rules.thresholds import Typical
 from tests.blocks import SPLIT, accepted, block, random_block
 from tests.rules.enumerating import P, first_token
 

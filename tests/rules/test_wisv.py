@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.errors import UserError
-from gistgate.request.rows import Row
+from gistgate.core.block import Block
+from gistgate.core.request import Row
+from gistgate.core.rule import State, settle
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from gistgate.rules.base import State, settle
-from gistgate.rules.wisv import Wisv
+from gistgate.rules.learned import Wisv
 from tests.blocks import SURE, accepted, block, random_block, rows_of
 
 DOUBT = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.9, 0.7])

@@ -15,9 +15,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from tests.architectures import noisy_copy
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, save_pair

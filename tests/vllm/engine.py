@@ -51,7 +51,7 @@ def start(job: dict[str, Any]) -> Any:
 
 def hook(llm: Any, value: Any) -> None:
     """Take the hook away, and put another one in its place."""
-    from gistgate.integrations.vllm.install import install
+    from gistgate.vllm.plugin import install
 
     core = llm.llm_engine.engine_core.engine_core
     worker = core.model_executor.driver_worker.worker

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from gistgate.block import Reason
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Reason
+from gistgate.core.decoder import Decoder
+from gistgate.core.gate import Gate
 from gistgate.drafters.model import ModelDrafter
-from gistgate.gates.gate import Gate
 from gistgate.rules import make_rule
-from gistgate.rules.pair_counts import PairCounts
+from gistgate.rules.history import PairCounts
 
 OPEN = {"rule": "prob", "settings": {"r": 1e-30}, "loop_guard": False}
 CLOSED = {"rule": "prob", "settings": {"r": 1.0}}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.servers import MODEL, Configuration, serving
+from benchmarks.serving import MODEL, Configuration, serving
 from tests.tiny import write_task
 from tests.vllm.engine import prepare
 from tests.vllm.rules import RULES, configuration
@@ -46,7 +46,7 @@ def in_one_process(place: Path, tasks: Path) -> list[str]:
 
 def samples(words: list[str], folder: Path) -> dict[int, str]:
     """What lm-eval was answered, by document."""
-    start = "import gistgate.integrations.lm_eval.model; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    start = "import gistgate.lm_eval.model; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
     command = [sys.executable, "-c", start, *words[1:], "--log_samples", "--output_path", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
     assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.servers import free_port, until_ready
+from benchmarks.serving import free_port, until_ready
 from tests.tiny import write_task
 from tests.vllm.engine import prepare
 

@@ -10,12 +10,9 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
 from gistgate.rules import make_rule
-from pipeline.labels.cost import Cost
-from pipeline.labels.memories import Memories
-from pipeline.labels.rolling import Roller
-from pipeline.labels.rollouts import Rollout
+from pipeline.labels.rollouts import Cost, Memories, Roller, Rollout
 from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 
@@ -30,11 +27,11 @@ from tests.vllm.engine import prepare
 
 job = json.loads(Path(sys.argv[1]).read_text())
 prepare(job)
-from pipeline.labels.cost import Cost
+from pipeline.labels.rollouts import Cost
 from pipeline.labels.rollouts import Rollout
-from pipeline.labels.served_rollouts import ServedRoller
-from pipeline.labels.vllm_engine import VllmEngine
-from pipeline.pairs.source import ModelSource
+from pipeline.labels.vllm import ServedRoller
+from pipeline.labels.vllm import VllmEngine
+from pipeline.pair.pair import ModelSource
 from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 

@@ -14,8 +14,9 @@ from urllib.request import Request, urlopen
 import pytest
 from prometheus_client.core import CollectorRegistry
 
-from benchmarks.servers import MODEL, Configuration, serving
-from gistgate.integrations.vllm import client, metrics
+from benchmarks.serving import MODEL, Configuration, serving
+from gistgate.vllm import metrics
+from gistgate.vllm import metrics as client
 from tests.vllm.engine import prepare
 
 pytestmark = pytest.mark.vllm

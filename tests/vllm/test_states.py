@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from gistgate.files import load_tensors
-from gistgate.forward.states import tap
+from gistgate.core.features import tap
+from gistgate.core.files import load_tensors
 
 pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parents[2]
@@ -24,9 +24,9 @@ from tests.vllm.engine import prepare
 
 job = json.loads(Path(sys.argv[1]).read_text())
 prepare(job)
-from gistgate.files import save_tensors
-from pipeline.labels.vllm_states import VllmStates
-from pipeline.pairs.source import ModelSource
+from gistgate.core.files import save_tensors
+from pipeline.labels.vllm import VllmStates
+from pipeline.pair.pair import ModelSource
 
 folder = Path(job["cache"]) / "states"
 arguments = {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 4}

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gistgate.decoding.engines import program, store
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
 
 
 @pytest.fixture(scope="module")

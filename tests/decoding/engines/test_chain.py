@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import program, store
-from gistgate.decoding.engines.chain import Chain, chained
-from gistgate.decoding.engines.program import trace
-from gistgate.decoding.engines.repeats import repetition
-from gistgate.decoding.engines.rounds import DraftToken
-from gistgate.decoding.engines.slots import allocate, attending_to_slots
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.compiled.memory import allocate, attending_to_slots
+from gistgate.compiled.program import Chain, chained, repetition, trace
+from gistgate.compiled.rounds import DraftToken
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import deep_model, noisy_copy, prompts

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-
 from benchmarks.scripted import random_gate
-from gistgate.block import Sampling
-from gistgate.decoding.batches import decode_all
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import drafting, program, store
-from gistgate.decoding.engines import prompts as reading
-from gistgate.drafters.lookup import PromptLookup
+
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.compiled import rounds as drafting
+from gistgate.compiled import rounds as reading
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.request import Usage
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.quantised import quantise
-from gistgate.request.slots import Usage
+from gistgate.drafters.text import PromptLookup
+from gistgate.models.lighter import quantise
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
 from tests.decoding.watching import HalfGate

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import compiled
+from gistgate.compiled import session as compiled
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import DomainGuard, LoopGuard, fit
+from gistgate.core.request import Generation
 from gistgate.drafters.model import ModelDrafter
-from gistgate.optional.guards import DomainGuard, LoopGuard
-from gistgate.optional.guards.domain import fit
-from gistgate.request.rows import Generation
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.continuing import continued

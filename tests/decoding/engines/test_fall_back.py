@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines import choice, compiled, program, store
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.compiled import session as compiled
+from gistgate.core import decoder as choice
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.recycle import TokenRecycling
+from gistgate.drafters.text import TokenRecycling
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.pair_counts import PairCounts
+from gistgate.rules.history import PairCounts
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.watching import HalfGate, Markers
 from tests.rules.extremes import OPEN

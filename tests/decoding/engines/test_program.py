@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.decoding.engines.program import Captured, UnsupportedError
+from gistgate.compiled.program import Captured, UnsupportedError
 
 
 @pytest.fixture

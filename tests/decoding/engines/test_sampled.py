@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import RULES, make_rule
 from tests.architectures import pair, prompts
 from tests.decoding.engines.test_fall_back import FALLS_BACK

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.decoding.engines.prompts import PromptReader
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.compiled.rounds import PromptReader
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
 
@@ -25,7 +25,7 @@ def test_reading_a_prompt_belongs_to_the_time_of_its_answer(traced: None, monkey
         return read(self, *arguments)
 
     for module in ("engines.compiled", "admission"):
-        monkeypatch.setattr(f"gistgate.decoding.{module}.perf_counter", lambda: now[0])
+        monkeypatch.setattr(f"gistgate.core.decoder.{module}.perf_counter", lambda: now[0])
 
     monkeypatch.setattr(PromptReader, "read", slowly)
     target, draft = pair("llama")

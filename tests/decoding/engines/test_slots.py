@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gistgate.decoding.engines.slots import allocate, attending_to_slots, forward
+from gistgate.compiled.memory import allocate, attending_to_slots, forward
 from tests.architectures import pair, prompts
 from tests.forward.heads import head_inputs, in_one_piece
 

@@ -14,23 +14,20 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from gistgate.certificates.judged import LOCAL, Ledger, Look, fingerprint_of
 from typer.testing import CliRunner
 
-from gistgate.certificates.ledger import Ledger, Look, fingerprint_of
-from gistgate.certificates.looks import LOCAL
-from gistgate.certificates.tango import exact_bound
+from gistgate import endpoints as client
+from gistgate import endpoints as command
+from gistgate import endpoints as module
+from gistgate.certificates.bounds import exact_bound
 from gistgate.cli.main import app
-from gistgate.errors import UserError
-from gistgate.files import write_json_lines
-from gistgate.integrations.endpoints import calibrate as command
-from gistgate.integrations.endpoints import kept as module
-from gistgate.integrations.endpoints import server as client
-from gistgate.integrations.endpoints.calibrate import Options, certify
-from gistgate.integrations.endpoints.kept import KeptAnswers
-from gistgate.integrations.endpoints.server import Asked, continued
-from gistgate.integrations.lm_eval import task_files
-from gistgate.integrations.lm_eval.prompts import hashes_of
-from gistgate.integrations.lm_eval.task import TaskSpec
+from gistgate.core.files import write_json_lines
+from gistgate.core.utils import UserError
+from gistgate.endpoints import Asked, KeptAnswers, Options, certify, continued
+from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval.prompts import hashes_of
+from gistgate.lm_eval.task import TaskSpec
 from tests.integrations.endpoints.scripted import Script, serving
 from tests.tiny import write_task
 

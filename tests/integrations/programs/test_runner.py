@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gistgate.integrations.programs.runner import Limits, runs
+from gistgate.lm_eval.code_tasks import Limits, runs
 
 SMALL = Limits(seconds=1, memory_mb=512, file_mb=1)
 

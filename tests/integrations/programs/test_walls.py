@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gistgate.integrations.programs.calls import CALLS, CONTROL, LIMITS, PROCESSORS
-from gistgate.integrations.programs.hook import Hook
+from gistgate.lm_eval.child import CALLS, CONTROL, LIMITS, PROCESSORS, Hook
 
 ROOT = Path(__file__).parents[3]
 HEADERS = ("/usr/include/x86_64-linux-gnu/asm/unistd_64.h", "/usr/include/asm-generic/unistd.h")
@@ -50,8 +49,8 @@ def refused(folder: Path, wall: str, program: str) -> bool:
     text = f"""
 import ctypes, errno, fcntl, os, resource, signal, sqlite3, stat, sys
 import _posixshmem
-from gistgate.integrations.programs.calls import CALLS, refuse_calls
-from gistgate.integrations.programs.landlock import keep_changes_in
+from gistgate.lm_eval.child import CALLS, refuse_calls
+from gistgate.lm_eval.child import keep_changes_in
 
 def called(*arguments):
     if ctypes.CDLL(None, use_errno=True).syscall(*arguments) < 0 and ctypes.get_errno() == errno.EPERM:

@@ -9,16 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gistgate.block import Reason
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Reason
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import CONFIG_FILE, DomainGuard, Watched, fit, narrowed, on_the_text, step, strictest
+from gistgate.core.request import Row
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.optional.guards import DomainGuard
-from gistgate.optional.guards.base import narrowed, strictest
-from gistgate.optional.guards.domain import CONFIG_FILE, Watched, fit, on_the_text, step
-from gistgate.request.rows import Row
 from gistgate.rules import make_rule
-from gistgate.rules.exact import Exact
+from gistgate.core.rule import Exact
 from tests.architectures import pair, prompts
 from tests.blocks import SURE, block
 from tests.decoding.watching import HalfGate

@@ -9,17 +9,15 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.block import Block, Reason, Sampling
 from gistgate.cli.show import guarded as guarded_in_words
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import CLOSED, LoopGuard, Verdict
+from gistgate.core.request import Generation, Row, Statistics
+from gistgate.core.rule import Rule
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.optional.guards import LoopGuard
-from gistgate.optional.guards.base import CLOSED, Verdict
-from gistgate.request.rows import Generation, Row
-from gistgate.request.statistics import Statistics
 from gistgate.rules import make_rule
-from gistgate.rules.base import Rule
 from tests.architectures import CONTEXT, noisy_copy, pair, prompts, tiny_model
 
 LENGTH = 120

@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from gistgate.block import Block
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.block import Block
+from gistgate.core.decoder import Decoder
+from gistgate.core.reader import counts_slots
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.forward.reader import counts_slots
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import BY_SLOT, CONTEXT, SIZES, pair, prompts
 from tests.decoding.watching import Watch

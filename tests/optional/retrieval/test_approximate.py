@@ -8,18 +8,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.optional.retrieval import choosing
-from gistgate.optional.retrieval.choosing import index_for
-from gistgate.optional.retrieval.search import ExactIndex
-from gistgate.optional.retrieval.sen import SenDrafter
-from gistgate.optional.retrieval.store import Datastore
-from pipeline.studies.retrieval.datastore import index_writer, planned_index
+from gistgate.core.utils import UserError
+from gistgate.retrieval import index as choosing
+from gistgate.retrieval.index import ExactIndex, index_for
+from gistgate.retrieval.sense import SenDrafter
+from gistgate.retrieval.store import Datastore
+from pipeline.retrieval import index_writer, planned_index
 from tests.architectures import pair, prompts
 from tests.optional.retrieval.test_sen import store_of
 
 faiss = pytest.importorskip("faiss")
-from gistgate.optional.retrieval.approximate import FaissIndex, fill, new_index, read_index  # noqa: E402
+from gistgate.retrieval.index import (
+    FaissIndex,
+    fill,
+    new_index,
+    read_index,
+)
 
 
 def low_rank(num: int) -> torch.Tensor:

@@ -13,9 +13,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from gistgate.errors import UserError
-from gistgate.optional.retrieval.corpus import CorpusDrafter
-from gistgate.optional.retrieval.suffix_array import FORMAT, SuffixArray
+from gistgate.core.utils import UserError
+from gistgate.retrieval.corpus import CorpusDrafter
+from gistgate.retrieval.suffix_array import FORMAT, SuffixArray
 from tests.architectures import SIZES, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
 

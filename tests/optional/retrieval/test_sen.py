@@ -9,19 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.chains import occurrences
-from gistgate.errors import UserError
-from gistgate.identity import TokenizerIdentity, identify_model
-from gistgate.optional.retrieval.config import DatastoreConfig
-from gistgate.optional.retrieval.projection import Projection
-from gistgate.optional.retrieval.search import ExactIndex
-from gistgate.optional.retrieval.sen import SenDrafter, longest_matches
-from gistgate.optional.retrieval.sen_tree import SenTree
-from gistgate.optional.retrieval.store import Datastore
-from gistgate.request.slots import Slots
-from gistgate.request.statistics import total
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.identity import TokenizerIdentity, identify_model
+from gistgate.core.request import Slots, total
+from gistgate.core.utils import UserError
+from gistgate.drafters.text import occurrences
+from gistgate.retrieval.index import ExactIndex
+from gistgate.retrieval.sense import SenDrafter, SenTree, longest_matches
+from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
@@ -166,7 +162,7 @@ def test_without_the_semantic_part_no_state_is_asked_for():
 
 
 def test_exact_search_finds_the_nearest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gistgate.optional.retrieval.search.CHUNK", 7)
+    monkeypatch.setattr("gistgate.retrieval.index.CHUNK", 7)
     keys = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)), dim=-1).half()
     cosines, numbers = ExactIndex(keys).search(keys[[3, 41]].float(), 4)
     assert numbers[:, 0].tolist() == [3, 41]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from gistgate.optional.retrieval.votes import END, Votes, chain, trie
+from gistgate.retrieval.sense import END, Votes, chain, trie
 
 
 def some(seed: int, num: int = 30, depth: int = 4) -> Votes:

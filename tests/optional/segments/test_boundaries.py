@@ -2,9 +2,9 @@
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.optional.segments import boundaries
-from gistgate.optional.segments.boundaries import Boundaries
+from gistgate.core.utils import UserError
+from gistgate.segments import writing as boundaries
+from gistgate.segments.writing import Boundaries
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()

@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gistgate.block import Block, Reason, Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.optional.segments.building import segment_decoder
-from gistgate.optional.segments.judges import Constant, MeanLogprob, Semantic
-from gistgate.optional.segments.probes import Probe
-from gistgate.optional.segments.rule import NO_SEGMENT, SegmentDraw, SegmentRule
-from gistgate.rules.exact import Exact
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
+from gistgate.core.rule import Exact
+from gistgate.segments.build import segment_decoder
+from gistgate.segments.judging import NO_SEGMENT, Constant, MeanLogprob, SegmentDraw, SegmentRule, Semantic
+from gistgate.segments.probes import Probe
 from tests.architectures import pair
 from tests.rules.enumerating import P, first_token
 from tests.tiny import byte_tokenizer

@@ -5,11 +5,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
-from gistgate.optional.segments.files import Probes, load_probes
-from gistgate.optional.segments.judges import Semantic
-from gistgate.optional.segments.probes import POOLINGS, Probe
+from gistgate.core.files import read_json, write_json
+from gistgate.core.utils import UserError
+from gistgate.segments.judging import Semantic
+from gistgate.segments.probes import POOLINGS, Probe, Probes, load_probes
 from tests.architectures import pair, tiny_model
 
 TARGET, DRAFT = pair("llama")

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.optional.segments.boundaries import Boundaries
-from gistgate.optional.segments.building import segment_decoder
-from gistgate.optional.segments.judges import Constant
-from gistgate.optional.segments.rule import SegmentDraw, SegmentRule
-from gistgate.request.slots import Slots
-from gistgate.rules.exact import Exact
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Slots
+from gistgate.core.utils import UserError
+from gistgate.core.rule import Exact
+from gistgate.segments.build import segment_decoder
+from gistgate.segments.judging import Constant, SegmentDraw, SegmentRule
+from gistgate.segments.writing import Boundaries
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 

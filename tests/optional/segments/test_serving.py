@@ -14,20 +14,17 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
-from gistgate.build.decoder import build_decoder, wishes_from
-from gistgate.build.segments import choose_segments
-from gistgate.build.wishes import Wishes
 from gistgate.cli.main import app
-from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
-from gistgate.integrations.transformers.flatten import SEGMENTS, write_code
-from gistgate.integrations.transformers.generate import generate
-from gistgate.observing.trace import trace
-from gistgate.optional.segments.building import GATE
-from gistgate.optional.segments.files import Probes, load_probes
-from gistgate.optional.segments.probes import Probe
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.utils import UserError
+from gistgate.export.generate import generate
+from gistgate.export.write import SEGMENTS, write_code
+from gistgate.measure.trace import trace
+from gistgate.models.build import build_decoder, wishes_from
+from gistgate.models.options import Wishes
+from gistgate.segments.build import GATE, choose_segments
+from gistgate.segments.probes import Probe, Probes, load_probes
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
@@ -114,7 +111,7 @@ def test_settings_matter_and_those_without_a_certificate_are_said(answers):
 
 def test_lm_evals_model_decodes_by_segments(place, parts):
     pytest.importorskip("lm_eval")
-    from gistgate.integrations.lm_eval.model import GatedLM
+    from gistgate.lm_eval.model import GatedLM
 
     names = {name: str(place / folder) for name, folder in (("pretrained", "target"), ("draft", "draft"))}
     lm = GatedLM(**names, segments=str(place / "probes"), device="cpu", max_length=256, threshold=0.4, risk=0.2,

@@ -7,17 +7,14 @@ import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.observing.trace import trace
-from gistgate.optional.segments.boundaries import Boundaries
-from gistgate.optional.segments.building import segment_decoder
-from gistgate.optional.segments.judges import Constant
-from gistgate.optional.segments.rule import SegmentRule
-from gistgate.optional.segments.steps import Pair, Reward, Score, same_numbers
-from gistgate.optional.segments.writing import SegmentWriter
-from gistgate.request.stopping import eos_ids
-from gistgate.rules.exact import Exact
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError
+from gistgate.measure.trace import trace
+from gistgate.core.rule import Exact
+from gistgate.segments.build import segment_decoder
+from gistgate.segments.judging import Constant, Pair, Reward, Score, SegmentRule, same_numbers
+from gistgate.segments.writing import Boundaries, SegmentWriter
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 

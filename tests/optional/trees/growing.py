@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.block import Draft
-from gistgate.drafters.base import Drafter
-from gistgate.optional.trees.merge import merge
+from gistgate.core.block import Draft
+from gistgate.core.drafter import Drafter
+from gistgate.trees.tree import merge
 from tests.architectures import greedy
 
 

@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Acceptance, Block, Reason, Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Acceptance, Block, Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Row
+from gistgate.core.rule import settle
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.optional.trees.lookup import LookupTree
-from gistgate.request.rows import Row
 from gistgate.rules import make_rule
-from gistgate.rules.base import settle
+from gistgate.trees.drafter import LookupTree, TreeDrafter
 from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
 from tests.decoding.watching import HalfGate, Markers
 from tests.optional.trees.growing import Hiding

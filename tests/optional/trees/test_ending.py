@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.block import Draft, Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Draft, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import total
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.statistics import total
 from gistgate.rules import make_rule
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import greedy, pair, prompts
 
 BATCH = prompts(5, 17, 2, 10)

@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 
-from gistgate.block import Block, Reason, Sampling
-from gistgate.decoding.decoder import Decoder
-from gistgate.optional.guards.base import CLOSED, Verdict
-from gistgate.optional.guards.domain import Watched
-from gistgate.optional.trees.drafter import TreeDrafter
-from gistgate.request.rows import Generation, Row
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import CLOSED, Verdict, Watched
+from gistgate.core.request import Generation, Row
+from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
-from gistgate.rules.base import Rule
+from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import greedy, pair, prompts
 from tests.decoding.engines.test_eager_only import Weary, strange
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gistgate.optional.trees.merge import merge
+from gistgate.trees.tree import merge
 
 ABC, ABD, X = ([1, 2, 3], 0.5), ([1, 2, 4], 0.9), ([7], 0.1)
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.errors import UserError
-from gistgate.forward.reader import Reader, left_padded
-from gistgate.optional.trees.masks import attention_kinds, tree_layout
-from gistgate.optional.trees.shape import depths, lineage, path_to, paths_of
+from gistgate.core.reader import Reader, left_padded
+from gistgate.core.utils import UserError
+from gistgate.trees.tree import attention_kinds, depths, lineage, path_to, paths_of, tree_layout
 from tests.architectures import SIZES, pair, prompts, tiny_model
 from tests.optional.trees.growing import random_parents
 

@@ -9,12 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gistgate.block import Block, Reason
-from gistgate.optional.trees.judging import walked
-from gistgate.optional.trees.shape import path_to
-from gistgate.optional.trees.walks import WALKS, Nodes, Passing, Walk, normalised, token_wise, traverse
+from gistgate.core.block import Block, Reason
+from gistgate.core.rule import settle
 from gistgate.rules import make_rule
-from gistgate.rules.base import settle
+from gistgate.trees.tree import WALKS, Nodes, Passing, Walk, normalised, path_to, token_wise, traverse, walked
 from tests.blocks import random_block
 
 Table = dict[tuple[int, ...], Tensor]
@@ -153,7 +151,7 @@ def test_a_tree_that_counts_as_certain_changes_nothing(rule_id: str, ids: tuple[
 
 
 def test_a_residual_that_stays_behind_would_be_noticed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gistgate.optional.trees.walks.normalised", lambda weights, otherwise: otherwise)
+    monkeypatch.setattr("gistgate.trees.tree.normalised", lambda weights, otherwise: otherwise)
     total, expected = over_all_trees(token_wise, [-1, -1], 0, 2)
     assert not torch.allclose(total, expected, atol=0.01)
     assert normalised(torch.tensor([0.0, -1.0]), torch.tensor([1.0, 2.0])).tolist() == [1.0, 2.0]

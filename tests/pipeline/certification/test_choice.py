@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.certification.looks import choice_of
+from pipeline.outcomes import choice_of
 from pipeline.params import Params, parse_params
 
 LEARNED = {"autojudge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.1, 0.2]}}

@@ -4,8 +4,8 @@ import errno
 
 import pytest
 
-from gistgate.errors import UserError
-from pipeline.common import entry
+from gistgate.core.utils import UserError
+from pipeline import run as entry
 
 
 def fail_with(error):

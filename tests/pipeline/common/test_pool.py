@@ -13,9 +13,9 @@ import psutil
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from pipeline.common import pool
-from pipeline.common.pool import side_by_side
+from gistgate.core.utils import UserError
+from pipeline import run as pool
+from pipeline.run import side_by_side
 
 ROOT = Path(__file__).parents[3]
 
@@ -85,7 +85,7 @@ def waiting(folder):
 
 STAGE = """
 import sys
-from pipeline.common.pool import side_by_side
+from pipeline.run import side_by_side
 from tests.pipeline.common.test_pool import waiting
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.common import ranks
+from pipeline import run as ranks
 from tests.pipeline.common.test_pool import preparing
 
 ROOT = Path(__file__).parents[3]
@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[3]
 STAGE = """
 import sys
 from pathlib import Path
-from pipeline.common import ranks
-from pipeline.common.pool import side_by_side
+from pipeline.run import ranks
+from pipeline.run import side_by_side
 from tests.pipeline.common.test_pool import preparing
 
 folder = Path(sys.argv[1])

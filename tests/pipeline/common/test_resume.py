@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pipeline.run.closure import ROOT
 
-from gistgate.errors import UserError
-from pipeline.common.closure import ROOT
-from pipeline.common.resume import Shards, fingerprint, num_shards, read_shards, sources
+from gistgate.core.files import fingerprint
+from gistgate.core.utils import UserError
+from pipeline.run import Shards, num_shards, read_shards, sources
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +72,7 @@ def test_a_fingerprint_sees_contents_and_names_of_files(folder):
 
 
 def test_sources_are_all_that_a_module_runs_and_all_modules_of_a_package():
-    names = [path.relative_to(ROOT).as_posix() for path in sources("pipeline.common.resume", "gistgate.rules")]
+    names = [path.relative_to(ROOT).as_posix() for path in sources("pipeline.run", "gistgate.rules")]
     assert {"pipeline/common/resume.py", "gistgate/files.py", "gistgate/rules/fly.py"} <= set(names)
     assert "pipeline/common/pool.py" not in names
 

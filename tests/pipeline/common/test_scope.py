@@ -6,15 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import pipeline.studies.retrieval.drafters  # noqa: F401 (adds the study's drafters)
-from gistgate.certificates.scope import task_hash
-from gistgate.files import fingerprint, write_text
-from gistgate.identity import identify_model, model_scope, tokenizer_scope
-from gistgate.integrations.lm_eval.prompting import Prompting
-from gistgate.task_files import files_of
-from pipeline.common.drafters import files_behind
-from pipeline.common.scope import scope_of
-from pipeline.pairs.pair import Pair
+import pipeline.retrieval  # noqa: F401 (adds the study's drafters)
+from gistgate.certificates.calibration import task_hash
+from gistgate.core.files import fingerprint, write_text
+from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
+from gistgate.lm_eval.task import Prompting, files_of
+from pipeline.decode import files_behind
+from pipeline.outcomes import scope_of
+from pipeline.pair.pair import Pair
 from pipeline.params import DecodingParams, MethodParams, Params
 from tests.tiny import byte_tokenizer, tiny_pair
 

@@ -11,18 +11,17 @@ import pytest
 import yaml
 from filelock import FileLock
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.errors import UserError
-from gistgate.files import fingerprint, write_text
-from gistgate.gates.config import GateConfig
-from gistgate.gates.features import SCALARS
-from gistgate.gates.gate import Gate
-from gistgate.identity import identify_model, identify_tokenizer
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import SCALARS
+from gistgate.core.files import fingerprint, write_text
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.identity import identify_model, identify_tokenizer
+from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
-from pipeline.common import registry, tracking
-from pipeline.common.reading import build
-from pipeline.pairs.source import PairSource
-from pipeline.params import parse_params
+from pipeline import tracking
+from pipeline import tracking as registry
+from pipeline.pair.pair import PairSource
+from pipeline.params import build, parse_params
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 PARAMS = parse_params({"pair": "tiny", "task": "sums"})
@@ -171,7 +170,7 @@ def test_a_queued_experiment_writes_to_the_repository(tmp_path, monkeypatch):
 
 WRITER = """
 import sys
-from pipeline.common import tracking
+from pipeline.run import tracking
 from pipeline.params import parse_params
 
 params = parse_params({"pair": "tiny", "task": "two"})
@@ -228,7 +227,7 @@ def test_a_store_that_another_process_keeps_is_one_sentence(tmp_path, monkeypatc
 
 KILLED = """
 import os, sys
-from pipeline.common import tracking
+from pipeline.run import tracking
 from pipeline.params import parse_params
 
 begun = []

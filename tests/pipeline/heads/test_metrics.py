@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from pipeline.heads.data import as_classes
 
 from pipeline.heads.metrics import measure, precision_recall, probability_metrics, rank_metrics, reliability
-from pipeline.heads.soft import as_classes
 
 
 def test_a_perfect_score():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from gistgate.files import save_tensors
+from gistgate.core.files import save_tensors
 
 WIDTH = 12
 

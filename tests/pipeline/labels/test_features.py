@@ -8,21 +8,30 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
+from pipeline.heads.data import read_rows, rows_of
+from pipeline.heads.fit import fit_logistic
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import extract
+from gistgate.core.files import read_json, save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
-from gistgate.files import read_json, save_tensors
-from gistgate.gates.features import extract
 from gistgate.rules import make_rule
-from pipeline.heads.logistic import fit_logistic
 from pipeline.heads.metrics import rank_metrics
-from pipeline.heads.rows import read_rows, rows_of
 from pipeline.labels.features import FeatureReader, divergence
-from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.schema import FEATURE_FOLDER, LABEL_FOLDER, LABELS, Policy, checked
-from pipeline.labels.tables import concatenated, num_rows, picked
-from pipeline.labels.texts import AnswerText, pack
+from pipeline.labels.mining import MismatchRecorder, stamped
+from pipeline.labels.schema import (
+    FEATURE_FOLDER,
+    LABEL_FOLDER,
+    LABELS,
+    AnswerText,
+    Policy,
+    checked,
+    concatenated,
+    num_rows,
+    pack,
+    picked,
+)
 from pipeline.params import DecodingParams, Params, TrainParams
 from pipeline.stages import features as stage
 from tests.tiny import byte_tokenizer, tiny_pair

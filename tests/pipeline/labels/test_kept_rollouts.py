@@ -8,14 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from pipeline.labels.cost import Cost
-from pipeline.labels.kept_rollouts import KeptRollouts
-from pipeline.labels.labelling import Labeller
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout
-from pipeline.labels.schema import Policy
-from pipeline.labels.tables import Table
-from pipeline.labels.tools import Tools
+from gistgate.core.utils import UserError
+from pipeline.labels.labelling import Labeller, Tools
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, Ended, KeptRollouts, Rollout
+from pipeline.labels.schema import Policy, Table
 from pipeline.params import LabelParams
 from tests.pipeline.labels.test_mining import PROMPTS, collected, mined, pair, tools_for
 
@@ -139,7 +135,7 @@ def test_what_nobody_wanted_is_not_kept(tmp_path: Path) -> None:
 
 def test_seconds_and_counts_of_every_start_add_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [10.0]
-    monkeypatch.setattr("pipeline.labels.kept_rollouts.perf_counter", lambda: now[0])
+    monkeypatch.setattr("pipeline.labels.rollouts.perf_counter", lambda: now[0])
     for start in range(1, 4):
         cost = Cost()
         kept = KeptRollouts(tmp_path / "kept.sqlite", cost)

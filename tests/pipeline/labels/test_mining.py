@@ -6,21 +6,25 @@ import pytest
 import torch
 from tqdm import tqdm
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
+from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
+from pipeline.labels.mining import GIVEN_UP, MismatchRecorder, stamped, strict_collector
 from pipeline.labels import mining
-from pipeline.labels.collecting import strict_collector
-from pipeline.labels.cost import Cost
-from pipeline.labels.labelling import Labeller, is_intact
-from pipeline.labels.mining import GIVEN_UP
-from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.rollouts import Ended, Rollout, rejoined_at
-from pipeline.labels.schema import LABELS, MISMATCHES, Policy, checked
-from pipeline.labels.tables import concatenated, num_rows, picked
-from pipeline.labels.texts import AnswerText, pack, unpack
-from pipeline.labels.tools import Tools
-from pipeline.labels.verdicts import Meaning
+from pipeline.labels.rollouts import Cost, Ended, Rollout, rejoined_at
+from pipeline.labels.schema import (
+    LABELS,
+    MISMATCHES,
+    AnswerText,
+    Policy,
+    checked,
+    concatenated,
+    num_rows,
+    pack,
+    picked,
+    unpack,
+)
 from pipeline.params import CollectParams, LabelParams, Params
 from tests.pipeline.labels.ends import ends
 from tests.tiny import tiny_pair

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.common import progress
-from pipeline.labels.labelling import Labeller
+from pipeline import run as progress
+from pipeline.labels.labelling import Judge, Labeller
 from pipeline.labels.rollouts import Ended, Listed, Rollout
-from pipeline.labels.texts import AnswerText
-from pipeline.labels.verdicts import Judge
+from pipeline.labels.schema import AnswerText
 from pipeline.params import LabelParams
 from pipeline.stages.label import title_of
 

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.cost import Cost
-from pipeline.labels.memories import Memories
-from pipeline.labels.pace import plain_of
-from pipeline.labels.rolling import Roller
-from pipeline.labels.rollouts import Rollout
+from pipeline.labels.rollouts import Cost, Memories, Roller, Rollout, plain_of
 from tests.pipeline.labels.ends import ends
 from tests.pipeline.labels.test_mining import PROMPTS, REQUEST, pair  # noqa: F401
 

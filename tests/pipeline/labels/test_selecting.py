@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pipeline.heads.data import split_by_problem
 
-from pipeline.heads.split import split_by_problem
 from pipeline.labels.labelling import is_asked_of, is_intact
-from pipeline.labels.selecting import chosen_rows
-from pipeline.labels.tables import picked
+from pipeline.labels.mining import chosen_rows
+from pipeline.labels.schema import picked
 from pipeline.params import LabelParams, Params
 
 

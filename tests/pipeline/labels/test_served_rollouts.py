@@ -8,21 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+from pipeline.labels.vllm import Asked, ServedRoller, VllmEngine, VllmStates
 
-from gistgate.block import Sampling
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
 from gistgate.rules import make_rule
-from pipeline.labels import served_rollouts, tools
-from pipeline.labels.cost import Cost
-from pipeline.labels.memories import Memories
-from pipeline.labels.rolling import Roller
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Rollout
-from pipeline.labels.served_rollouts import Asked, ServedRoller
-from pipeline.labels.vllm_engine import VllmEngine
-from pipeline.labels.vllm_states import VllmStates
-from pipeline.pairs.source import ModelSource
+from pipeline.labels import labelling as tools
+from pipeline.labels import vllm as served_rollouts
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, Memories, Roller, Rollout
+from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.integrations.lm_eval.task import Task, TaskSpec
-from gistgate.integrations.lm_eval.task_files import find_task
+from gistgate.lm_eval.task import Task, TaskSpec, find_task
+from pipeline.labels.labelling import Judge, Meaning, is_trustworthy
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decided
-from pipeline.labels.verdicts import Judge, Meaning, is_trustworthy
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()

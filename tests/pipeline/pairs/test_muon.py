@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.pairs.muon import Muon, orthogonalise
+from pipeline.pair.training import Muon, orthogonalise
 
 
 def test_singular_values_are_driven_near_one():

@@ -11,16 +11,14 @@ import yaml
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from gistgate.build import memory, weights
-from gistgate.errors import UserError
-from gistgate.identity import identify_model, model_scope
-from pipeline.common.paths import PAIRS
-from pipeline.heads.partners import partners_of
-from pipeline.pairs.loading import check_room
-from pipeline.pairs.pair import check_pair, load_pair
-from pipeline.pairs.source import ModelSource, read_pair
-from pipeline.pairs.world.params import WorldParams
-from pipeline.params import Params
+from gistgate.core.identity import identify_model, model_scope
+from gistgate.core.utils import UserError
+from gistgate.models import loading as memory
+from gistgate.models import loading as weights
+from pipeline.heads.job import partners_of
+from pipeline.pair.pair import ModelSource, check_pair, check_room, load_pair, read_pair
+from pipeline.params import Params, WorldParams
+from pipeline.paths import PAIRS
 from pipeline.stages import pair as stage
 from tests.gguf_file import write_gguf
 
@@ -134,7 +132,7 @@ def test_weights_that_memory_cannot_hold_together_are_refused_first(tmp_path, ta
     params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
     one = weights.weight_size(str(target), torch.float32)
     monkeypatch.setattr(memory, "free_memory", lambda _device: one.loaded)
-    monkeypatch.setattr("pipeline.pairs.pair.load_model", lambda _source: pytest.fail("was loaded"))
+    monkeypatch.setattr("pipeline.pair.pair.load_model", lambda _source: pytest.fail("was loaded"))
     with pytest.raises(UserError, match=r"The weights need .*target .*draft"):
         load_pair(params, tmp_path)
 

@@ -10,19 +10,28 @@ from statistics import fmean
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.files import read_json_lines
-from gistgate.integrations.programs.runner import runs
-from pipeline.common.paths import WORLD as WORLD_FOLDER
-from pipeline.pairs.world import functions
-from pipeline.pairs.world.corpus import answer_of, documents, write_task_files
-from pipeline.pairs.world.lexicon import QUESTION, SITES, SOLUTION
-from pipeline.pairs.world.params import ModelTraining, WorldParams
-from pipeline.pairs.world.problem import core, draw_problem, part_of
-from pipeline.pairs.world.style import make_style, zipf
-from pipeline.pairs.world.supply import PURPOSES, further_documents
-from pipeline.pairs.world.telling import Teller
-from pipeline.params import parse_params
+from gistgate.core.files import read_json_lines
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.code_tasks import runs
+from pipeline.pair import world as functions
+from pipeline.pair.world import (
+    PURPOSES,
+    QUESTION,
+    SITES,
+    SOLUTION,
+    Teller,
+    answer_of,
+    core,
+    documents,
+    draw_problem,
+    further_documents,
+    make_style,
+    part_of,
+    write_task_files,
+    zipf,
+)
+from pipeline.params import ModelTraining, WorldParams, parse_params
+from pipeline.paths import WORLD as WORLD_FOLDER
 
 WORLD = WorldParams(task_train=300, task_test=200)
 GAIN, LOSE = r"finds|buys|wins|brings|arrive", r"loses|gives|break|sells|takes"

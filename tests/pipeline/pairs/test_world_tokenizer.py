@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from transformers import AutoTokenizer
 
-from pipeline.pairs.world.batches import IGNORED, collate, encode, plan
-from pipeline.pairs.world.corpus import documents, prompt_text
-from pipeline.pairs.world.params import WorldParams
-from pipeline.pairs.world.tokenizer import padded_size, train_tokenizer, words
+from pipeline.pair.training import IGNORED, collate, encode, plan
+from pipeline.pair.world import documents, padded_size, prompt_text, train_tokenizer, words
+from pipeline.params import WorldParams
 
 TOKENIZER = train_tokenizer()
 

@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from gistgate.errors import UserError
-from gistgate.files import write_text
-from pipeline.params import Params, parse_params, read_params
-from pipeline.studies.retrieval.params import ChoiceParams
+from gistgate.core.files import write_text
+from gistgate.core.utils import UserError
+from pipeline.params import ChoiceParams, Params, parse_params, read_params
 
 ROOT = Path(__file__).parents[3]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.files import write_json, write_json_lines
+from gistgate.core.files import write_json, write_json_lines
 from pipeline.params import parse_params
 
 PARAMS = parse_params(

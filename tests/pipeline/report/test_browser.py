@@ -2,7 +2,7 @@
 
 import pytest
 
-from pipeline.report.page import explained, page
+from pipeline.report.tables import explained, page
 from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 
 __all__ = ["browser"]

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from gistgate.errors import UserError
-from pipeline.report.paired_statistics import accuracy_difference, mcnemar, ratio_of_rates, ratio_of_sums
+from gistgate.core.utils import UserError
+from gistgate.measure.statistics import accuracy_difference, mcnemar, ratio_of_rates, ratio_of_sums
 
 
 def test_mcnemar_is_a_fair_coin_among_the_discordant_pairs():

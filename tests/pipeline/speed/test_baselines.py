@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from transformers import GenerationConfig
 
-from pipeline.speed import baselines
-from pipeline.speed.clock import DEFAULTS, Contender, Timed
-from pipeline.speed.kept_laps import KeptLaps
+from gistgate.measure import speed as baselines
+from gistgate.measure.speed import DEFAULTS, Contender, Timed
+from pipeline.speed import KeptLaps
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
 REQUEST: dict[str, Any] = {"max_new_tokens": 8, "eos_ids": []}

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from gistgate.decoding.decoder import Decoder
+from gistgate.core.decoder import Decoder
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
+from gistgate.measure.speed import Contender, by_kind, ours, race, theirs, working, written
 from gistgate.rules import make_rule
-from pipeline.speed.clock import Contender, ours, theirs, written
-from pipeline.speed.race import by_kind, race, working
 from tests.architectures import greedy, pair, prompts
 
 REQUEST = {"max_new_tokens": 12, "eos_ids": [], "stops": []}

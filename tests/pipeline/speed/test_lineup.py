@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.common.operating_point import Operating
+from pipeline.decode import Operating
 from pipeline.params import parse_params
-from pipeline.speed import lineup
 from pipeline.stages import benchmark
+from pipeline.stages import benchmark as lineup
 from tests.architectures import greedy, noisy_copy, prompts, tiny_model
 
 REQUEST = {"max_new_tokens": 6, "stops": [], "eos_ids": []}

@@ -8,18 +8,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gistgate.certificates import scope
+from gistgate.certificates import calibration as scope
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.outcomes import Answer
-from gistgate.errors import UserError
-from gistgate.files import write_json_lines, write_text
-from gistgate.identity import ModelIdentity
-from gistgate.integrations.lm_eval.prompting import Prompting
-from gistgate.request.statistics import Statistics
-from pipeline.certification import outcomes
-from pipeline.certification.looks import Study
-from pipeline.certification.records import read_differences
-from pipeline.common.operating_point import OWN_REPORTS
+from gistgate.core.files import write_json_lines, write_text
+from gistgate.core.identity import ModelIdentity
+from gistgate.core.request import Statistics
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import Prompting
+from pipeline import outcomes
+from pipeline.decode import OWN_REPORTS
+from pipeline.outcomes import Study, read_differences
 from pipeline.params import parse_params
 from pipeline.stages import calibrate
 

@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from pipeline.common.resume import Shards
+from gistgate.core.utils import UserError
 from pipeline.labels.labelling import Labeller
-from pipeline.labels.schema import LABELS, MISMATCHES, checked
-from pipeline.labels.tables import concatenated, num_rows
-from pipeline.labels.texts import pack, unpack
+from pipeline.labels.schema import LABELS, MISMATCHES, checked, concatenated, num_rows, pack, unpack
 from pipeline.params import LabelParams
+from pipeline.run import Shards
 from pipeline.stages.collect import check_met, no_records
 from tests.pipeline.labels.test_mining import PROMPTS, mined, pair, tools_for
 

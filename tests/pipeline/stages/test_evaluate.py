@@ -12,12 +12,12 @@ import yaml
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.decoding.prompt_cache import Prefilled
-from gistgate.errors import UserError
-from gistgate.files import read_json, read_json_lines, write_json, write_json_lines
-from gistgate.integrations.lm_eval.task_files import find_task
-from pipeline.common.operating_point import operating_point
-from pipeline.common.scope import scope_of
+from gistgate.core.decoder import Prefilled
+from gistgate.core.files import read_json, read_json_lines, write_json, write_json_lines
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import find_task
+from pipeline.decode import operating_point
+from pipeline.outcomes import scope_of
 from pipeline.params import parse_params
 from pipeline.stages import evaluate, prompts
 from tests.tiny import byte_tokenizer, tiny_pair, write_task

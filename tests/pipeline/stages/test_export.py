@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.build.choose import choose
-from gistgate.build.wishes import Wishes
-from gistgate.errors import UserError
-from gistgate.gates.config import GateConfig
-from gistgate.gates.gate import Gate
-from gistgate.identity import gate_hash, identify_model, identify_tokenizer
-from gistgate.optional.guards.domain import DomainGuard, fit
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.guards import DomainGuard, fit
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
+from gistgate.core.utils import UserError
+from gistgate.models.build import choose
+from gistgate.models.options import Wishes
 from pipeline.stages import export
 from tests.certificates.proofs import point, proof
 from tests.tiny import byte_tokenizer, tiny_pair

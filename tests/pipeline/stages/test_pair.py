@@ -11,16 +11,12 @@ import torch
 from pytorch_lightning.callbacks import TQDMProgressBar
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gistgate.errors import UserError
-from pipeline.pairs import training
-from pipeline.pairs.pair import load_pair
-from pipeline.pairs.source import read_pair
-from pipeline.pairs.training import learning_rate, train_model
-from pipeline.pairs.world.corpus import documents, prompt_text
-from pipeline.pairs.world.measure import strict_mean_accepted_length
-from pipeline.pairs.world.params import DraftTraining, ModelTraining, PairTrainingParams, WorldParams
-from pipeline.pairs.world.tokenizer import train_tokenizer
-from pipeline.params import Params
+from gistgate.core.utils import UserError
+from pipeline.pair import training
+from pipeline.pair.pair import load_pair, read_pair
+from pipeline.pair.training import learning_rate, strict_mean_accepted_length, train_model
+from pipeline.pair.world import documents, prompt_text, train_tokenizer
+from pipeline.params import DraftTraining, ModelTraining, PairTrainingParams, Params, WorldParams
 from pipeline.stages import pair as stage
 
 TINY = ModelTraining(

@@ -10,15 +10,14 @@ import pytest
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, read_json_lines
-from gistgate.integrations.lm_eval.prompts import PromptMaker, hashes_of
-from gistgate.integrations.lm_eval.task import Task
-from gistgate.integrations.lm_eval.task_files import find_task
+from gistgate.core.files import read_json, read_json_lines
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.prompts import PromptMaker, hashes_of
+from gistgate.lm_eval.task import Task, find_task
 from pipeline.params import Params, parse_params
 from pipeline.stages import prompts as stage
 from pipeline.stages.prompts import write_prompts
-from pipeline.tasks.loading import task_spec
+from pipeline.tasks import task_spec
 from tests.tiny import byte_tokenizer, write_rows, write_task
 
 SIZES = {"train": 10, "development": 5, "calibration": 8, "guard": 2, "test": 4}

@@ -9,14 +9,12 @@ import pytest
 import torch
 import yaml
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, read_json_lines
-from pipeline.certification.marks import maker_of
-from pipeline.certification.outcomes import Setup, read_reference
-from pipeline.common.decoders import read_prompts
-from pipeline.common.paths import prompts_of, reference_of
-from pipeline.common.resume import SCRATCH
+from gistgate.core.files import read_json, read_json_lines
+from gistgate.core.utils import UserError
+from pipeline.decode import read_prompts
+from pipeline.outcomes import Setup, maker_of, read_reference
 from pipeline.params import read_params
+from pipeline.paths import SCRATCH, prompts_of, reference_of
 from pipeline.stages import prompts as stage
 from pipeline.stages import reference
 from pipeline.stages.calibrate import chunk_of

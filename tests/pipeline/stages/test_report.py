@@ -8,12 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_json, write_json_lines
+from gistgate.core.files import read_json, write_json, write_json_lines
+from gistgate.core.utils import UserError
+from pipeline.report.summary import as_csv, certified_bound, frontier, read_results, summarise
 from pipeline.report import tables
-from pipeline.report.page import page
-from pipeline.report.results import read_results
-from pipeline.report.summary import as_csv, certified_bound, frontier, summarise
+from pipeline.report.tables import page
 from pipeline.stages import report
 from tests.pipeline.report.made_up import LENGTHS, PARAMS, calibration, folder
 
@@ -218,7 +217,7 @@ def test_the_page_of_the_large_table_shows_who_is_right(folder):
 
 def test_every_method_becomes_a_run(folder, monkeypatch):
     """Without MLflow the record is a file; its lines carry the numbers."""
-    monkeypatch.setattr("pipeline.common.tracking.importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("pipeline.tracking.importlib.util.find_spec", lambda name: None)
     monkeypatch.setenv("DVC_ROOT", str(folder))
     results = read_results(PARAMS)
     report.track(PARAMS, summarise(PARAMS, results), results)

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, write_json
-from gistgate.gates.gate import Gate
-from pipeline.common import tracking
-from pipeline.pairs.pair import Pair
+from gistgate.core.files import read_json, write_json
+from gistgate.core.gate import Gate
+from gistgate.core.utils import UserError
+from pipeline import tracking
+from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams
 from pipeline.stages import train
 from tests.pipeline.labels.made import WIDTH, write_features

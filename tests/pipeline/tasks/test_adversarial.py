@@ -9,10 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from gistgate.errors import UserError
-from pipeline.common.operating_point import Operating
+from gistgate.core.utils import UserError
+from pipeline.decode import Operating
 from pipeline.stages.adversarial import Probe
-from pipeline.tasks.adversarial import Reply, compare, question_of, read_file, variants
+from pipeline.tasks import Reply, compare, question_of, read_file, variants
 
 END, THINK = 2, 9
 

@@ -11,13 +11,14 @@ import torch
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler, normalize
 
-from gistgate.errors import UserError
-from gistgate.files import read_json, read_json_lines, write_json_lines
-from gistgate.optional.retrieval.sen import SenDrafter
-from gistgate.optional.retrieval.store import Datastore
-from pipeline.common.paths import DATASTORE
-from pipeline.studies.retrieval import datastore, texts
-from pipeline.studies.retrieval.params import DatastoreParams, RetrievalParams
+from gistgate.core.files import read_json, read_json_lines, write_json_lines
+from gistgate.core.utils import UserError
+from gistgate.retrieval.sense import SenDrafter
+from gistgate.retrieval.store import Datastore
+from pipeline import retrieval as datastore
+from pipeline import retrieval as texts
+from pipeline.params import DatastoreParams, RetrievalParams
+from pipeline.paths import DATASTORE
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
 from tests.forward.heads import head_inputs, in_one_piece

@@ -7,18 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import yaml
+from pipeline.retrieval.benchmark import ratios
 
+from gistgate.core.files import fingerprint, read_json_lines, write_json_lines
+from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.errors import UserError
-from gistgate.files import read_json_lines, write_json_lines
 from gistgate.rules import RULES
-from pipeline.common.drafters import files_behind, make_drafter
-from pipeline.common.paths import DATASTORE
-from pipeline.common.resume import fingerprint
-from pipeline.studies.retrieval import evaluate, texts
-from pipeline.studies.retrieval.benchmark import ratios
-from pipeline.studies.retrieval.drafters import RETRIEVAL
-from pipeline.studies.retrieval.params import read_retrieval_params
+from pipeline import retrieval as texts
+from pipeline.decode import files_behind, make_drafter
+from pipeline.params import read_retrieval_params
+from pipeline.paths import DATASTORE
+from pipeline.retrieval import RETRIEVAL, evaluate
 from tests.architectures import greedy, pair, prompts
 from tests.drafters.proposing import decoded, wanted
 from tests.optional.retrieval.test_sen import store_of

@@ -5,16 +5,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipeline.segments.collect.calibrate import operating, promising
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
-from gistgate.errors import UserError
-from gistgate.files import write_json
-from pipeline.params import read_params
-from pipeline.studies.segments.calibrate import operating, promising
-from pipeline.studies.segments.collect import agreement, shares
-from pipeline.studies.segments.judges import Answer, Embedding, Entailment, Exact, Sample, Truth, make_judge
-from pipeline.studies.segments.params import local_models, read_segment_params
-from pipeline.studies.segments.pooling import pooling_of
+from gistgate.core.files import write_json
+from gistgate.core.utils import UserError
+from pipeline.params import local_models, read_params, read_segment_params
+from pipeline.segments.collect import (
+    Answer,
+    Embedding,
+    Entailment,
+    Exact,
+    Sample,
+    Truth,
+    agreement,
+    make_judge,
+    pooling_of,
+    shares,
+)
 from tests.tiny import byte_tokenizer
 
 ROOT = Path(__file__).parents[4]

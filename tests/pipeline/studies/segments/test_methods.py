@@ -6,13 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from gistgate.errors import UserError
-from gistgate.optional.segments.files import Probes
-from gistgate.optional.segments.probes import Probe
-from pipeline.pairs.pair import Pair
-from pipeline.studies.segments.export import METHOD, card, certificate_of
-from pipeline.studies.segments.methods import METHODS, OpinionParts, methods_of
-from pipeline.studies.segments.params import read_segment_params
+from gistgate.core.utils import UserError
+from gistgate.segments.probes import Probe, Probes
+from pipeline.pair.pair import Pair
+from pipeline.params import read_segment_params
+from pipeline.segments.methods import METHOD, METHODS, OpinionParts, card, certificate_of, methods_of
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 

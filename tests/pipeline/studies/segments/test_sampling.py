@@ -4,13 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-from gistgate.files import write_text
-from gistgate.optional.segments.boundaries import Boundaries
-from pipeline.pairs.pair import Pair
-from pipeline.params import read_params
-from pipeline.studies.segments.collect import REFERENCE, shard_folder
-from pipeline.studies.segments.params import read_segment_params
-from pipeline.studies.segments.sampling import Prefix, prefixes_of, sample_segments
+from gistgate.core.files import write_text
+from gistgate.segments.writing import Boundaries
+from pipeline.pair.pair import Pair
+from pipeline.params import read_params, read_segment_params
+from pipeline.segments.collect import REFERENCE, Prefix, prefixes_of, sample_segments, shard_folder
 from tests.architectures import pair
 from tests.tiny import byte_tokenizer
 

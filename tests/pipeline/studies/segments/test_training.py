@@ -5,14 +5,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from pipeline.heads.data import split_by_problem
 
-from gistgate.errors import UserError
-from pipeline.heads.split import split_by_problem
-from pipeline.params import read_params
-from pipeline.studies.segments.fitting import dataset, fit_probe, measure
-from pipeline.studies.segments.params import read_segment_params
-from pipeline.studies.segments.states import Examples, examples_of, read_states
-from pipeline.studies.segments.train import by_sample, check_samples, compare
+from gistgate.core.utils import UserError
+from pipeline.params import read_params, read_segment_params
+from pipeline.segments.train import (
+    Examples,
+    by_sample,
+    check_samples,
+    compare,
+    dataset,
+    examples_of,
+    fit_probe,
+    measure,
+    read_states,
+)
 from tests.architectures import pair
 
 ROOT = Path(__file__).parents[4]

@@ -10,29 +10,28 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from pipeline.labels.spans import agreement, calibrate, span_rows
+from pipeline.labels.spans.agreement import compare
 
-from gistgate.decoding.decoder import Decoder
-from gistgate.drafters.lookup import PromptLookup
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import extract, layers_needed
+from gistgate.core.files import read_json, save_tensors, write_text
+from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-from gistgate.errors import UserError
-from gistgate.files import read_json, save_tensors, write_text
-from gistgate.gates.features import extract, layers_needed
+from gistgate.drafters.text import PromptLookup
 from gistgate.rules import RULES, make_rule
-from gistgate.rules.pair_counts import PairCounts
-from pipeline.common.operating_point import Operating, calibration_file, evaluation_folder
-from pipeline.common.paths import SPANS, TABLE_MODELS
-from pipeline.common.reading import build
-from pipeline.labels.mismatches import MismatchRecorder, stamped
-from pipeline.labels.replay import FirstBlocks, rounds
-from pipeline.labels.schema import Policy
-from pipeline.labels.tables import concatenated
-from pipeline.labels.texts import AnswerText, pack
-from pipeline.params import read_params
-from pipeline.studies.table import agreement, calibrate, judge, pair_counts, spans
-from pipeline.studies.table import params as params_of_table
-from pipeline.studies.table.agreement import compare
-from pipeline.studies.table.params import FILE, TableParams, read_table_params, table_params
-from pipeline.studies.table.spans import span_rows
+from gistgate.rules.history import PairCounts
+from pipeline import params as params_of_table
+from pipeline.decode import Operating, calibration_file, evaluation_folder
+from pipeline.labels.features import FirstBlocks, rounds
+from pipeline.labels.mining import MismatchRecorder, stamped
+from pipeline.labels import spans
+from pipeline.labels import spans as judge
+from pipeline.labels import spans as pair_counts
+from pipeline.labels.schema import AnswerText, Policy, concatenated, pack
+from pipeline.params import FILE_TABLE as FILE
+from pipeline.params import TableParams, build, read_params, read_table_params, table_params
+from pipeline.paths import SPANS, TABLE_MODELS
 from tests.tiny import tiny_pair
 
 ROOT = Path(__file__).parents[4]

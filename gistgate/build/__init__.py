@@ -1,1 +1,0 @@
-"""From names, folders and numbers to a decoder."""

@@ -1,0 +1,412 @@
+"""The command that chooses the fastest certified setting for this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import stat
+import sys
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gistgate.cli.options import (
+    AsJson,
+    Chat,
+    DraftGguf,
+    Dtype,
+    Gguf,
+    Length,
+    Prompts,
+    Stops,
+    System,
+    TargetName,
+    read_prompts,
+    refuse_wishes,
+    with_wishes,
+)
+from gistgate.core.utils import UserError
+from gistgate.models.build import HYBRID
+from gistgate.models.options import Asking, Wishes
+
+if TYPE_CHECKING:
+    from gistgate.measure.tune import Candidate, Finding
+
+# ---- The command that says whether speculation can pay for a pair, before hours are spent on a gate.
+
+
+BLOCKS = (2, 4, 6, 8, 10, 12)
+"""K of the table; costs are measured at the first, the fourth and the last."""
+IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
+"""Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
+MOST_DOCTOR = 20
+"""Prompts that are enough for one recommendation."""
+
+
+@with_wishes
+def doctor(
+    target: TargetName,
+    prompts: Prompts,
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    max_new_tokens: Length = 64,
+    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False,
+    system: System = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure what drafts cost and how many tokens of 20 answers are accepted; say which K, and if a gate can pay.
+
+    It also says how many of these answers reached the limit of tokens, and which limit answers like them ask for.
+    """
+    from gistgate.cli import show
+    from gistgate.cli.decode import load
+    from gistgate.core.request import total
+    from gistgate.measure.outlook import (
+        Mismatches,
+        advice,
+        labelling,
+        lengths_of,
+        limit_advice,
+        measure,
+        outlook,
+        strict_answers,
+    )
+
+    refuse_wishes(wishes, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
+    if wishes.drafter == HYBRID:
+        raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
+    asking = Asking(read_prompts(prompts)[:MOST_DOCTOR], chat, system)
+    loaded = load(target, dtype, wishes, asking, gguf)
+    ids = asking.encode(loaded.target)
+    request = loaded.request(max_new_tokens, stop)
+    costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
+    mismatches = Mismatches()
+    answers = strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    counted, lengths = total([answer.statistics for answer in answers]), lengths_of(answers, max_new_tokens)
+    outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
+    effort = labelling(counted, mismatches.number, len(ids))
+    if as_json:
+        found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
+        told = {"lengths": {**asdict(lengths), "advice": limit_advice(lengths)}, "advice": advice(outlooks)}
+        typer.echo(json.dumps({**found, **told, "prompts": len(ids)}))
+        return
+    show.say(show.promised(costs, outlooks, effort))
+    typer.echo(f"{limit_advice(lengths)}\n")
+    typer.echo(advice(outlooks))
+
+
+# ---- The commands that make drafts cheaper: when they end, and from which tokens they are written.
+
+
+@with_wishes
+def fit_draft(
+    target: TargetName,
+    prompts: Prompts,
+    *,
+    wishes: Wishes,
+    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    max_new_tokens: Length = 128,
+    chat: Chat = False,
+    system: System = None,
+) -> None:
+    """Measure when drafts stop paying: costs of the pair, and how often draft tokens of each probability survive."""
+    from gistgate.cli.decode import load
+    from gistgate.measure.fit_draft import fit_stopping
+
+    asking = Asking(read_prompts(prompts), chat, system)
+    loaded = load(target, dtype, wishes, asking, gguf)
+    ids = asking.encode(loaded.target)
+    stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
+    stopping.save(out)
+    expected = stopping.measured["expected"]
+    whole, ended = expected["whole drafts"], expected["policy"]
+    typer.echo(
+        f"{out} is written. By the measured costs, drafts of {whole['drafted']:.1f} tokens would give "
+        f"{whole['speed']:.2f} times the speed of plain decoding on these prompts, and drafts that end by the policy "
+        f"({ended['drafted']:.1f} tokens) {ended['speed']:.2f} times."
+    )
+    if ended["speed"] <= 1:
+        typer.echo("Drafting does not pay for this pair: quantise the draft, or take a drafter without a model.")
+
+
+def draft_vocabulary(
+    target: TargetName,
+    texts: Annotated[
+        str, typer.Argument(help="Training texts as `gistgate doctor` reads prompts: prompts or, better, answers.")
+    ],
+    *,
+    draft: Annotated[str, typer.Option(help="Draft model: hub id, folder or GGUF file.")],
+    size: Annotated[int, typer.Option(help="Tokens that the draft may propose.", min=1)],
+    out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --draft-vocabulary.")],
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    draft_gguf: DraftGguf = None,
+) -> None:
+    """Count the most frequent tokens of some texts; end and added tokens are always among them."""
+    from gistgate.core.attention import keep_freed_memory
+    from gistgate.models.lighter import Subset
+    from gistgate.models.loading import load_draft, load_target
+
+    lines = [asked.text for asked in read_prompts(texts)]
+    loaded = load_target(target, dtype, gguf=gguf)
+    keep_freed_memory(loaded.model.device)
+    model = load_draft(draft, loaded.model, loaded.tokenizer, gguf=draft_gguf)
+    counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
+    subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
+    subset.save(out)
+    typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
+
+
+# ---- The command that describes a gate.
+
+
+def inspect(
+    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a gate is: its partners, features and certified settings."""
+    from gistgate.cli import show
+    from gistgate.core.files import printable
+    from gistgate.core.gate import Gate
+
+    loaded = Gate.load(gate)
+    if as_json:
+        proof = loaded.proof and asdict(loaded.proof)
+        typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": proof}, default=str))
+        return
+    typer.echo(printable(show.described(loaded.config, loaded.proof)))
+
+
+# ---- The command that makes a folder which plain transformers can run.
+
+
+def export(
+    gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
+    out: Annotated[Path, typer.Argument(help="New folder.")],
+) -> None:
+    """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
+    from gistgate.cli import show
+    from gistgate.core.files import printable, write_atomic
+    from gistgate.core.gate import Gate
+    from gistgate.export.write import FOLDER, write_code
+
+    loaded = Gate.load(gate)
+    check_own(gate)
+    if out.exists():
+        raise UserError(f"{out} exists already. Name a new folder.")
+
+    def write(part: Path) -> None:
+        shutil.copytree(gate, part, ignore=shutil.ignore_patterns(FOLDER))
+        for place in [part, *(path for path in part.rglob("*") if path.is_dir())]:
+            place.chmod(place.stat().st_mode | stat.S_IRWXU)  # the gate's own folder may be read-only
+        write_code(part)
+
+    write_atomic(out, write)
+    typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.proof)}"))
+
+
+def check_own(folder: Path) -> None:
+    """Refuse to copy what does not lie in a gate's folder, since links in it may lead to files of the user.
+
+    Raises:
+        UserError: a file is a link that leads out, or a device or a pipe.
+    """
+    from gistgate.core.files import check_regular, inside
+
+    for place, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = inside(place, name)
+            if name in files or path.is_symlink():
+                check_regular(path)
+
+
+# ---- The command that hands over to lm-eval.
+
+
+def evaluate(context: typer.Context) -> None:
+    """Run lm-eval with the model `gistgate`; takes lm-eval's own arguments (try: gistgate eval run --help)."""
+    from gistgate.lm_eval.__main__ import main as harness
+
+    sys.argv = ["gistgate eval", *context.args]
+    harness()
+
+
+# ---- The command `gistgate demo`.
+
+
+@with_wishes
+def demo(
+    target: TargetName,
+    *,
+    wishes: Wishes,
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    max_new_tokens: Length = 256,
+    stop: Stops = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    chat: Chat = False,
+    system: System = None,
+    port: Annotated[int, typer.Option(help="Port on 127.0.0.1; 0 takes a free one.", min=0, max=65535)] = 8765,
+    browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
+) -> None:
+    """Open a local page: type a prompt and watch loose and strict decoding token by token."""
+    from gistgate.cli.decode import load
+    from gistgate.demo.page import claim
+    from gistgate.demo.server import Playground, knob_values, launch
+
+    def playground() -> Playground:
+        loaded = load(target, dtype, wishes, Asking(chat=chat, system=system), gguf)
+        rule = slider_rule(loaded.decoder)
+        return Playground(
+            loaded.decoder,
+            loaded.target,
+            rule,
+            {value: claim(loaded.wishes, loaded.decoder, rule, value, loaded.uncovered) for value in knob_values(rule)},
+            name=heading(gguf or target, wishes),
+            max_new_tokens=max_new_tokens,
+            request=loaded.request(max_new_tokens, stop),
+            chat=chat,
+            system=system,
+        )
+
+    launch(playground, port, browser=browser, say=typer.echo)
+
+
+def heading(target: str, wishes: Wishes) -> str:
+    """The names of the models, or of their GGUF files, without their folders."""
+    draft = wishes.draft_gguf or wishes.draft
+    return " and ".join(Path(str(name)).name for name in (target, draft) if name is not None)
+
+
+def slider_rule(decoder: Any) -> Any:
+    """The rule whose knob is on the slider: the decoder's, or that of its gate where the decoder runs strictly."""
+    from gistgate.models.build import GATED
+    from gistgate.rules import make_rule
+
+    runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
+    return make_rule(GATED) if runs_strictly else decoder.rule
+
+
+CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
+"""Wishes that tuning itself decides, or that change nothing that it times."""
+MOST = 40
+"""Prompts that are enough for one decision."""
+
+
+@with_wishes
+def tune(
+    target: TargetName,
+    prompts: Prompts,
+    *,
+    wishes: Wishes,
+    also: Annotated[
+        list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
+    ] = [],  # noqa: B006 (Typer's form of an option that can be repeated)
+    dtype: Dtype = "auto",
+    gguf: Gguf = None,
+    max_new_tokens: Length = 128,
+    stop: Stops = [],  # noqa: B006
+    chat: Chat = False,
+    system: System = None,
+    as_json: AsJson = False,
+) -> None:
+    """Time what is certified against plain and strict decoding here, and keep the winner in the gate's folder.
+
+    The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
+    """
+    from gistgate.cli import show
+    from gistgate.core.attention import keep_freed_memory
+    from gistgate.measure.tune import Workshop
+    from gistgate.measure.tune import tune as race
+    from gistgate.models.build import forget
+    from gistgate.models.loading import load_target
+
+    gate = gate_of(wishes)
+    asking = Asking(read_prompts(prompts)[:MOST], chat, system)
+    loaded = load_target(target, dtype, gguf=gguf)
+    keep_freed_memory(loaded.model.device)
+    shop = Workshop(loaded, wishes, asking)
+    candidates = shop.candidates([gate, *also])
+    ids = asking.encode(loaded)
+    found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
+    for sentence in shop.refused:
+        typer.echo(f"Left out: {sentence}", err=True)
+    if not as_json:
+        show.say(show.raced(found))  # before anything is written, which may fail
+    saved = save(Path(gate), found, len(ids)) if found.winner else None
+    if saved is None:
+        forget(gate)
+    if as_json:
+        typer.echo(json.dumps({**told(found, len(ids)), "saved": saved and str(saved)}))
+        return
+    typer.echo(verdict(found, saved))
+
+
+def gate_of(wishes: Wishes) -> str:
+    """The gate's folder.
+
+    Raises:
+        UserError: there is none, or the user decides what tuning is to decide.
+    """
+    refuse_wishes(wishes, CHOSEN, "is decided by tuning itself, or not timed by it")
+    if wishes.gate is None:
+        raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
+    return str(wishes.gate)
+
+
+def told(found: Finding, prompts: int) -> dict[str, Any]:
+    """The finding for machines, with where it was measured."""
+    return {
+        "winner": found.winner and found.winner.name,
+        "screened": dict(found.screened),
+        "to_plain": {name: ratio.as_dict() for name, ratio in found.to_plain.items()},
+        "to_strict": found.to_strict and found.to_strict.as_dict(),
+        "strict": found.strict.name,
+        "prompts": prompts,
+        "machine": platform.processor() or platform.machine(),
+    }
+
+
+def save(gate: Path, found: Finding, prompts: int) -> Path:
+    """Write the winner's certificate, narrowed to its one setting, and the measurement beside it."""
+    from gistgate.core.files import write_atomic, write_json
+    from gistgate.export.write import FOLDER, write_code
+    from gistgate.models.build import MEASURED, TUNED, chosen_among
+
+    winner: Candidate | None = found.winner
+    assert winner is not None and winner.proof is not None and winner.point is not None
+    point, made = winner.point, datetime.now(UTC).date().isoformat()
+    proof = replace(winner.proof, points=(point,), headline_budget=point.budget)
+
+    def write(part: Path) -> None:
+        proof.save(part)
+        chosen = {"certificate": chosen_among(gate), "point": asdict(point)}
+        write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
+
+    write_atomic(gate / TUNED, write)
+    if (gate / FOLDER).is_dir():  # the code for plain transformers has to hold what was chosen
+        write_code(gate)
+    return gate / TUNED
+
+
+def verdict(found: Finding, saved: Path | None) -> str:
+    """The decision in a sentence or two."""
+    if found.loose is None or found.to_strict is None:
+        return "Nothing is certified for this pair and budget, so nothing is saved. Decode strictly."
+    ratio = found.to_strict
+    figure = f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times as fast as '{found.strict.name}'"
+    if saved is None:
+        return f"Nothing certified beats strict decoding here: '{found.loose.name}' is {figure}. Nothing is preferred."
+    return (
+        f"'{found.loose.name}' is {figure}. It is saved in {saved}, and the gate decodes so where rule, setting, K and "
+        "drafter are left open."
+    )

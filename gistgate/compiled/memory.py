@@ -1,0 +1,216 @@
+"""Keys and values in memory of a fixed shape: token number i of a row lies in slot i, whatever its neighbours do.
+
+Rows that accept different lengths need neither holes nor padding, and rolling back is free: a later token overwrites
+its slot, and what lies behind a row's last token is never looked at. Nothing here depends on values, so programs with
+fixed addresses can be made of it.
+
+Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from gistgate.compiled.program import Captured, Program, UnsupportedError, build, missing_compiler
+from gistgate.core.attention import SPECIAL, attend, attending, configs_of
+from gistgate.core.reader import context_of, last_logits
+
+ATTENTION = "gistgate_slots"
+"""Name under which transformers finds `attend_to_slots`."""
+
+
+class SlotLayer(CacheLayerMixin):
+    """One layer's keys and values, written at the slots that the current forward names."""
+
+    is_compileable = True
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        super().__init__()
+        self.keys, self.values, self.slots = keys, values, slots
+        self.rows = torch.arange(keys.shape[0], device=keys.device)[:, None]
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the memory is there."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        self.keys[self.rows, :, self.slots] = key_states.transpose(1, 2)
+        self.values[self.rows, :, self.slots] = value_states.transpose(1, 2)
+        return self.keys, self.values
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.keys.shape[-2], 0
+
+    def get_seq_length(self) -> int:
+        return 0  # positions are always given
+
+    def get_max_length(self) -> int:
+        return self.keys.shape[-2]
+
+    get_max_cache_shape = get_max_length
+
+
+def attend_to_slots(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`gistgate.core.attention.attend`; what it does not know has no program."""
+    for name in SPECIAL:
+        if kwargs.get(name) is not None:
+            raise UnsupportedError(f"{type(module).__name__} wants '{name}' in its attention")
+    return attend(query, key, value, attention_mask, scaling)
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, attend_to_slots)
+
+
+def attending_to_slots(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While open, forwards of `model` use `attend_to_slots`; programs made meanwhile keep it."""
+    return attending(configs_of(model), ATTENTION)
+
+
+@torch.no_grad()
+def allocate(model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
+    """Zeroed memory for every layer: keys, values, keys, values ... each [B, H, S, D].
+
+    Shapes and dtypes are those that the model itself caches for one token.
+    """
+    probe = model(torch.zeros(1, 1, dtype=torch.long, device=model.device), use_cache=True).past_key_values
+    shapes = [half for layer in probe.layers for half in (layer.keys, layer.values)]
+    with torch.inference_mode(False):  # such tensors may be written anywhere
+        return [
+            torch.zeros(batch, half.shape[1], slots, half.shape[-1], dtype=half.dtype, device=half.device)
+            for half in shapes
+        ]
+
+
+def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, positions: Tensor, keep: int) -> Tensor:
+    """Read `ids [B, N]` as tokens number `positions [B, N]` of their rows; logits of the last `keep`, float32.
+
+    A position below 0 reads a token of no meaning. The last slot belongs to such tokens and to those beyond the
+    memory; no real token sees it.
+    """
+    last = memory[0].shape[-2] - 1
+    slots = torch.where((positions < 0) | (positions > last), last, positions)
+    layers = [SlotLayer(keys, values, slots) for keys, values in zip(memory[::2], memory[1::2], strict=True)]
+    visible = torch.arange(last + 1, device=ids.device) <= positions.clamp_min(0)[..., None]
+    dtype = memory[0].dtype
+    mask = torch.zeros((), dtype=dtype, device=ids.device).masked_fill(~visible[:, None], torch.finfo(dtype).min)
+    context = context_of(model.config.get_text_config())
+    places = positions.clamp_min(0) if context is None else positions.clamp(0, context - 1)
+    cache = Cache(layers=layers)
+    return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)
+
+
+# ---- Programs and memory of a target, kept from request to request: building them takes seconds, using them none.
+
+
+Key = tuple[object, ...]
+MOST_PROGRAMS, MOST_MEMORIES = 64, 6
+"""Kept at a time; the one that was not used for longest goes first."""
+
+
+class Store:
+    """What one model has ready."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.form = form_of(model)
+        self.programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+        self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
+
+    def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
+        """Keys and values of `model` for a batch; what they hold is of no interest."""
+        key = (batch, slots)
+        if key not in self.memories:
+            while len(self.memories) >= MOST_MEMORIES:
+                self.forget(*self.memories.popitem(last=False))
+            self.memories[key] = allocate(model, batch, slots)
+        self.memories.move_to_end(key)
+        return self.memories[key]
+
+    def forget(self, key: tuple[int, int], _memory: list[Tensor]) -> None:
+        """Drop the programs of a memory that goes: on a GPU they know its addresses."""
+        for name in [name for name in self.programs if name[:2] == key]:
+            del self.programs[name]
+
+    def program(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
+        """The program of `function` for this memory (`key` begins with batch and slots) and inputs like `example`."""
+        return self.replayed(key, lambda: self._built(function, fixed, example), fixed, example)
+
+    def compiled(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
+        """The same as a part of another program, which is never replayed by itself."""
+        return self._kept(key, lambda: self._built(function, fixed, example))
+
+    def replayed(
+        self, key: Key, make: Callable[[], Program], fixed: Sequence[Tensor], example: Sequence[Tensor]
+    ) -> Program:
+        """What `make` gives, whose calls one graph replays on a GPU."""
+
+        def captured() -> Program:
+            made = make()
+            return Captured(made, fixed, example) if self._device.type == "cuda" else made
+
+        return self._kept(key, captured)
+
+    def _kept(self, key: Key, make: Callable[[], Program]) -> Program:
+        if key not in self.programs:
+            while len(self.programs) >= MOST_PROGRAMS:  # first, since building needs memory
+                self.programs.popitem(last=False)
+            self.programs[key] = make()
+        self.programs.move_to_end(key)
+        return self.programs[key]
+
+    def _built(self, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
+        return build(function, [*fixed, *example], compiles=missing_compiler(self._device) is None)
+
+    @property
+    def _device(self) -> torch.device:
+        device: torch.device = self.form[0]
+        return device
+
+
+def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
+    """What programs of a model depend on besides its values."""
+    lighter = getattr(model, "quantised", None), getattr(model, "subset", None)
+    return (model.device, model.dtype, *lighter)
+
+
+_stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()
+
+
+def forget(models: Sequence[PreTrainedModel]) -> None:
+    """Give back what these models have ready, for somebody who needs the memory more."""
+    for model in models:
+        _stores.pop(model, None)
+
+
+def store_of(model: PreTrainedModel) -> Store:
+    """The store of a model; one that moved to another device or dtype, or was made lighter since, begins anew."""
+    known = _stores.get(model)
+    if known is None or known.form != form_of(model):
+        known = _stores[model] = Store(model)
+    return known
+
+
+def rounded(slots: int) -> int:
+    """Slots of a memory with room for that many: few sizes, so that few programs are built."""
+    size = 256
+    while size < slots:
+        size += size // 2 if size & (size - 1) == 0 else size // 3
+    return size

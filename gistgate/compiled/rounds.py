@@ -1,0 +1,249 @@
+"""The device's share of a round as pure functions of tensors: draft K tokens; verify, judge and accept them.
+
+Axis letters: B rows, K drafted tokens, V vocabulary, M memory tensors of a model. `feed [B, 5]` is what the host says
+about each row: its last two tokens, the number of the last one, how many drafted tokens there is room for, and 1 where
+the answer begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.compiled.memory import attending_to_slots, forward, store_of
+from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_bytes
+from gistgate.core.block import Block, Sampling
+from gistgate.core.features import tap
+from gistgate.core.rule import draw, settle
+from gistgate.core.session import Parts
+
+PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)
+"""Columns of `feed`."""
+FEED = 5
+"""How many they are."""
+
+
+@dataclass(frozen=True)
+class DraftToken:
+    """One step of the draft model."""
+
+    model: PreTrainedModel
+    vocabulary: int
+    sampling: Sampling
+    gives_q: bool
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Memory M, ids [B, N] with their numbers [B, N], uniforms [B, 1 or 0] -> x [B] and q [B, V] ([B, 0]: unasked).
+
+        The token that is drawn follows the last of `ids`.
+        """
+        *memory, ids, positions, uniform = tensors
+        z = forward(self.model, memory, ids, positions, 1)
+        z_BV = self.sampling.logits(z[:, -1, : self.vocabulary])
+        if self.sampling.greedy and not self.gives_q:
+            return z_BV.argmax(-1), z_BV[:, :0]
+        q_BV = z_BV.softmax(-1)
+        x_B = z_BV.argmax(-1) if self.sampling.greedy else draw(q_BV, uniform[:, 0])
+        return x_B, q_BV if self.gives_q else q_BV[:, :0]
+
+
+@dataclass(frozen=True)
+class DraftSteps:
+    """`num` steps of a draft model, each reading what the one before drew."""
+
+    num: int
+    first: Program
+    """`DraftToken` for two tokens."""
+    later: Program
+    """`DraftToken` for one."""
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
+        *memory, feed, uniforms = tensors
+        # The last drafted token of a block is never read, so after a whole block two tokens are new. Reading both
+        # always keeps the shape, and reading one again changes nothing.
+        ids = anew(feed[:, PREVIOUS : LAST + 1])
+        positions = feed[:, AT : AT + 1] + torch.arange(-1, 1, device=feed.device)
+        tokens, rows = [], []
+        for step in range(self.num):
+            program = self.later if step else self.first
+            x_B, q_BV = program(*memory, ids, positions, anew(uniforms[:, step : step + 1]))
+            tokens.append(x_B)
+            rows.append(q_BV)
+            ids, positions = x_B[:, None], positions[:, -1:] + 1
+        return torch.stack(tokens, dim=1), torch.stack(rows, dim=1)
+
+
+def anew(columns: Tensor) -> Tensor:
+    """The same values with the strides of a new tensor, which programs are built for.
+
+    `Tensor.contiguous` keeps the stride of the only row.
+    """
+    return columns.clone(memory_format=torch.contiguous_format)
+
+
+@dataclass(frozen=True)
+class VerifyRound:
+    """One forward of the target, the gate, the rule, and everything that the host has to know in one tensor."""
+
+    parts: Parts
+    num: int
+    sampling: Sampling
+    protocol: Tensor
+    """Ids that are never accepted loosely [P]."""
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
+
+        The columns: K draft tokens, K reasons, the accepted length, the target's own token.
+        """
+        *memory, feed, x_BK, valid_BK, q_BKV, uniforms = tensors
+        parts, num = self.parts, self.num
+        ids = torch.cat([feed[:, LAST : LAST + 1], x_BK], dim=1)
+        steps = torch.arange(num + 1, device=ids.device)
+        with tap(parts.target, parts.layers) as states:
+            z = forward(parts.target, memory, ids, feed[:, AT : AT + 1] + steps, num + 1)
+        block = Block(
+            x_BK,
+            valid_BK & (steps[:-1] < feed[:, ROOM : ROOM + 1]),
+            self.sampling.logits(z[..., : parts.vocabulary]),
+            q=q_BKV if q_BKV.shape[-1] else None,
+            hidden={layer: state[:, -num - 1 :] for layer, state in states.items()},
+            uniforms=uniforms if uniforms.shape[1] else None,
+            greedy=self.sampling.greedy,
+            protocol=self.protocol,
+            begins=feed[:, BEGINS] > 0,
+        )
+        if parts.judged:
+            assert parts.gate is not None
+            block = block.with_gate(parts.gate)
+        acceptance = settle(parts.rule, block, {})
+        if parts.rule.advance(block, acceptance, {}):
+            raise UnsupportedError(f"the rule '{parts.rule.id}' remembers something from round to round")
+        own = torch.stack([acceptance.length, acceptance.own_ids], dim=1)
+        return (torch.cat([x_BK, acceptance.reasons, own], dim=1),)
+
+
+# ---- Programs of a draft model: all steps of a block as one, or step by step where one would take too long to build.
+
+
+MOST_LAYERS = 64
+"""Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block
+spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph replays all
+steps either way."""
+
+
+def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: int) -> Program:
+    """What drafts `num` tokens: memory M, feed [B, 5], uniforms [B, width] -> x [B, K], q [B, K, V].
+
+    `width` is `num`, or 0 where nothing is drawn at random.
+    """
+    model = token.model
+    batch, slots, device = memory[0].shape[0], memory[0].shape[-2], memory[0].device
+    store, about = store_of(model), (token.vocabulary, token.sampling, token.gives_q, bool(width))
+
+    def numbers(columns: int) -> Tensor:
+        return torch.zeros(batch, columns, dtype=torch.long, device=device)
+
+    def uniforms(columns: int) -> Tensor:
+        return torch.zeros(batch, columns, dtype=torch.float64, device=device)
+
+    def of_one(tokens: int) -> Program:
+        inputs = [numbers(tokens), numbers(tokens), uniforms(min(width, 1))]
+        return store.compiled((batch, slots, "draft token", tokens, *about), token, memory, inputs)
+
+    with attending_to_slots(model):
+        key, inputs = (batch, slots, "draft", num, *about), [numbers(FEED), uniforms(width)]
+        if num * model.config.get_text_config().num_hidden_layers > MOST_LAYERS:
+            return store.replayed(key, lambda: DraftSteps(num, of_one(2), of_one(1)), memory, inputs)
+        return store.program(key, DraftSteps(num, token, token), memory, inputs)
+
+
+# ---- Reading prompts into memory of a fixed shape: by programs of one stretch, or by the model as it is.
+
+
+STRETCH = {"cpu": 64}
+"""Prompt tokens per program, by device type; elsewhere `LONG_STRETCH`."""
+LONG_STRETCH = 256
+WIDE_STRETCH, FEWEST = 512, 16
+"""Most and fewest prompt tokens of a row that a heavy model reads at once."""
+MOST_SCORES = 1 << 26
+"""Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks."""
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """Reads a stretch of every prompt."""
+
+    model: PreTrainedModel
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Memory M, ids [B, N], number of the first [B, 1] -> something of no interest."""
+        *memory, ids, first = tensors
+        positions = first + torch.arange(ids.shape[1], device=ids.device)
+        return (forward(self.model, memory, ids, positions, 1)[:, -1, 0],)
+
+
+def stretch_of(model: PreTrainedModel) -> int:
+    """Prompt tokens that one program reads."""
+    return STRETCH.get(model.device.type, LONG_STRETCH)
+
+
+def reads_alone(model: PreTrainedModel) -> bool:
+    """Whether prompts go through the model as it is.
+
+    A heavy model on a processor spends its time in products of many rows, which no program makes faster, and a program
+    would read whole stretches where the prompt ends earlier.
+    """
+    return model.device.type == "cpu" and num_bytes([*model.parameters(), *model.buffers()]) >= HEAVY
+
+
+class PromptReader:
+    """Reads the prompts of a batch into the memory of one model."""
+
+    def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
+        """Build the program where there is one.
+
+        Raises:
+            UnsupportedError: the model cannot become a program.
+        """
+        self.model, self.memory, self.whole = model, memory, not reads_alone(model)
+        self.width = stretch_of(model)
+        self.call: Program = Prefill(model)
+        if self.whole:
+            batch, _, slots, _ = memory[0].shape
+            ids = torch.zeros(batch, self.width, dtype=torch.long, device=model.device)
+            key, inputs = (batch, slots, "prefill", self.width), [ids, ids[:, :1].clone()]
+            with attending_to_slots(model):
+                self.call = store_of(model).program(key, self.call, memory, inputs)
+
+    def read(self, texts: Sequence[list[int]]) -> None:
+        """Read one text per row from its beginning.
+
+        What is read beyond the end of a row is overwritten before anything looks at it.
+        """
+        longest, batch = max(map(len, texts)), self.memory[0].shape[0] if self.whole else len(texts)
+        ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
+        for row, text in enumerate(texts):
+            ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
+        ids, start = ids.to(self.model.device), 0
+        with attending_to_slots(self.model):
+            while start < longest:
+                end = start + (self.width if self.whole else self._fitting(batch, longest))
+                # Without a program nothing is read but the slots that the rows have used so far.
+                memory = self.memory if self.whole else [kept[:batch, :, :end] for kept in self.memory]
+                self.call(*memory, ids[:, start:end], torch.full((batch, 1), start, device=self.model.device))
+                start = end
+
+    def _fitting(self, rows: int, slots: int) -> int:
+        heads = int(self.model.config.get_text_config().num_attention_heads)
+        return min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (rows * heads * slots)))
+
+
+def rounded_up(number: int, width: int) -> int:
+    """The next multiple of `width`."""
+    return -(-number // width) * width

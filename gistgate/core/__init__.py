@@ -1,0 +1,1 @@
+"""One request from prompt to answer: reader, block, rule, gate, loop, decoder. Nothing here imports the rest."""

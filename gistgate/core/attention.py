@@ -1,0 +1,164 @@
+"""Attention of few new tokens on a processor: query heads in groups, which read their keys and values where they lie.
+
+PyTorch's fused kernel is made for long texts. With few queries it takes several times as long as two products, and
+transformers first repeats keys and values for every query head. The eager engine therefore attends with `attend` on a
+processor, wherever a model would take the fused kernel; prompts and GPUs keep that, and so do single tokens in float32,
+for which the kernel needs up to a third less time (in bfloat16 it needs several times as much with one row). Numbers
+agree up to the rounding of the dtype, as those of transformers' own `eager` attention do.
+
+On a GPU the fused kernel stays, but not that of cuDNN: for a number of slots that it meets for the first time it plans
+about a millisecond in every layer, and in decoding that number grows with every forward (on an H100 with PyTorch 2.11
+three quarters of the time of a first batch of 64 rows). The other kernels need no plan.
+
+Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a head, G query heads per key/value head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+FUSED = "sdpa"
+"""What transformers calls PyTorch's fused kernel."""
+FEW = "gistgate_few_tokens"
+"""Name under which transformers finds `attend_to_few`."""
+MOST = 64
+"""New tokens up to which two products are faster: scores are kept for all of them, which the fused kernel avoids."""
+UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""PyTorch's fused kernels without that of cuDNN."""
+SPECIAL = ("softcap", "s_aux", "position_bias")
+"""Arguments that change scores or weights in ways that `attend` does not know."""
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scaling: float | None = None
+) -> tuple[Tensor, None]:
+    """Attention of query heads in groups `[B, H G, N, D]` to `[B, H, S, D]`, which are not repeated for it.
+
+    A mask `[B, 1, N, S]` of numbers is added, one of truth values says what is seen; without one everything is. Softmax
+    is computed in float32, as transformers does, and in float64 where the scores are.
+
+    Returns:
+        `[B, N, H G, D]` and None, as transformers wants it.
+    """
+    batch, heads, num, width = query.shape
+    kv_heads = key.shape[1]
+    groups = heads // kv_heads
+    grouped = (query * (width**-0.5 if scaling is None else scaling)).reshape(batch, kv_heads, groups * num, width)
+    scores = (grouped @ key.transpose(2, 3)).view(batch, kv_heads, groups, num, -1)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill_(~mask[:, :, None], torch.finfo(scores.dtype).min)
+    elif mask is not None:
+        scores = scores + mask[:, :, None]
+    # float64 stays: its smallest number is -inf in float32, and a padded token that sees nothing would become NaN.
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    weights = scores.softmax(-1, dtype=wide).to(query.dtype).view(batch, kv_heads, groups * num, -1)
+    out = (weights @ value).view(batch, heads, num, value.shape[-1])
+    return out.transpose(1, 2).contiguous(), None
+
+
+def attend_to_few(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`attend` for few new tokens; the fused kernel for many, for a causal order without a mask, and for the rest."""
+    num = query.shape[2]
+    is_known = not any(kwargs.get(name) is not None for name in SPECIAL)
+    has_order = num == 1 or attention_mask is not None
+    if is_known and has_order and num <= MOST:
+        return attend(query, key, value, attention_mask, scaling)
+    found: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, scaling=scaling, **kwargs
+    )
+    return found
+
+
+ALL_ATTENTION_FUNCTIONS.register(FEW, attend_to_few)
+ALL_MASK_ATTENTION_FUNCTIONS.register(FEW, sdpa_mask)
+
+
+def configs_of(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configurations by which a model's modules choose their attention, each once."""
+    found = [module.config for module in model.modules() if hasattr(module, "config")]
+    return list({id(config): config for config in found}.values())
+
+
+def fused_on_cpu(model: PreTrainedModel) -> list[PreTrainedConfig]:
+    """The configurations that choose the fused kernel, of a model on a processor; none of one elsewhere."""
+    on_cpu = all(weight.device.type == "cpu" for weight in model.parameters())
+    return [config for config in configs_of(model) if on_cpu and config._attn_implementation == FUSED]
+
+
+def pays(num: int, dtype: torch.dtype) -> bool:
+    """Whether two products are faster than the fused kernel for `num` new tokens in each row."""
+    return num <= MOST and (num > 1 or dtype != torch.float32)
+
+
+def unplanned(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """While open, forwards of a model on a GPU use kernels that plan nothing; elsewhere nothing changes."""
+    return sdpa_kernel(UNPLANNED) if model.device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def attending(configs: Sequence[PreTrainedConfig], name: str = FEW) -> Iterator[None]:
+    """While open, forwards of the models with these configurations use the attention of that name."""
+    kept = [(config, config._attn_implementation) for config in configs]
+    for config in configs:
+        config._attn_implementation = name
+    try:
+        yield
+    finally:
+        for config, before in kept:
+            config._attn_implementation = before
+
+
+# ---- Large results on a processor: memory that one forward gives back is there for the next one.
+
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
+"""Numbers of mallopt's parameters in glibc's malloc.h."""
+LARGEST = 2**31 - 1
+"""The largest value that mallopt takes, in bytes."""
+OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
+"""Environment variables by which a user has decided otherwise."""
+
+
+def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
+    """Let this process keep up to 2 GiB that it has freed, where models decode on a processor and glibc allocates.
+
+    The process then looks larger from outside by as much. Called where models are loaded for a processor.
+
+    Args:
+        device: where the models lie.
+
+    Returns:
+        Whether anything was changed: not on another device or with another C library, and not where the user has set
+        one of the environment variables `OWN_CHOICE`.
+    """
+    chosen = any(name in os.environ for name in OWN_CHOICE)
+    if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":
+        return False
+    return set_thresholds(LARGEST, LARGEST)
+
+
+def set_thresholds(mmap: int, trim: int) -> bool:
+    """Bytes from which a piece is asked from the kernel, and bytes of free memory from which it is returned."""
+    mallopt = ctypes.CDLL(None).mallopt
+    return bool(mallopt(MMAP_THRESHOLD, mmap)) and bool(mallopt(TRIM_THRESHOLD, trim))

@@ -1,0 +1,260 @@
+"""The vocabulary that everything else shares: what was drafted, what the target says about it, what stays.
+
+Axis letters: B rows, K drafted tokens, V vocabulary, D width. Position j of a block (0-based here) holds the draft
+token x_j; row j of the target's logits predicts x_j, row j + 1 is the row after reading it, row K predicts the bonus
+token. `p` is always the target, `q` always the draft.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.core.utils import UserError
+
+
+class Reason(IntEnum):
+    """Why a token is in the output."""
+
+    STRICT = 0
+    """A draft token that the strict rule accepts, before any loose accept of its block."""
+    LOOSE = 1
+    """A draft token that the strict rule refuses and the loose rule accepts."""
+    CARRIED = 2
+    """A strict accept behind a loose accept of the same block."""
+    OWN = 3
+    """The target's own token: the correction after a refusal, or the bonus after a whole block."""
+    LOOP = 4
+    """A strict accept while the loop guard kept the gate closed; counted as strict."""
+
+
+COLDEST = 1e-6
+"""Smallest temperature above 0: logits that are divided by less may leave the range of float32."""
+
+
+def is_warm(temperature: float) -> bool:
+    """Whether tokens can be drawn at this temperature, or chosen at 0."""
+    return temperature == 0 or (math.isfinite(temperature) and temperature >= COLDEST)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the request wants its tokens drawn; temperature 0 is greedy."""
+
+    temperature: float = 0.0
+    """Temperature of target and draft; 0 takes the most probable token."""
+    top_k: int = 0
+    """Keep only that many most probable tokens; 0 keeps all."""
+    top_p: float = 1.0
+    """Keep the smallest set of tokens with at least this mass; 1 keeps all."""
+
+    def __post_init__(self) -> None:
+        if not (is_warm(self.temperature) and self.top_k >= 0 and 0 < self.top_p <= 1):
+            raise UserError(
+                f"Sampling with temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p} is impossible: "
+                f"the temperature is 0 or from {COLDEST:g} on, top_k is 0 or more, top_p lies in (0, 1]."
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+    def logits(self, z: Tensor) -> Tensor:
+        """Processed logits of `z [..., V]`: temperature, then top-k, then top-p; unchanged when greedy."""
+        if self.greedy:
+            return z
+        z = z / self.temperature
+        if 0 < self.top_k < z.shape[-1]:
+            z = z.masked_fill(z < z.topk(self.top_k).values[..., -1:], -torch.inf)
+        if self.top_p < 1.0:
+            ordered, index = z.sort(dim=-1, descending=True)
+            mass = ordered.softmax(-1)
+            outside = mass.cumsum(-1) - mass >= self.top_p
+            z = z.masked_fill(torch.zeros_like(outside).scatter(-1, index, outside), -torch.inf)
+        return z
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
+
+    ids: Tensor
+    """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
+    valid: Tensor
+    """A prefix of True for each row of a chain [B, K], the nodes that there are of a tree [B, N]; all False where
+    nothing was found."""
+    q: Tensor | None = None
+    """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
+    each proposal counts as certain."""
+    forwards: int = 0
+    """Forwards of a draft model that this took."""
+    parents: Tensor | None = None
+    """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
+    None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
+    a draft without probabilities differ."""
+    notes: Sequence[str] = ()
+    """For each row why less was proposed than could have been, or ""; requests count them by these names."""
+
+    @classmethod
+    def empty(cls, batch: int, device: torch.device) -> Draft:
+        """A draft of no token."""
+        ids = torch.zeros(batch, 0, dtype=torch.long, device=device)
+        return cls(ids, ids.bool())
+
+    def to(self, device: torch.device) -> Draft:
+        """This draft on a device."""
+
+        def moved(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.to(device)
+
+        return replace(
+            self, ids=self.ids.to(device), valid=self.valid.to(device), q=moved(self.q), parents=moved(self.parents)
+        )
+
+    def only(self, stays: Tensor) -> Draft:
+        """This draft without the tokens where `stays [B, K]` is False."""
+        return replace(self, valid=self.valid & stays)
+
+
+@dataclass(frozen=True)
+class Block:
+    """K drafted tokens for each of B rows, and what one target forward says about them."""
+
+    draft_ids: Tensor
+    """x, the draft tokens [B, K]."""
+    valid: Tensor
+    """False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree."""
+    logits: Tensor
+    """Processed target logits z [B, K + 1, V], float32; -inf where the request's processors forbid a token."""
+    q: Tensor | None = None
+    """Processed draft probabilities [B, K, V]; None when the drafter has none (then each x counts as certain)."""
+    hidden: dict[str, Tensor] = field(default_factory=dict)
+    """Target states by layer id ("post", "pre", "layer:2"), each [B, K + 1, D]; only what was asked for."""
+    gate_probs: Tensor | None = None
+    """Gate's calibrated probability that x_j keeps the meaning [B, K]; None without a gate."""
+    uniforms: Tensor | None = None
+    """Independent numbers in (0, 1) [B, K + 1], the last for the own token; None when nothing random was asked for."""
+    greedy: bool = True
+    """True when the request takes the most probable token."""
+    protocol: Tensor | None = None
+    """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
+    ends: Tensor | None = None
+    """Those of them that end an answer [E]; None where nobody asks."""
+    begins: Tensor | None = None
+    """Rows whose answer begins with this block [B], bool: its first token is strict; None where none begins."""
+    second: Tensor | None = None
+    """Processed target logits [B, K, V] of a second reading of the draft, for the rules that ask for one."""
+    thinking: Tensor | None = None
+    """Positions between the think markers [B, K], bool; only for the rules that ask."""
+    cost: Tensor | None = None
+    """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
+
+    def having(self, **fields: Any) -> Block:
+        """Return this block with more fields filled; the statistics below depend on none of them and stay known."""
+        filled = replace(self, **fields)
+        known = {name: value for name, value in self.__dict__.items() if name not in self.__dataclass_fields__}
+        filled.__dict__.update(known)
+        return filled
+
+    def with_gate(self, gate: Callable[[Block], Tensor]) -> Block:
+        """Return this block with `gate_probs` filled by `gate`."""
+        return self.having(gate_probs=gate(self))
+
+    @cached_property
+    def logprobs(self) -> Tensor:
+        """ln p [B, K + 1, V]."""
+        return self.logits.log_softmax(-1)
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """p [B, K + 1, V]."""
+        return self.logits.softmax(-1)
+
+    @cached_property
+    def top_ids(self) -> Tensor:
+        """t*, the target's most probable token of every row [B, K + 1]."""
+        return self.logits.argmax(-1)
+
+    @cached_property
+    def match(self) -> Tensor:
+        """m: x_j is the target's most probable token [B, K]; False where not valid."""
+        return (self.draft_ids == self.top_ids[:, :-1]) & self.valid
+
+    @cached_property
+    def strict(self) -> Tensor:
+        """What the lossless rule accepts [B, K]: the match when greedy, else u <= p(x) / q(x) (arXiv 2211.17192)."""
+        if self.greedy:
+            return self.match
+        if self.uniforms is None:
+            raise ValueError("A sampled block needs its uniforms.")
+        p_x = self.draft_logprob.exp()
+        return (self.uniforms[:, :-1] * self.draft_q <= p_x) & (p_x > 0) & self.valid
+
+    @property
+    def first(self) -> Tensor | None:
+        """First tokens of answers [B, K], bool; None where no answer begins."""
+        if self.begins is None:
+            return None
+        places_K = torch.arange(self.draft_ids.shape[1], device=self.draft_ids.device)
+        return self.begins[:, None] & (places_K == 0)
+
+    @cached_property
+    def draft_q(self) -> Tensor:
+        """q(x_j) [B, K]; 1 without draft probabilities."""
+        if self.q is None:
+            return torch.ones_like(self.draft_logprob)
+        return self.q.gather(-1, self.draft_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def draft_logprob(self) -> Tensor:
+        """ln p(x_j) [B, K]."""
+        return self.logprobs[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def top_logprob(self) -> Tensor:
+        """ln p(t*) of every row [B, K + 1]."""
+        return self.logprobs.gather(-1, self.top_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def draft_logit(self) -> Tensor:
+        """z(x_j) [B, K]; -inf where x_j is forbidden."""
+        return self.logits[:, :-1].gather(-1, self.draft_ids[..., None]).squeeze(-1)
+
+    @cached_property
+    def draft_rank(self) -> Tensor:
+        """Number of tokens that the target finds more probable than x_j [B, K]; 0 for a match."""
+        return (self.logits[:, :-1] > self.draft_logit[..., None]).sum(-1)
+
+    @cached_property
+    def entropy(self) -> Tensor:
+        """H(p) of every row in nats [B, K + 1]."""
+        return entropy_of(self.logprobs)
+
+    @cached_property
+    def entropy3(self) -> Tensor:
+        """E3(p) = -sum p ln p over the three largest entries, not renormalised, of every row [B, K + 1]."""
+        return entropy_of(self.logprobs.topk(min(3, self.logprobs.shape[-1])).values)
+
+
+def entropy_of(logprobs: Tensor) -> Tensor:
+    """-sum p ln p over the last axis of ln p `[..., N]`, with 0 ln 0 = 0."""
+    return -(logprobs.exp() * logprobs.clamp_min(torch.finfo(logprobs.dtype).min)).sum(-1)
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What of a block stays: the longest accepted prefix of every row, and the target's own token behind it."""
+
+    length: Tensor
+    """Accepted draft tokens of every row, 0..K [B]."""
+    own_ids: Tensor
+    """The target's own token [B]: the correction at the first refusal, or the bonus token."""
+    reasons: Tensor
+    """Reason of every accepted position [B, K]; meaningless behind `length`."""

@@ -1,0 +1,217 @@
+"""Features of a gate: for every draft token, numbers and states from the same forward that verifies the token.
+
+The same code fills the label files and serves the gate while decoding, so a head never meets a kind of row that it was
+not trained on. Everything is tensor code without a host synchronisation.
+
+Axis letters: B rows, K drafted tokens, D width, F features. Row j of a block predicts x_j, row j + 1 is the state
+after reading x_j (j counts from 0).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from gistgate.core.block import Block, entropy_of
+from gistgate.core.utils import Registry, UserError
+
+# ---- Hidden states by name, read from the very forward that verifies.
+
+
+def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
+    """The list of decoder layers of any decoder-only transformer."""
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.base_model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise UserError(f"{type(model).__name__} has no list of {num_layers} decoder layers. Use the layer 'post' instead.")
+
+
+def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
+    """The decoder layer whose output is the state `layer` ("pre" or "layer:i")."""
+    layers = decoder_layers(model)
+    if layer == "pre":
+        return layers[len(layers) - 1]
+    name, _, number = layer.partition(":")
+    if name != "layer" or not number.isdigit() or int(number) >= len(layers):
+        last = f"layer:{len(layers) - 1}"
+        raise UserError(f"There is no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to '{last}'.")
+    return layers[int(number)]
+
+
+@contextmanager
+def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
+    """While open, every forward leaves the states of `layers` in the yielded dictionary, each [B, rows, D]."""
+    seen: dict[str, Tensor] = {}
+    handles = []
+    for layer in layers:
+        if layer == "post":
+            handles.append(model.get_output_embeddings().register_forward_pre_hook(keep_input(seen, layer)))
+        else:
+            handles.append(layer_module(model, layer).register_forward_hook(keep_output(seen, layer)))
+    try:
+        yield seen
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def keep_input(seen: dict[str, Tensor], layer: str) -> Any:
+    def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[layer] = args[0]
+
+    return hook
+
+
+def keep_output(seen: dict[str, Tensor], layer: str) -> Any:
+    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+        seen[layer] = output[0] if isinstance(output, tuple) else output
+
+    return hook
+
+
+FLOOR = -20.0
+"""Smallest ln p that a head sees: below it a probability carries no more meaning, and -inf would end in NaN."""
+
+LOOK_AHEAD = 2
+"""Draft tokens behind x_j that `lookahead` reads."""
+
+SCALARS = (
+    "logprob",  # ln p(x_j)
+    "top_logprob",  # ln p(t*_j)
+    "entropy",  # H(p_j), nats
+    "entropy3",  # E3(p_j), nats
+    "gap",  # ln p(t*_j) - ln p(x_j)
+    "rank",  # ln(1 + number of tokens more probable than x_j)
+    "next_entropy",  # H(p_{j+1}): is the target surprised by what it has just read?
+    "next_top_logprob",  # ln p(t*_{j+1})
+)
+"""Columns of the feature `scalars`, in this order."""
+
+DRAFT = (
+    "log_q",  # ln q(x_j)
+    "log_q_of_top",  # ln q(t*_j)
+    "q_entropy",  # H(q_j), nats
+)
+"""Columns of the feature `draft`, in this order."""
+
+
+def state_after(block: Block, layer: str) -> Tensor:
+    """h_tok: the target's state after reading x_j [B, K, D] (AutoJudge's DT, arXiv 2504.20039)."""
+    return state(block, layer)[:, 1:]
+
+
+def state_before(block: Block, layer: str) -> Tensor:
+    """h_pred: the target's state that predicts x_j [B, K, D]; it does not know x_j yet."""
+    return state(block, layer)[:, :-1]
+
+
+def state(block: Block, layer: str) -> Tensor:
+    """The target's states of one layer [B, K + 1, D]."""
+    if layer not in block.hidden:
+        raise UserError(
+            f"The block holds no hidden state '{layer}' ({', '.join(block.hidden) or 'none at all'}). "
+            "Hand the gate to the decoder, which asks for the layers that it needs."
+        )
+    return block.hidden[layer]
+
+
+def scalars(block: Block, _layer: str) -> Tensor:
+    """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
+    logprob_BK = block.draft_logprob.clamp_min(FLOOR)
+    top_BR, entropy_BR = block.top_logprob, block.entropy
+    columns = {
+        "logprob": logprob_BK,
+        "top_logprob": top_BR[:, :-1],
+        "entropy": entropy_BR[:, :-1],
+        "entropy3": block.entropy3[:, :-1],
+        "gap": top_BR[:, :-1] - logprob_BK,
+        "rank": block.draft_rank.float().log1p(),
+        "next_entropy": entropy_BR[:, 1:],
+        "next_top_logprob": top_BR[:, 1:],
+    }
+    return torch.stack([columns[name] for name in SCALARS], dim=-1)
+
+
+def lookahead(block: Block, _layer: str) -> Tensor:
+    """Whether the target goes along with what the draft says after x_j [B, K, 3 * LOOK_AHEAD].
+
+    For each of the next tokens: is there one, does it match, its ln p. FLy (arXiv 2511.22972) judges by the match
+    alone; behind the draft's end all three are 0.
+    """
+    there_BK = block.valid.float()
+    columns = (there_BK, block.match.float(), block.draft_logprob.clamp_min(FLOOR) * there_BK)
+    num = block.draft_ids.shape[1]
+    padded = F.pad(torch.stack(columns, dim=-1), (0, 0, 0, LOOK_AHEAD))
+    return torch.cat([padded[:, w : w + num] for w in range(1, LOOK_AHEAD + 1)], dim=-1)
+
+
+def draft_confidence(block: Block, _layer: str) -> Tensor:
+    """What the draft model makes of its token [B, K, len(DRAFT)]: in a wording of its own it has no doubts."""
+    if not block.draft_ids.shape[1]:  # nothing was drafted, so nobody named probabilities
+        return block.logits.new_zeros(len(block.draft_ids), 0, len(DRAFT))
+    if block.q is None:
+        raise UserError("The feature 'draft' needs draft probabilities. Use the drafter 'model', or a gate without it.")
+    log_q_BKV = block.q.float().clamp_min(math.exp(FLOOR)).log()
+    columns = {
+        "log_q": log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1),
+        "log_q_of_top": log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1),
+        "q_entropy": entropy_of(log_q_BKV),
+    }
+    return torch.stack([columns[name] for name in DRAFT], dim=-1)
+
+
+FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
+    "feature",
+    {
+        "h_tok": state_after,
+        "h_pred": state_before,
+        "scalars": scalars,
+        "lookahead": lookahead,
+        "draft": draft_confidence,
+    },
+)
+"""Feature families. An id is `family` or `family:layer`, for example "scalars" or "h_tok:layer:2"."""
+
+NEEDS_LAYER = frozenset({"h_tok", "h_pred"})
+"""Families whose id names a hidden layer."""
+
+
+def split_id(feature_id: str) -> tuple[str, str]:
+    """Family and layer ("" where the family has none) of a feature id.
+
+    Raises:
+        UserError: the family is unknown, or a layer is missing or superfluous.
+    """
+    family, _, layer = feature_id.partition(":")
+    _ = FEATURES[family]
+    if family in NEEDS_LAYER and not layer:
+        raise UserError(
+            f"The feature '{feature_id}' names no hidden layer. Write '{family}:post' or '{family}:layer:2'."
+        )
+    if layer and family not in NEEDS_LAYER:
+        raise UserError(f"The feature '{feature_id}' has no layers. Write '{family}'.")
+    return family, layer
+
+
+def extract(block: Block, ids: Iterable[str]) -> dict[str, Tensor]:
+    """The features of every draft token, id -> [B, K, F], in the dtype and on the device of their source."""
+    parts = {feature_id: split_id(feature_id) for feature_id in ids}
+    return {feature_id: FEATURES[family](block, layer) for feature_id, (family, layer) in parts.items()}
+
+
+def needs_q(ids: Iterable[str]) -> bool:
+    """Whether these features read draft probabilities."""
+    return any(split_id(feature_id)[0] == "draft" for feature_id in ids)
+
+
+def layers_needed(ids: Iterable[str]) -> frozenset[str]:
+    """Hidden layers that these features read ("post", "pre", "layer:2")."""
+    return frozenset(layer for _, layer in map(split_id, ids) if layer)

@@ -1,0 +1,221 @@
+"""The models and the tokenizer that a gate was trained for.
+
+A hidden state means nothing to another model, even to one of the same shape.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Container
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.core.files import fingerprint
+from gistgate.core.utils import UserError
+
+SAMPLES = 16
+"""Values read from each parameter for the fingerprint."""
+
+BINDING = (
+    "architecture",
+    "hidden_size",
+    "num_layers",
+    "vocabulary_size",
+    "quantisation",
+    "draft_vocabulary",
+    "fingerprint",
+)
+"""Properties of a model that have to agree. Name and revision are for people: folders move."""
+LIGHTER = ("quantisation", "draft_vocabulary")
+"""Those of them that only drafts have that were made lighter."""
+
+
+@dataclass(frozen=True)
+class ModelIdentity:
+    """What tells one model from another."""
+
+    name: str
+    """Hub id or folder, as the user wrote it."""
+    revision: str | None
+    """Hub revision, when known."""
+    architecture: str
+    """Model type, for example "qwen2"."""
+    hidden_size: int
+    """Width of a hidden state."""
+    num_layers: int
+    """Decoder layers."""
+    vocabulary_size: int
+    """Rows of the output layer, padding included."""
+    dtype: str
+    """Dtype the states were computed in; another one moves them a little."""
+    fingerprint: str | None
+    """Hash of sampled weights; None where some weights were not in memory."""
+    quantisation: str | None = None
+    """How a draft's weights were rounded when it was loaded: "int8" or "int4"; None: not at all."""
+    draft_vocabulary: str | None = None
+    """Hash of the token ids that a draft may propose; None: all."""
+
+
+@dataclass(frozen=True)
+class TokenizerIdentity:
+    """What tells one tokenizer from another."""
+
+    name: str
+    """Hub id or folder, as the user wrote it."""
+    vocabulary: str
+    """Hash of all tokens and their ids."""
+    num_tokens: int
+    """Tokens, added ones included."""
+
+
+def identify_model(model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> ModelIdentity:
+    """The identity of a loaded model. `name` defaults to what it was loaded from, without the folders above it."""
+    config = model.config.get_text_config()
+    return ModelIdentity(
+        name=name or portable_name(model.config.name_or_path),
+        revision=revision or getattr(model.config, "_commit_hash", None),
+        architecture=config.model_type,
+        hidden_size=config.hidden_size,
+        num_layers=config.num_hidden_layers,
+        vocabulary_size=config.vocab_size,
+        dtype=str(model.dtype).removeprefix("torch."),
+        fingerprint=weights_fingerprint(model),
+        quantisation=getattr(model, "quantised", None),
+        draft_vocabulary=getattr(model, "subset", None),
+    )
+
+
+PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
+"""A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules."""
+
+
+def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIdentity:
+    """The identity of a transformers tokenizer."""
+    tokens = sorted(tokenizer.get_vocab().items(), key=lambda item: (item[1], item[0]))
+    digest = hashlib.sha256(json.dumps(tokens, ensure_ascii=False).encode()).hexdigest()
+    return TokenizerIdentity(name or portable_name(tokenizer.name_or_path), digest, len(tokens))
+
+
+def tokenizer_scope(tokenizer: Any, known: Container[str] = ()) -> dict[str, str | None]:
+    """The entries of a tokenizer in the scope of a certificate: its vocabulary, and those of the others in `known`.
+
+    `encoding` is how it divides a text, with the tokens that it adds in front; `template` is its chat template.
+    """
+    found: dict[str, str | None] = {"tokenizer": identify_tokenizer(tokenizer).vocabulary}
+    if "encoding" in known:
+        found["encoding"] = fingerprint([int(token) for token in tokenizer.encode(PROBE)])
+    if "template" in known:
+        found["template"] = fingerprint(tokenizer.chat_template)
+    return found
+
+
+def model_scope(identity: ModelIdentity) -> dict[str, Any]:
+    """The entries of a model in the scope of a certificate; name and revision are left out, because folders move."""
+    entries = {key: getattr(identity, key) for key in (*BINDING, "dtype")}
+    return {key: value for key, value in entries.items() if value is not None or key not in LIGHTER}
+
+
+def gate_hash(gate: Any) -> str:
+    """Hash of what a gate computes: its weights, features, head and map, but neither its card nor its certificate."""
+    digest = hashlib.sha256()
+    described = (gate.config.head, list(gate.config.features.items()), gate.config.map)
+    digest.update(fingerprint(described).encode())
+    for key, tensor in sorted(gate.state_dict().items()):
+        digest.update(key.encode() + str(tensor.dtype).encode() + str(tuple(tensor.shape)).encode())
+        digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def portable_name(name: str) -> str:
+    """A hub id as it is; of a path only the last part, because the folders above it belong to one machine."""
+    return Path(name).name if Path(name).is_absolute() else name
+
+
+def weights_fingerprint(model: PreTrainedModel) -> str | None:
+    """A hash of a few values of every parameter, or None if some weights are not in memory.
+
+    The values are rounded to bfloat16 first, so a checkpoint keeps its fingerprint when it is loaded in another
+    floating dtype. A quantised copy has another one, and rightly so: its states differ.
+    """
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        if parameter.device.type == "meta":
+            return None
+        digest.update(str(tuple(parameter.shape)).encode())
+        digest.update(sampled(parameter.detach()).view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def sampled(parameter: Tensor) -> Tensor:
+    """Up to SAMPLES evenly spaced values [n] of a parameter, bfloat16, on the CPU."""
+    step = max(1, parameter.numel() // SAMPLES)
+    return parameter.reshape(-1)[::step][:SAMPLES].to("cpu", torch.bfloat16)
+
+
+def check_model(role: str, expected: ModelIdentity, model: PreTrainedModel) -> None:
+    """Refuse a model that the gate was not trained for.
+
+    Raises:
+        UserError: the first property that differs, what was expected and what was found.
+    """
+    check_identity(role, expected, identify_model(model))
+
+
+def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
+    """Refuse a model by its identity, as `check_model` does."""
+    check_shape(role, expected, found)
+    if has_other_weights(expected, found):
+        want, have = str(expected.fingerprint), str(found.fingerprint)
+        raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
+
+
+def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True) -> None:
+    """Refuse a model of another architecture or size, whatever its weights are; with `rounded` also other rounding."""
+    for prop in BINDING:
+        want, have = getattr(expected, prop), getattr(found, prop)
+        if prop != "fingerprint" and want != have and (rounded or prop != "quantisation"):
+            raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
+
+
+def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
+    """Whether the weights are known to differ, by their rounding or their fingerprint; a missing one cannot differ."""
+    known = None not in (expected.fingerprint, found.fingerprint)
+    return expected.quantisation != found.quantisation or (known and expected.fingerprint != found.fingerprint)
+
+
+def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
+    """Refuse a tokenizer with other tokens or ids.
+
+    Raises:
+        UserError: with both hashes and sizes.
+    """
+    found = identify_tokenizer(tokenizer)
+    if found.vocabulary != expected.vocabulary:
+        want = f"{expected.num_tokens} tokens, hash {expected.vocabulary[:12]}"
+        have = f"{found.num_tokens} tokens, hash {found.vocabulary[:12]}"
+        raise UserError(mismatch("tokenizer", "vocabulary", want, have, expected.name))
+
+
+def lightening(prop: str, wanted: str | None) -> str | None:
+    """The option that gives a draft this property; None for what a model has of itself."""
+    if prop not in LIGHTER:
+        return None
+    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}[prop]
+    if wanted is None:
+        return f"without {option}"
+    return f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
+
+
+def mismatch(role: str, prop: str, expected: object, found: object, name: str, option: str | None = None) -> str:
+    """The sentence for a wrong pairing; `option` says which option loads the model otherwise."""
+    load = f"Load the {role} {option}" if option else f"Load '{name}', for which the gate was trained"
+    return (
+        f"This gate does not fit the {role}: its {prop} should be {expected}, but is {found}. {load}, or train a gate "
+        f"for this {role}."
+    )

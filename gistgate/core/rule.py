@@ -1,0 +1,259 @@
+"""What a rule is, and how its opinion becomes the accepted prefix of a block.
+
+Axis letters: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from gistgate.core.block import Acceptance, Block, Reason
+from gistgate.core.utils import UserError
+
+State = dict[str, Tensor]
+"""What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
+in the rows that come in later. The decoder drops the rows that leave."""
+
+
+class Rule(Protocol):
+    """Says for each position of a block whether the draft token may stay, given that all before it stay.
+
+    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
+    synchronisation. The decoder composes it as `strict OR rule` where `superset` is true.
+    """
+
+    id: ClassVar[str]
+    knob: ClassVar[str | None]
+    """The scalar setting that calibration moves; None when there is none."""
+    looser: ClassVar[Literal["up", "down"]]
+    """Which way the knob accepts more."""
+    needs: ClassVar[frozenset[str]]
+    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
+    verifier: ClassVar[str]
+    """Id of how the target reads the draft, in `gistgate.core.decoder.VERIFIERS`: "once" or "twice"."""
+    temperatures: ClassVar[str]
+    """Requests that the rule is defined for: "all", "greedy" or "sampled"."""
+    alternative: ClassVar[str]
+    """Which rule to take at the other temperatures; said when a request is refused."""
+    grid: ClassVar[tuple[float, ...]]
+    """Values of the knob from strict to loose, for those who have none of their own."""
+    variants: ClassVar[tuple[dict[str, Any], ...]]
+    """Alternatives of the other settings that compete on development prompts; at most four."""
+    counters: ClassVar[tuple[str, ...]]
+    """Names in the state that belong into the statistics of an answer."""
+    lossless: ClassVar[bool]
+    """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
+    its opinion counts as it is, and all that it accepts is strict."""
+
+    @property
+    def known_by(self) -> tuple[object, ...]:
+        """What tells its verdicts apart from those of other rules: its settings, and tables beside them."""
+        ...
+
+    @property
+    def superset(self) -> bool:
+        """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
+        ...
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        """The positions that may stay [B, K], bool."""
+        ...
+
+    def changed(self, **settings: Any) -> Any:
+        """A copy with other settings, which shares whatever the rule remembers beside them."""
+        ...
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        """The target's token behind the accepted prefix [B]."""
+        ...
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        """What to remember after a block."""
+        ...
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        """What the rule has to know about the tokenizer and about each request."""
+        ...
+
+
+class Context:
+    """What a rule knows besides the block; by default nothing. A rule that knows more has a subclass of its own."""
+
+    protocol_ids: tuple[int, ...] = ()
+    """Tokens that are never accepted loosely."""
+    needs_eager: str = ""
+    """Why the compiled engine cannot provide it, as the end of a sentence about the rule."""
+
+    def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
+        """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
+        return {}
+
+
+class LooseRule:
+    """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered."""
+
+    needs: ClassVar[frozenset[str]] = frozenset()
+    temperatures: ClassVar[str] = "all"
+    alternative: ClassVar[str] = ""
+    grid: ClassVar[tuple[float, ...]] = ()
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    counters: ClassVar[tuple[str, ...]] = ()
+    lossless: ClassVar[bool] = False
+    verifier: ClassVar[str] = "once"
+    superset: bool = True
+
+    @property
+    def known_by(self) -> tuple[object, ...]:
+        return (repr(self),)
+
+    def changed(self, **settings: Any) -> Any:
+        """A copy of the rule with other settings, which shares whatever the rule remembers beside them."""
+        return replace(self, **settings)  # type: ignore[type-var]
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        return own_token(block, length_B)
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        return state
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return Context()
+
+
+def kept_probs(block: Block, rule: str) -> Tensor:
+    """The gate's probability that the meaning is kept [B, K], for the rule of this id.
+
+    Raises:
+        UserError: there is no gate.
+    """
+    if block.gate_probs is None:
+        raise UserError(f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder).")
+    return block.gate_probs
+
+
+def allowed(block: Block) -> Tensor:
+    """Where looseness is permitted at all [B, K].
+
+    A token that the target's processors forbid (p = 0) never stays, and neither does a difference at a token that
+    steers the protocol: an end token of the draft must not end an answer that the target goes on with, nor the
+    reverse. Stop strings are texts, which a rule does not see, so that a loose token can complete one. The first token
+    of an answer decides most about what the answer does (a refusal begins there), so it is the target's as well.
+    """
+    may = block.valid & (block.draft_logit > -torch.inf)
+    if block.protocol is not None and block.protocol.numel():
+        ids_BK2 = torch.stack([block.draft_ids, block.top_ids[:, :-1]], dim=-1)
+        # A handful of ids: comparing them all melts into one kernel of a compiled round, which `isin` would not.
+        may &= (ids_BK2[..., None] != block.protocol).all(-1).all(-1)
+    return may if block.first is None else may & ~block.first
+
+
+def settle(rule: Rule, block: Block, state: State) -> Acceptance:
+    """Longest accepted prefix, the reasons along it, and the target's own token behind it."""
+    opinion_BK, strict_BK = rule.accept(block, state), block.strict
+    if rule.lossless:
+        stays_BK = strict_BK = opinion_BK & block.valid
+    elif rule.superset:
+        loose = opinion_BK is not strict_BK
+        stays_BK = strict_BK | (opinion_BK & allowed(block)) if loose else strict_BK
+    else:
+        stays_BK = opinion_BK & (strict_BK | allowed(block))
+        if block.first is not None:  # such a rule may refuse what the strict rule accepts
+            stays_BK = torch.where(block.first, strict_BK, stays_BK)
+    length_B = leading(stays_BK)
+    return Acceptance(length_B, own_of(rule, block, length_B), reasons(strict_BK))
+
+
+def own_of(rule: Rule, block: Block, length_B: Tensor) -> Tensor:
+    """The rule's token behind the accepted prefix [B]; the strict rule's where it is the first of an answer."""
+    own_B = rule.own(block, length_B)
+    if block.begins is None or rule.lossless:
+        return own_B
+    return torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
+
+
+def leading(stays_BK: Tensor) -> Tensor:
+    """Number of True values in front of the first False of every row [B]."""
+    num = stays_BK.shape[-1]
+    if not num:
+        return stays_BK.new_zeros(len(stays_BK), dtype=torch.long)
+    return torch.where(stays_BK, num, torch.arange(num, device=stays_BK.device)).amin(-1)
+
+
+def reasons(strict_BK: Tensor) -> Tensor:
+    """Reason of every position, were it accepted [B, K]."""
+    places_K = torch.arange(strict_BK.shape[-1], device=strict_BK.device)
+    after_loose_BK = places_K > leading(strict_BK)[:, None]
+    carried_BK = torch.where(after_loose_BK, int(Reason.CARRIED), int(Reason.STRICT))
+    return torch.where(strict_BK, carried_BK, int(Reason.LOOSE))
+
+
+def own_token(block: Block, length_B: Tensor) -> Tensor:
+    """The token that the target adds behind the accepted prefix [B].
+
+    Greedy: its argmax. Sampled: a draw from p behind a whole draft, else from the residual norm([p - q]_+), which
+    makes the pair of test and draw distributed as p exactly (arXiv 2211.17192).
+    """
+    at_B1 = length_B[:, None]
+    if block.greedy:
+        return block.top_ids.gather(-1, at_B1).squeeze(-1)
+    assert block.uniforms is not None
+    p_BV = block.logprobs.gather(1, at_B1[..., None].expand(-1, -1, block.logits.shape[-1])).squeeze(1).exp()
+    refused_B = length_B < block.valid.sum(-1)
+    weights_BV = torch.where(refused_B[:, None], residual(block, p_BV, length_B), p_BV)
+    return draw(weights_BV, block.uniforms[:, -1])
+
+
+def residual(block: Block, p_BV: Tensor, length_B: Tensor) -> Tensor:
+    """[p - q]_+ at the first refused position [B, V], unnormalised; p where that is empty (p and q nearly equal)."""
+    last = block.draft_ids.shape[1] - 1
+    if last < 0:
+        return p_BV
+    at_B1 = length_B.clamp_max(last)[:, None]
+    if block.q is None:
+        q_BV = torch.zeros_like(p_BV).scatter(-1, block.draft_ids.gather(-1, at_B1), 1.0)
+    else:
+        q_BV = block.q.gather(1, at_B1[..., None].expand(-1, -1, p_BV.shape[-1])).squeeze(1)
+    rest_BV = (p_BV - q_BV).clamp_min(0)
+    return torch.where(rest_BV.sum(-1, keepdim=True) > 0, rest_BV, p_BV)
+
+
+def draw(weights: Tensor, uniform: Tensor) -> Tensor:
+    """Inverse transform sampling: one index per row of unnormalised `weights [..., V]` for `uniform [...]` in (0, 1).
+
+    One number per draw keeps a row's text independent of its neighbours in the batch.
+    """
+    mass = weights.double().cumsum(-1)
+    return (
+        torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True)
+        .squeeze(-1)
+        .clamp_max(weights.shape[-1] - 1)
+    )
+
+
+# ---- The target's own token for rules that replace the strict test, for which the residual distribution is not right.
+
+
+def target_draw(block: Block, length_B: Tensor) -> Tensor:
+    """The token that p itself chooses behind the accepted prefix [B]: its argmax (greedy), else a draw from p."""
+    if block.greedy:
+        return block.top_ids.gather(-1, length_B[:, None]).squeeze(-1)
+    assert block.uniforms is not None
+    rows_B = torch.arange(len(length_B), device=length_B.device)
+    return draw(block.logprobs[rows_B, length_B].exp(), block.uniforms[:, -1])
+
+
+@dataclass(frozen=True)
+class Exact(LooseRule):
+    """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
+
+    id: ClassVar[str] = "exact"
+    knob: ClassVar[str | None] = None
+    looser: ClassVar[Literal["up", "down"]] = "up"
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        return block.strict

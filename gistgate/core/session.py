@@ -1,0 +1,506 @@
+"""One request on its way through the loop: draft, verify, accept, commit.
+
+Rows that wait take the slots of finished ones (`gistgate.core.session`).
+
+Axis letters: B rows, K drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from time import perf_counter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling
+from gistgate.core.drafter import Drafter
+from gistgate.core.features import tap
+from gistgate.core.reader import Layout, Reader, RowCache, left_padded
+from gistgate.core.request import Generation, Memory, Row, Slots, Stop, count_notes, finished, spend, texts_of
+from gistgate.core.rule import Context, Exact, Rule, State, settle
+from gistgate.core.utils import Registry
+
+# ---- What a draft looks like to the loop: where its tokens stand, how it is judged, and what of it both models keep.
+
+
+Settle = Callable[[Block, int], tuple[Block, Acceptance]]
+"""Judges a block with a number of paths for every row, those of one row together; returns the block, with what was
+learned of it, and what of every path stays."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A block with its verdict."""
+
+    block: Block
+    """The block that was judged [B, K]; of a tree the best path of every row."""
+    acceptance: Acceptance
+    """What of it stays."""
+    paths: list[list[int]] | None = None
+    """The accepted nodes of each row's tree; None for chains."""
+
+
+class Chains:
+    """Drafts whose tokens follow each other."""
+
+    def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
+        """Refuse models that cannot read such drafts, and rules that cannot judge them."""
+
+    def check_sampled(self, rule: Rule) -> None:
+        """Refuse rules that cannot judge such drafts of a sampled request."""
+
+    def places(self, draft: Draft) -> Tensor:
+        """How many drafted tokens stand in front of each one, [K] or [B, K]."""
+        return torch.arange(draft.ids.shape[1], device=draft.ids.device)
+
+    def layout(self, draft: Draft) -> Layout | None:
+        """How the target reads the draft; None in order."""
+        return None
+
+    def judge(self, block: Block, draft: Draft, rule: Rule, settle: Settle) -> Judged:
+        """What of the draft stays."""
+        return Judged(*settle(block, 1))
+
+    def keep(self, reader: Reader, drafter: Drafter, draft: Draft, judged: Judged) -> None:
+        """Take back what both models read of the refused tokens."""
+        lengths = judged.acceptance.length.tolist()
+        reader.keep(draft.ids.shape[1], lengths, draft.valid.sum(-1).tolist())
+        drafter.keep(lengths)
+
+
+# ---- Who settles a block: by default the rule alone.
+
+
+class Unguarded:
+    """The rule decides alone, and nobody looks at the texts."""
+
+    layers: frozenset[str] = frozenset()
+    """Hidden states that a block has to carry for the guards."""
+
+    def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
+        """What of the block stays; `rows` are those of the block, one for every path."""
+        return settle(rule, block, state)
+
+    def committed(self, rows: Sequence[Row]) -> None:
+        """Look at the texts after the accepted tokens were appended and counted."""
+
+
+# ---- What a decoder is made of, checked to fit together: its sessions need no more than this.
+
+
+class GateLike(Protocol):
+    """What the decoder asks of a gate."""
+
+    layers: frozenset[str]
+    wants_q: bool
+
+    def __call__(self, block: Block) -> Tensor: ...
+
+
+class Observer(Protocol):
+    """Sees every block with its acceptance, before anything is committed."""
+
+    layers: Collection[str]
+    """Hidden states that the block shall carry."""
+    wants_q: bool
+    """Whether it shall carry draft probabilities, where the drafter has them."""
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything that all sessions of a decoder share."""
+
+    target: PreTrainedModel
+    drafter: Drafter | None
+    rule: Rule
+    block: int
+    """K, drafted tokens per round; 0 is plain decoding."""
+    vocabulary: int
+    """Number of token ids that count, where output layers are padded."""
+    gate: GateLike | None = None
+    tokenizer: PreTrainedTokenizerBase | None = None
+    protocol_ids: tuple[int, ...] = ()
+    """Tokens that are never accepted loosely, besides eos."""
+    observer: Observer | None = None
+    context: Context = field(default_factory=Context)
+    """What the rule knows about tokenizer and requests."""
+    form: Chains = field(default_factory=Chains)
+    """What the drafts look like."""
+    guards: Unguarded = field(default_factory=Unguarded)
+    """Who watches every request and may make it stricter."""
+
+    def plain(self) -> Parts:
+        """The same without speculation: the target's own tokens, one per forward."""
+        return replace(self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains())
+
+    @property
+    def most_drafted(self) -> int:
+        """Most tokens of one round's draft: K, or the nodes of a tree."""
+        return max(self.block, self.drafter.nodes) if self.block and self.drafter else 0
+
+    @property
+    def layers(self) -> frozenset[str]:
+        """Hidden states that a block has to carry."""
+        asked = self.guards.layers
+        for part in (self.observer, self.drafter, self.gate if self.judged else None):
+            asked |= frozenset(part.layers) if part is not None else frozenset()
+        return asked
+
+    @property
+    def judged(self) -> bool:
+        """True when the rule asks the gate."""
+        return "gate" in self.rule.needs and self.gate is not None
+
+    @property
+    def random(self) -> bool:
+        """True when the rule needs random numbers for greedy requests, too."""
+        return "uniforms" in self.rule.needs
+
+    @property
+    def wants_q(self) -> bool:
+        """True when the drafter shall name its probabilities also for greedy requests."""
+        asked = self.gate.wants_q if self.judged and self.gate else False
+        return asked or "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
+
+
+# ---- The target's share of a round: it reads the draft behind each text and says what it would have written.
+
+
+class Verifier:
+    """Reads a draft in one forward of the target."""
+
+    def __init__(self, parts: Parts, sampling: Sampling, stop: Stop) -> None:
+        self.parts, self.sampling = parts, sampling
+        self.reader = Reader(parts.target, 0)
+        self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
+        self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
+        self.states: dict[str, Tensor] = {}
+
+    @classmethod
+    def extra_tokens(cls, parts: Parts) -> int:
+        """Most tokens of context that are read beyond text and draft."""
+        return 0
+
+    def begin(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        """Begin a batch of texts, of which the first `lengths[b]` tokens are remembered in `caches[b]`."""
+        self.reader = Reader(self.parts.target, len(caches))
+        self.reader.restore(caches, lengths)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Record the hidden states that a block has to carry while the context is open."""
+        with tap(self.parts.target, self.parts.layers) as self.states:
+            yield
+
+    def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
+        """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting it."""
+        ids, valid = left_padded(self.reader.unread(texts_of(rows)), self.parts.target.device)
+        num = draft.ids.shape[1]
+        if valid is not None or not bool(draft.valid.all()):
+            pending = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
+            valid = torch.cat([pending, draft.valid], dim=1)
+        z = self.read(torch.cat([ids, draft.ids], dim=1), valid, draft, rows)
+        return Block(
+            draft.ids,
+            draft.valid,
+            self.sampling.logits(z),
+            q=draft.q,
+            hidden={layer: state[:, -num - 1 :] for layer, state in self.states.items()},
+            uniforms=uniforms,
+            greedy=self.sampling.greedy,
+            protocol=self.protocol,
+            ends=self.ends,
+        )
+
+    def read(self, ids: Tensor, valid: Tensor | None, draft: Draft, rows: Sequence[Row]) -> Tensor:
+        """The target's rows for the draft [B, K + 1, V], which stands at the end of `ids [B, N]`."""
+        layout = self.parts.form.layout(draft)
+        return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[..., : self.parts.vocabulary]
+
+
+# ---- The parts of the loop that can be exchanged, by id. What few decoders need is imported when one asks for it.
+
+
+FORMS: Registry[type[Chains]] = Registry("form of drafts", {"chain": Chains, "tree": "gistgate.trees.tree:Trees"})
+"""What drafts look like, by `Drafter.form`."""
+
+VERIFIERS: Registry[type[Verifier]] = Registry(
+    "verifier", {"once": Verifier, "twice": "gistgate.rules.reflective:Rereader"}
+)
+"""How the target reads a draft, by `Rule.verifier`."""
+
+GUARDING: Registry[Any] = Registry("way of guarding", {"none": Unguarded, "guards": "gistgate.core.guards:Guards"})
+"""Who settles a block besides the rule."""
+
+# ---- How waiting rows come into the batch of a session: what both models have to know of them is read first.
+
+
+FEWEST = 8
+"""Rows come in when at least one in so many slots is free: every admission costs a forward and a copy of the caches."""
+NOTHING = Memory([], RowCache([]), RowCache([]))
+
+
+@dataclass(frozen=True)
+class Start:
+    """A row that waits, and what is known of its text."""
+
+    row: Row
+    memory: Memory = NOTHING
+    kept: int = 0
+    """Tokens of the memory's text that the row's text begins with."""
+
+    def known(self, cache: RowCache) -> int:
+        """Tokens that need no reading; the last one is read again, because its row predicts the next one."""
+        return min(self.kept, len(self.row.text) - 1, cache.length)
+
+
+class Waiting:
+    """The rows of a request that have no slot yet, in the order in which they get one."""
+
+    def __init__(self, starts: Iterable[Start], slots: int) -> None:
+        """`starts` is asked for a row only when there is a slot for it."""
+        self._starts, self.slots = iter(starts), slots
+
+    def next(self, live: int) -> list[Start]:
+        """The rows that come in beside `live` others; none while too few slots are free."""
+        free = self.slots - live
+        if not free or (live and free * FEWEST < self.slots):
+            return []
+        return list(islice(self._starts, free))
+
+
+def continued(
+    memories: Iterable[Memory],
+    continuations: Sequence[tuple[int, Sequence[int]]],
+    prompt_lengths: Sequence[int],
+    seeds: Sequence[int] | None,
+) -> Iterator[Start]:
+    """The rows of `Decoder.resume`, each made when it is asked for."""
+    told = zip(memories, continuations, prompt_lengths, strict=True)
+    for index, (memory, (kept, added), length) in enumerate(told):
+        row = Row(index, [*memory.text[:kept], *added], length, seeds[index] if seeds else index)
+        row.reasons = [0] * len(row.answer)
+        yield Start(row, memory, kept)
+
+
+def admit(starts: Sequence[Start], live: int, verifier: Verifier, drafter: Drafter | None) -> None:
+    """Make room for rows behind the `live` ones of a batch.
+
+    The first rows of a batch are read together with their first draft. Later ones are read up to their last token
+    beforehand, so that the others do not wait for it in padding; the time is theirs.
+    """
+    begun = perf_counter()
+    texts = [start.row.text for start in starts]
+    targets, drafts = [start.memory.target for start in starts], [start.memory.draft for start in starts]
+    known = [start.known(cache) for start, cache in zip(starts, targets, strict=True)]
+    if live:
+        verifier.reader.admit(texts, targets, known)
+    else:
+        verifier.begin(targets, known)
+    between = perf_counter()
+    if drafter is not None:
+        known = [start.known(cache) for start, cache in zip(starts, drafts, strict=True)]
+        if live:
+            drafter.admit(live, texts, drafts, known)
+        else:
+            drafter.restore(drafts, known)
+    ended = perf_counter()
+    spend([start.row for start in starts], verify=between - begun, draft=ended - between, total=ended - begun)
+
+
+# ---- What of a settled block reaches a text: cut at the stop first, then count.
+
+
+def commit(
+    row: Row, accepted: Sequence[int], reasons: Sequence[int], own: int, stop: Stop, draft_forwards: int
+) -> None:
+    """Append the accepted tokens and the target's own one to the row, as far as its stop allows, and count them."""
+    new, why = [*accepted, own], [*reasons, int(Reason.OWN)]
+    kept, row.finish = stop.cut(row.answer, new)
+    row.text += new[:kept]
+    row.reasons += why[:kept]
+    counts = row.statistics
+    counts.forwards += 1
+    counts.draft_forwards += draft_forwards
+    counts.strict += why[:kept].count(Reason.STRICT)
+    counts.loose += why[:kept].count(Reason.LOOSE)
+    counts.carried += why[:kept].count(Reason.CARRIED)
+    counts.own += why[:kept].count(Reason.OWN)
+    length = min(kept, len(accepted))
+    counts.histogram[length] = counts.histogram.get(length, 0) + 1
+
+
+class Session:
+    """One request on its way through the loop."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        waiting: Waiting,
+        stop: Stop,
+        sampling: Sampling,
+        slots: Slots,
+        is_decided: Callable[[Row], str | None] | None = None,
+        remember: bool = False,
+    ) -> None:
+        """Begin with an empty batch; `is_decided` and `remember` as in `Decoder.resume`."""
+        self.parts, self.waiting, self.stop, self.sampling, self.slots = parts, waiting, stop, sampling, slots
+        self.is_decided, self.remember = is_decided, remember
+        self.device = parts.target.device
+        self.verifier = VERIFIERS[parts.rule.verifier](parts, sampling, stop)
+        self.rows: list[Row] = []
+        self.state: State = {}
+        self.results: dict[int, tuple[Generation, Memory | None]] = {}
+
+    def run(self) -> list[tuple[Generation, Memory | None]]:
+        """Decode round after round until every row has ended; answers in the order of the rows' indices."""
+        try:
+            with self.verifier.listening():
+                while self._admit():
+                    self._round()
+        finally:
+            if self.parts.drafter is not None:  # it outlives the request, and its cache need not
+                self.parts.drafter.start(0)
+        return [self.results[index] for index in sorted(self.results)]
+
+    def _admit(self) -> bool:
+        """Fill free slots with rows that wait; False when no row is left."""
+        while starts := self.waiting.next(len(self.rows)):
+            admit(starts, len(self.rows), self.verifier, self.parts.drafter)
+            fresh = [start.row for start in starts]
+            self.rows = [*self.rows, *fresh]
+            self.state = {
+                name: torch.cat([value, value.new_zeros(len(fresh), *value.shape[1:])])
+                for name, value in self.state.items()
+            }
+            self._retire([row for row in fresh if self._over(row)])
+        return bool(self.rows)
+
+    def _over(self, row: Row) -> bool:
+        if row.answer and row.finish is None:
+            _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:])
+        return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
+
+    def _round(self) -> None:
+        started = perf_counter()
+        self.slots.usage.count(len(self.rows), self.slots.number or self.waiting.slots)
+        uniforms = self._uniforms()
+        draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
+        drafted = perf_counter()
+        block = self.verifier.verify(self.rows, draft, self._to_accept(uniforms, draft))  # 2. verify   one forward
+        verified = perf_counter()
+        judged = self._accept(block, draft)  # 3. accept   strict OR rule, longest prefix
+        accepted = perf_counter()
+        self._commit(judged, draft)  # 4. commit   cut at the stop, count, roll back
+        spend(self.rows, draft=drafted - started, verify=verified - drafted, accept=accepted - verified)
+        spend(self.rows, total=perf_counter() - started)
+        self._retire([row for row in self.rows if row.finish is not None])
+
+    def _uniforms(self) -> Tensor | None:
+        """Fresh numbers [B, 2K + 1]: K (for a tree: N) for drafting, as many for accepting, one for the own token."""
+        if self.sampling.greedy and not self.parts.random:
+            return None
+        return torch.stack([row.uniforms(2 * self.parts.most_drafted + 1) for row in self.rows])
+
+    def _to_accept(self, uniforms: Tensor | None, draft: Draft) -> Tensor | None:
+        """Those of the numbers [B, K + 1] that are for accepting the draft and drawing the own token."""
+        if uniforms is None:
+            return None
+        first, num = self.parts.most_drafted, draft.ids.shape[1]
+        return torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(self.device)
+
+    def _draft(self, uniforms: Tensor | None) -> Draft:
+        room_B = torch.tensor([self.stop.max_new_tokens - len(row.answer) - 1 for row in self.rows])
+        most = min(self.parts.block, int(room_B.max()))
+        if self.parts.drafter is None or most < 1:
+            return Draft.empty(len(self.rows), self.device)
+        num_draft = most if self.parts.drafter.asks_room else self.parts.block
+        draft = self.parts.drafter.propose(
+            texts_of(self.rows),
+            num_draft,
+            vocabulary=self.parts.vocabulary,
+            sampling=self.sampling,
+            # The numbers behind these decide about acceptance: a drafter that drew with them would bias it.
+            uniforms=None if uniforms is None else uniforms[:, : self.parts.most_drafted],
+            want_q=self.parts.wants_q,
+        )
+        # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
+        count_notes(self.rows, [note if room > 0 else "" for note, room in zip(draft.notes, room_B, strict=False)])
+        draft = draft.to(self.device)
+        fits = self.parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
+        return draft.only(fits)
+
+    def _accept(self, block: Block, draft: Draft) -> Judged:
+        judged = self.parts.form.judge(block, draft, self.parts.rule, self._settle)
+        block, acceptance = judged.block, judged.acceptance
+        self.state = self.parts.rule.advance(block, acceptance, self.state)
+        if self.parts.observer is not None:
+            self.parts.observer(block, acceptance, self.rows)
+        if self.parts.drafter is not None:
+            self.parts.drafter.observe(block, acceptance)
+        return judged
+
+    def _settle(self, block: Block, times: int) -> tuple[Block, Acceptance]:
+        """The verdict on a block of `times` paths for every row, with what rule and gate know of it filled in."""
+        rows = self.rows if times == 1 else [row for row in self.rows for _ in range(times)]
+        state = self.state if times == 1 else {k: v.repeat_interleave(times, 0) for k, v in self.state.items()}
+        fields = self.parts.context.fields(block, rows)
+        begins = [not row.answer for row in rows]
+        if any(begins):
+            fields = {**fields, "begins": torch.tensor(begins, device=self.device)}
+        if fields:
+            block = block.having(**fields)
+        if self.parts.judged:
+            assert self.parts.gate is not None
+            block = block.with_gate(self.parts.gate)
+        return block, self.parts.guards.settle(self.parts.rule, block, state, rows)
+
+    def _commit(self, judged: Judged, draft: Draft) -> None:
+        kept, ids = judged.acceptance, judged.block.draft_ids.tolist()
+        told = zip(self.rows, ids, kept.length.tolist(), kept.own_ids.tolist(), kept.reasons.tolist(), strict=True)
+        for row, x, length, own, why in told:
+            commit(row, x[:length], why[:length], own, self.stop, draft.forwards)
+            if row.finish is None and self.is_decided is not None:
+                row.finish = self.is_decided(row)
+        self.parts.guards.committed(self.rows)
+        # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row leaves.
+        if self.parts.drafter is not None and draft.ids.shape[1]:
+            self.parts.form.keep(self.verifier.reader, self.parts.drafter, draft, judged)
+
+    def _retire(self, leaving: list[Row]) -> None:
+        """Hand out the rows that ended; the others go on without them."""
+        if not leaving:
+            return
+        gone = {row.index for row in leaving}
+        places = [place for place, row in enumerate(self.rows) if row.index in gone]
+        memories = self._memories(places) if self.remember else [None] * len(places)
+        for place, memory in zip(places, memories, strict=True):
+            row = self.rows[place]
+            counted = [name for name in self.parts.rule.counters if name in self.state]
+            row.statistics.extra |= {name: float(self.state[name][place]) for name in counted}
+            row.finish = row.finish or "length"
+            self.results[row.index] = (finished(row), memory)
+            self.slots.usage.finish(row.statistics.tokens, row.statistics.forwards)
+            self.slots.progress(1)
+        stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
+        self.rows = [self.rows[place] for place in stay]
+        self.state = {name: value[stay] for name, value in self.state.items()}
+        if self.rows:
+            self.verifier.reader.select(stay)
+            if self.parts.drafter is not None:
+                self.parts.drafter.select(stay)
+
+    def _memories(self, places: list[int]) -> list[Memory]:
+        drafter = self.parts.drafter
+        targets = self.verifier.reader.snapshot(places)
+        drafts = drafter.snapshot(places) if drafter is not None else [RowCache([]) for _ in places]
+        texts = [list(self.rows[place].text) for place in places]
+        return [Memory(*one) for one in zip(texts, targets, drafts, strict=True)]

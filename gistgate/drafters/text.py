@@ -1,0 +1,211 @@
+"""Token Recycling: for every token remember what the target found likely behind it (arXiv 2408.08696).
+
+The chain of the most likely successors; the paper verifies a tree over the k that are remembered.
+
+Axis letters: B rows, K drafted tokens, V vocabulary, k successors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gistgate.core.block import Acceptance, Block, Draft, Sampling
+from gistgate.core.drafter import Drafter
+from gistgate.core.reader import RowCache
+from gistgate.core.utils import UserError
+
+# ---- How drafters that read texts put their chains together.
+
+
+def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
+    """The ids before the first one that the models do not share: a prompt may hold tokens of the tokenizer alone."""
+    return list(takewhile(lambda token: token < vocabulary, ids))
+
+
+def occurrences(text: Sequence[int], n_max: int, latest: bool = True) -> Iterator[tuple[int, int]]:
+    """(n, where it goes on) of the text's last n tokens wherever they stand earlier, longer runs first.
+
+    Of equal lengths the latest comes first, or with `latest=False` the earliest.
+    """
+    for length in range(min(n_max, len(text) - 1), 0, -1):
+        pattern, starts = list(text[-length:]), range(len(text) - length)
+        for start in reversed(starts) if latest else starts:
+            if text[start] == pattern[0] and list(text[start : start + length]) == pattern:
+                yield length, start + length
+
+
+def ragged(chains: Sequence[Sequence[int]]) -> Draft:
+    """Chains of unequal length as a draft, K as many as the longest: the target reads no more than was found."""
+    lengths = torch.tensor([len(chain) for chain in chains])
+    widest = int(lengths.max())
+    return Draft(right_padded(chains, widest), torch.arange(widest) < lengths[:, None])
+
+
+def right_padded(rows: Sequence[Sequence[int]], widest: int, filler: int = 0) -> Tensor:
+    """Rows of unequal length as one tensor [B, widest] with `filler` behind them."""
+    padded = [[*row, *[filler] * (widest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).view(len(rows), widest)
+
+
+# ---- Prompt lookup: copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
+
+
+@dataclass
+class PromptLookup(Drafter):
+    """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
+
+    n_max: int = 3
+    """Longest n-gram looked for, in tokens."""
+    pick: Literal["first", "last"] = "first"
+    """Which earlier occurrence is copied."""
+
+    def __post_init__(self) -> None:
+        if self.n_max < 1 or self.pick not in ("first", "last"):
+            raise UserError(f"lookup: n_max {self.n_max} must be 1 or more and pick '{self.pick}' 'first' or 'last'.")
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
+
+    def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
+        """At most `num_draft` tokens; empty when the latest token never occurred before."""
+        found = occurrences(text, self.n_max, latest=self.pick == "last")
+        return next((list(text[start : start + num_draft]) for _, start in found), [])
+
+
+UNKNOWN = -1
+"""In place of a successor that was never seen."""
+
+
+@dataclass
+class RowSuccessors:
+    """What is known of one row."""
+
+    table: np.ndarray | None = None
+    """A [V, k], the successors of every token, the likeliest first; None before the row's first text."""
+    read: int = UNKNOWN
+    """The token that the target reads in front of the latest proposal."""
+
+
+@dataclass
+class TokenRecycling(Drafter):
+    """x_1 = A[last token], x_2 = A[x_1], ...; a token without successors ends the proposal.
+
+    A is filled from the target's rows, which `observe` is given after every verification.
+    """
+
+    learns = True
+    k: int = 8
+    """Successors remembered for every token; a chain follows the first."""
+    reset: Literal["request", "keep"] = "request"
+    """"request": every row begins with an empty A; "keep": one A for all, which goes on through requests (as in the
+    paper) and lets the texts of some be told from the speed of others, under loose rules from their texts as well."""
+    from_text: bool = True
+    """Tokens that A does not know take the token behind their last occurrence in the prompt: the target's rows of a
+    prompt are not computed. The paper's A knows nothing of prompts."""
+
+    def __post_init__(self) -> None:
+        if self.k < 1 or self.reset not in ("request", "keep"):
+            raise UserError(f"recycle: k {self.k} must be 1 or more and reset '{self.reset}' 'request' or 'keep'.")
+        self.rows: list[RowSuccessors] = []
+        self._kept: np.ndarray | None = None
+
+    def start(self, batch: int) -> None:
+        self.rows = [RowSuccessors() for _ in range(batch)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        self.rows += [RowSuccessors() for _ in texts]
+
+    def propose(
+        self,
+        texts: Sequence[Sequence[int]],
+        num_draft: int,
+        *,
+        vocabulary: int,
+        sampling: Sampling,
+        uniforms: Tensor | None,
+        want_q: bool,
+    ) -> Draft:
+        if len(self.rows) != len(texts):
+            self.start(len(texts))
+        return ragged(
+            [self._chain(row, text, num_draft, vocabulary) for row, text in zip(self.rows, texts, strict=True)]
+        )
+
+    def _chain(self, row: RowSuccessors, text: Sequence[int], num_draft: int, vocabulary: int) -> list[int]:
+        if row.table is None:
+            row.table = self._table(vocabulary)
+            if self.from_text:
+                fill_from_text(row.table, text)
+        row.read = text[-1]
+        ids: list[int] = []
+        token = row.read
+        while len(ids) < num_draft and token < vocabulary:
+            token = int(row.table[token, 0])
+            if token == UNKNOWN:
+                break
+            ids.append(token)
+        return ids
+
+    def _table(self, vocabulary: int) -> np.ndarray:
+        """The A [V, k] that a row begins with."""
+        if self.k > vocabulary:
+            raise UserError(f"recycle: k {self.k} exceeds the vocabulary of {vocabulary} tokens. Lower k.")
+        if self.reset == "keep" and self._kept is not None:
+            if len(self._kept) != vocabulary:
+                raise UserError(
+                    f"recycle: this drafter remembers {len(self._kept)} tokens' successors and the target has "
+                    f"{vocabulary} tokens. Make a drafter for every target."
+                )
+            return self._kept
+        table_Vk = np.full((vocabulary, self.k), UNKNOWN, dtype=np.int32)
+        if self.reset == "keep":
+            self._kept = table_Vk
+        return table_Vk
+
+    def observe(self, block: Block, acceptance: Acceptance) -> None:
+        """Remember the k likeliest tokens behind every token that the target has just read, refused ones as well."""
+        if not self.rows or self.rows[0].read == UNKNOWN:
+            return  # nothing was proposed in this round, so what was read is not known
+        # Logits [B, K + 1, V]: row 0 comes behind the last token of the text, row j behind x_j.
+        z_BKk, ids_BKk = block.logits.topk(self.k)
+        top_BKk = ids_BKk.masked_fill(z_BKk == -torch.inf, UNKNOWN).cpu().numpy()
+        ids_BK, length_B = block.draft_ids.tolist(), block.valid.sum(-1).tolist()
+        for row, top_Kk, ids, length in zip(self.rows, top_BKk, ids_BK, length_B, strict=True):
+            assert row.table is not None
+            # A token read twice keeps the row of least depth, whose context is the likeliest to stay.
+            tokens, places = np.unique([row.read, *ids[:length]], return_index=True)
+            known = tokens < len(row.table)
+            row.table[tokens[known]] = top_Kk[places[known]]
+            row.read = UNKNOWN
+
+
+def fill_from_text(table_Vk: np.ndarray, text: Sequence[int]) -> None:
+    """Give every token of a text that has no successor yet the one behind its last occurrence."""
+    ids = np.asarray(text)
+    tokens, places = np.unique(ids[-2::-1], return_index=True)  # the first of the reversed text is the last
+    successors = ids[len(ids) - 1 - places]
+    known = (tokens < len(table_Vk)) & (successors < len(table_Vk))
+    tokens, successors = tokens[known], successors[known]
+    unset = table_Vk[tokens, 0] == UNKNOWN
+    table_Vk[tokens[unset], 0] = successors[unset]

@@ -1,0 +1,1 @@
+"""A gate as a folder that plain transformers runs (custom_generate)."""

@@ -1,0 +1,420 @@
+"""What transformers has prepared for a decoding function, as arguments of our decoder; the rest is refused.
+
+The lists of processors and criteria are complete: whatever a caller, a model's defaults or a task asked of `generate`
+is in one of them. So nothing is ignored in silence.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from threading import RLock
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+from transformers.generation import (
+    EosTokenCriteria,
+    GenerateDecoderOnlyOutput,
+    MaxLengthCriteria,
+    StopStringCriteria,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+from transformers.utils import cached_file
+
+from gistgate.core.block import Sampling
+from gistgate.core.certificate import CERTIFICATE_FILE, Proof, refuse
+from gistgate.core.decoder import Decoder
+from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
+from gistgate.core.request import Generation
+from gistgate.core.utils import UserError
+from gistgate.models.build import build_decoder, preferred, wishes_from
+from gistgate.models.loading import load_draft
+from gistgate.models.options import AUTO, MEASURED_BY, Wishes
+
+MODES = ("greedy_search", "sample")
+OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
+INPUTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values", "position_ids", "use_cache"}
+"""What is prepared for the model's forward; the decoder makes its own except for the mask."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """Where answers end."""
+
+    max_length: int
+    """Longest row, padding and prompt included, in tokens."""
+    eos_ids: tuple[int, ...]
+    """Ids that end an answer."""
+    strings: tuple[str, ...]
+    """Texts that end an answer."""
+    tokenizer: Any
+    """The tokenizer that a criterion brought along; None when none did."""
+
+
+def check_supported(model: PreTrainedModel, config: GenerationConfig, prepared: dict[str, Any]) -> None:
+    """Refuse what the decoder does not do.
+
+    Raises:
+        UserError: the name of the argument.
+    """
+    mode = str(config.get_generation_mode().value)
+    if mode not in MODES or model.config.is_encoder_decoder:
+        kind = "an encoder-decoder model" if model.config.is_encoder_decoder else mode.replace("_", " ")
+        raise UserError(f"This decoder does greedy decoding and sampling of decoder-only models, but got {kind}.")
+    for name in OUTPUTS:
+        if getattr(config, name, False):
+            raise UserError(f"generate got {name}=True, which this decoder does not collect. Turn it off.")
+    for name, value in prepared.items():
+        if name not in INPUTS and value is not None:
+            raise UserError(f"generate got {name}=, which this decoder does not pass to the model. Leave it away.")
+
+
+def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
+    """How tokens are drawn.
+
+    Raises:
+        UserError: a processor that changes the distribution in another way.
+    """
+    found: dict[str, Any] = {}
+    for processor in processors:
+        kind = type(processor)
+        if kind is TemperatureLogitsWarper:
+            found["temperature"] = float(processor.temperature)
+        elif kind is TopKLogitsWarper:
+            found["top_k"] = int(processor.top_k)
+        elif kind is TopPLogitsWarper:
+            found["top_p"] = float(processor.top_p)
+        else:
+            raise UserError(
+                f"generate asks for a {kind.__name__}, but this decoder knows temperature, top_k and top_p alone. "
+                "Remove the argument behind it. If you passed none, the model's generation_config asks for it: pass "
+                "its neutral value, such as repetition_penalty=1.0."
+            )
+    return Sampling(**{"temperature": 1.0, **found}) if do_sample else Sampling()
+
+
+def read_ends(criteria: Iterable[Any]) -> Ends:
+    """Where answers end. Blocks of tokens are cut by the decoder itself: criteria look at the last token alone.
+
+    Raises:
+        UserError: a criterion that is neither a length, nor an eos, nor a text.
+    """
+    lengths, eos, strings, tokenizers = [], [], [], []
+    for criterion in criteria:
+        if isinstance(criterion, MaxLengthCriteria):
+            lengths.append(int(criterion.max_length))
+        elif isinstance(criterion, EosTokenCriteria):
+            eos += ids_of(criterion.eos_token_id)
+        elif isinstance(criterion, StopStringCriteria):
+            strings += criterion.stop_strings
+        elif isinstance(getattr(criterion, "sequence", None), str):  # how lm-evaluation-harness writes a stop
+            strings.append(criterion.sequence)
+            tokenizers.append(criterion.tokenizer)
+        else:
+            raise UserError(
+                f"generate got the stopping criterion {type(criterion).__name__}, which cannot look inside a block of "
+                "tokens. Use max_new_tokens, eos_token_id or stop_strings."
+            )
+    if not lengths:
+        raise UserError("generate has no length limit. Pass max_new_tokens=.")
+    return Ends(min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None))
+
+
+def pad_id(config: GenerationConfig, eos_ids: tuple[int, ...]) -> int:
+    """The id that fills ended rows: the one for padding, else an eos, as `generate` does."""
+    if config.pad_token_id is not None:
+        return int(config.pad_token_id)
+    return eos_ids[0] if eos_ids else 0
+
+
+def ids_of(tokens: Tensor | int | list[int]) -> list[int]:
+    """Ids as a list, in whichever form they come."""
+    if isinstance(tokens, Tensor):
+        return [int(token) for token in tokens.reshape(-1).tolist()]
+    return [tokens] if isinstance(tokens, int) else list(tokens)
+
+
+# ---- The callable that transformers runs in place of its own decoding loop.
+
+
+@dataclass(frozen=True)
+class GatedDecoding:
+    """For `model.generate(custom_generate=...)`: all parts are on the object, so none gets lost on the way."""
+
+    decoder: Decoder
+    """Decodes; its tokenizer finds stop strings, where one was given."""
+    strings: tuple[str, ...]
+    """Texts that end an answer."""
+    report: list[Generation] | None
+    """Receives what was counted; None when nobody asks."""
+    is_gated: bool
+    """Whether a gate was given, whose certificate holds for greedy decoding only."""
+    proof: Proof | None = None
+    """The certificate that was named, or that `gistgate tune` preferred: what it does not cover is refused."""
+
+    def __call__(
+        self,
+        model: PreTrainedModel,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: GenerationConfig,
+        **prepared: Any,
+    ) -> Tensor | GenerateDecoderOnlyOutput:
+        """Continue the rows of `input_ids [B, T]`; returns [B, T + new], right-padded."""
+        check_supported(model, generation_config, prepared)
+        sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
+        ends = read_ends(stopping_criteria)
+        strings, decoder = (*self.strings, *ends.strings), self.decoder
+        if decoder.tokenizer is None:
+            decoder = decoder.having(tokenizer=ends.tokenizer)
+        if self.proof is not None:
+            refuse(self.proof.mismatch(temperature=sampling.temperature))
+        self.warn(sampling)
+        answers = decoder.generate(
+            prompts_of(input_ids, prepared.get("attention_mask")),
+            max_new_tokens=ends.max_length - input_ids.shape[1],
+            eos_ids=ends.eos_ids,
+            stops=strings,
+            sampling=sampling,
+            seeds=None if sampling.greedy else fresh_seeds(input_ids.shape[0]),
+        )
+        if self.report is not None:
+            self.report.extend(answers)
+        ids = torch.cat([input_ids, padded(answers, pad_id(generation_config, ends.eos_ids)).to(input_ids)], dim=1)
+        return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
+
+    def warn(self, sampling: Sampling) -> None:
+        """Say that no certificate covers sampled tokens, where a gate decides about them."""
+        if self.is_gated and self.decoder.rule.knob is not None and not sampling.greedy:
+            warnings.warn(
+                f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
+                "decoding was certified.",
+                stacklevel=2,
+            )
+
+
+def prompts_of(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
+    """The rows without their padding."""
+    if attention_mask is None:
+        return [list(row) for row in input_ids.tolist()]
+    return [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]
+
+
+def fresh_seeds(num: int) -> list[int]:
+    """One seed per row, drawn from torch's own generator, so that `torch.manual_seed` repeats a run."""
+    return [int(seed) for seed in torch.randint(2**62, (num,)).tolist()]
+
+
+def padded(answers: list[Generation], pad: int) -> Tensor:
+    """The new ids [B, longest answer]."""
+    longest = max(len(answer.ids) for answer in answers)
+    rows = [answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers]
+    return torch.tensor(rows, dtype=torch.long)
+
+
+# ---- Draft, gate and segment probes as objects or names; what is named is loaded once for each target.
+
+
+T = TypeVar("T")
+
+LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDictionary()
+"""What was loaded for a target; `generate` is called once per batch, and loading takes longer than a batch."""
+MOST = 16
+"""Parts that are kept for a target; a server that makes partners anew for each request would keep all of them."""
+TURN = RLock()
+"""Two threads load nothing twice."""
+
+
+def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wishes:
+    """The wishes with models, gates and probes in place of their names.
+
+    Raises:
+        UserError: a part cannot be found or read, or it was trained for others.
+    """
+    draft, lighter = wishes.draft, wishes.lighter
+    if isinstance(draft, str | Path):
+        name = draft
+        key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
+        draft = once(target, key, lambda: load_draft(name, target, tokenizer, **lighter))
+    elif draft is not None:  # made lighter before anything is compared with it
+        draft = load_draft(draft, target, tokenizer, **lighter)
+    partners = (id(draft), id(tokenizer))
+    gate = wishes.gate
+    if gate is not None:
+        key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
+        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer), gate, draft, tokenizer)
+    segments = wishes.segments
+    if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
+        from gistgate.segments.build import load_segments
+
+        place = segments
+        key = ("segments", str(place), changed(place), *partners)
+        loading = partial(load_segments, folder_of(place), target, draft, tokenizer)
+        segments = once(target, key, loading, draft, tokenizer)
+    return replace(wishes, draft=draft, gate=gate, segments=segments)
+
+
+def checked_gate(
+    gate: Gate | str | Path, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
+) -> Gate:
+    """The gate, checked against its partners; a loaded one loses a certificate that does not hold here, with a warning.
+
+    Raises:
+        UserError: the gate cannot be found or read, or it was trained for others.
+    """
+    if isinstance(gate, str | Path):
+        return Gate.load(folder_of(gate), target, draft, tokenizer, elsewhere=True)
+    gate.check(target, draft, tokenizer)
+    broken = None if gate.proof is None else gate.proof.mismatch(gate, target, draft, tokenizer)
+    if broken is not None:
+        warnings.warn(broken, stacklevel=2)
+        gate = copy(gate)
+        gate.proof = None
+    return gate
+
+
+def once(target: PreTrainedModel, key: tuple[Any, ...], load: Callable[[], T], *partners: Any) -> T:
+    """What `load` returned when it was first called for this target and key.
+
+    `partners`, whose ids are in the key, are kept: another object could get the id of one that is gone.
+    """
+    with TURN:
+        known = LOADED.setdefault(target, OrderedDict())
+        if key not in known:
+            known[key] = load(), partners
+        known.move_to_end(key)
+        while len(known) > MOST:
+            known.popitem(last=False)
+        value: T = known[key][0]
+    return value
+
+
+def changed(name: str | Path) -> tuple[int, ...]:
+    """When configuration and certificate in a folder were written, in nanoseconds; empty for what is no folder."""
+    files = [Path(name) / file for file in (CONFIG_FILE, CERTIFICATE_FILE)]
+    return tuple(file.stat().st_mtime_ns for file in files if file.is_file())
+
+
+def folder_of(name: str | Path) -> Path:
+    """The folder of a gate or of probes; a hub id is fetched.
+
+    Raises:
+        UserError: the name is neither a folder nor on the hub.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+    try:
+        found = [cached_file(str(name), file) for file in (CONFIG_FILE, WEIGHTS_FILE)]
+        cached_file(str(name), CERTIFICATE_FILE, _raise_exceptions_for_missing_entries=False)
+    except (OSError, ValueError) as error:
+        raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name.") from error
+    return Path(str(found[0])).parent
+
+
+# ---- `generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate.
+
+
+REFUSED = {
+    "assistant_model": "Pass the draft as draft_model=",
+    "assistant_tokenizer": "Draft and target have to share one tokenizer",
+    "streamer": "Tokens come in blocks; read the ids when they are complete",
+    "synced_gpus": "Turn it off",
+    "inputs_embeds": "Pass input_ids=",
+    "position_ids": "Left-padded rows get theirs from attention_mask=",
+    "past_key_values": "The decoder keeps its own caches, so pass the whole text as input_ids=",
+}
+"""Arguments of `generate` that make no sense here, and what to do instead."""
+
+
+def generate(
+    model: PreTrainedModel,
+    draft_model: PreTrainedModel | str | Path | None = None,
+    gate: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    report: list[Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Continue `input_ids [B, T]`, left-padded or not; returns [B, T + new], as `generate` does.
+
+    Args:
+        model: the target.
+        draft_model: the draft, loaded or as a folder or hub id; then it gets the target's dtype and device.
+        gate: a loaded gate, or the folder or hub id of one; it is checked against target, draft and tokenizer.
+        stop_strings: texts that end an answer; needs `tokenizer`.
+        tokenizer: finds stop strings, lets the gate check the vocabulary, and knows the chat, think and tool markers
+            that are never accepted loosely; without it a warning says so.
+        report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
+        kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
+            of `Wishes`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
+
+    Raises:
+        UserError: parts that do not fit together, or an argument that this decoder does not support.
+    """
+    arguments = {**kwargs, "draft": draft_model, "gate": gate}
+    if getattr(model.generation_config, "stop_strings", None):  # transformers would look for their tokenizer in vain
+        raise UserError(
+            "The model's generation_config names stop_strings. Pass them as stop_strings=, and set "
+            "model.generation_config.stop_strings to None."
+        )
+    arguments["generation_config"], of_config = without_strings(arguments.get("generation_config"))
+    stop_strings = stop_strings or of_config
+    arguments = supported(arguments, stop_strings, tokenizer)
+    if isinstance(arguments.get("guards"), str):
+        arguments["guards"] = [arguments["guards"]]
+    wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
+    # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate that was loaded.
+    wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
+    if wishes.speculate_up_to == AUTO:
+        raise UserError(MEASURED_BY)
+    decoder = build_decoder(model, tokenizer, wishes)
+    if tokenizer is None and decoder.rule.knob is not None:
+        warnings.warn(
+            "Without tokenizer= the chat, think and tool markers are unknown, so that they may be accepted loosely. "
+            "Pass tokenizer= as well.",
+            stacklevel=2,
+        )
+    is_gated = wishes.gate is not None or wishes.segments is not None
+    decoding = GatedDecoding(decoder, strings, report, is_gated, decoder.certificate)
+    # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
+    # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
+    # like this one, `model.generate` is this very function.
+    return type(model).generate(model, custom_generate=decoding, **arguments)
+
+
+def without_strings(config: GenerationConfig | None) -> tuple[GenerationConfig | None, Any]:
+    """A configuration without the texts that end an answer, and these: transformers would not find their tokenizer."""
+    strings = getattr(config, "stop_strings", None)
+    if config is None or not strings:
+        return config, None
+    config = copy(config)
+    config.stop_strings = None
+    return config, strings
+
+
+def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, tokenizer: Any) -> dict[str, Any]:
+    """What was said, without the arguments that were left open.
+
+    Raises:
+        UserError: an argument that this decoder does not support, or stop strings without a tokenizer.
+    """
+    # Callers may hand over None for everything that they leave open; transformers passes it on.
+    arguments = {name: value for name, value in kwargs.items() if value is not None}
+    for name, remedy in REFUSED.items():
+        if arguments.pop(name, False) is not False:
+            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
+    if stop_strings and tokenizer is None:
+        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
+    return arguments

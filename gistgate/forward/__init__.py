@@ -1,1 +1,0 @@
-"""Reading a model: its cache, its states, and how far each row has been read."""

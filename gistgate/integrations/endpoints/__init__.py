@@ -1,1 +1,0 @@
-"""Certificates for any engine: two OpenAI-compatible servers are compared from outside, on a task of the user."""

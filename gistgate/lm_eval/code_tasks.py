@@ -1,0 +1,190 @@
+"""Tasks whose answers are programs: unit tests decide, and whoever loads such a task has to allow it first.
+
+lm-eval marks these tasks by `unsafe_code: true`. Its own metric `code_eval` comes from the hub and runs programs in
+forks of this process; here the same name runs them with limits in processes of their own
+(`gistgate.lm_eval.code_tasks`).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from math import comb
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from time import monotonic
+from typing import Any
+
+from gistgate.core.utils import UserError
+
+# ---- Whether a program that a model wrote runs to its end: in a process of its own, with limits, and never in this one.
+
+
+CHILD = Path(__file__).with_name("child.py")
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
+"""The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
+LOOK = 0.2
+"""Seconds between two looks at what a program has written."""
+PATIENCE = 6
+"""Wall-clock time until a process is ended, in multiples of its processor time: programs may sleep."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a program may use."""
+
+    seconds: int = 5
+    """Processor time."""
+    memory_mb: int = 1024
+    """Address space, the interpreter's own included, in megabytes."""
+    file_mb: int = 10
+    """Largest file, and largest sum of all files, in megabytes; the sum is looked at every `LOOK` seconds."""
+
+
+USUAL = Limits()
+
+
+@lru_cache(maxsize=20_000)
+def runs(program: str, limits: Limits = USUAL) -> bool:
+    """Whether the program runs to its end without an exception; equal programs run once."""
+    secret = secrets.token_hex(16).encode()
+    numbers = map(str, (limits.seconds, limits.memory_mb, limits.file_mb))
+    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", str(CHILD), *numbers]
+    with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=ENVIRONMENT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            found = told(process, secret + b"\n" + program.encode(errors="replace"), Path(folder), limits)
+        finally:
+            end(process)
+    return found == secret + b"\n"
+
+
+def told(process: subprocess.Popen[bytes], given: bytes | None, folder: Path, limits: Limits) -> bytes:
+    """What the process says until it ends; nothing where it takes too long or fills its folder."""
+    last = monotonic() + PATIENCE * limits.seconds
+    while True:
+        try:
+            found, _ = process.communicate(given, LOOK)
+            return found if size_of(folder) <= limits.file_mb << 20 else b""
+        except subprocess.TimeoutExpired:
+            given = None  # it has been handed over, or will be
+            if monotonic() > last or size_of(folder) > limits.file_mb << 20:
+                return b""
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of all files below a folder that a process may be changing."""
+    found = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                found += (Path(place) / name).lstat().st_size
+    return found
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process with all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+
+
+NEEDED = ("prompt", "tests", "entry_point")
+"""What a document has: a request in words or the head of a function, statements that raise where an answer is wrong,
+and the name of the function."""
+FENCE = "```"
+FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
+"""A block of code: its language, whatever that is, and its lines."""
+EXPANDED = {"pass_at_k": "pass@1"}
+"""Names of metrics in a task's file, and in lm-eval's results where these differ."""
+
+
+def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
+    """Refuse to run programs that a model writes unless that was allowed.
+
+    Raises:
+        UserError: how to allow it.
+    """
+    if unsafe and not allowed:
+        raise UserError(
+            f"The task '{name}' runs programs that the model writes, each in a process of its own with limits, but not "
+            "in a container. Allow it by `allow_code: true` in params.yaml, or by --allow-code on the command line."
+        )
+
+
+def process_results(doc: dict[str, Any], results: Sequence[str]) -> dict[str, float]:
+    """The metric of tasks such as data/tasks/python-functions.yaml: 1 if the answer passes the document's tests."""
+    missing = [name for name in NEEDED if not isinstance(doc.get(name), str)]
+    if missing:
+        raise UserError(f"A document of this task has no text '{missing[0]}'. Every line needs {', '.join(NEEDED)}.")
+    return {"tests_passed": float(runs(f"{program_of(doc, results[0])}\n{doc['tests']}\n"))}
+
+
+def program_of(doc: dict[str, Any], answer: str) -> str:
+    """The program of an answer: a whole function, or the rest of one whose head the prompt is."""
+    code, head, name = code_of(answer), doc["prompt"], f"def {doc['entry_point']}("
+    if name not in head:  # a request in words
+        return code
+    # The head stays in front of a whole function, because it may import names that the function uses.
+    return f"{head.rstrip()}\n    pass\n\n{code}" if name in code else f"{head}{code}"
+
+
+def code_of(answer: str) -> str:
+    """The first block of code; all of an answer without one, or what precedes the end of one that the prompt began."""
+    before, fence, _ = answer.partition(FENCE)
+    block = FENCED.search(answer)
+    ends = bool(before.strip()) and answer.count(FENCE) % 2 == 1 and not (block and block[1].strip())
+    return before if not fence or ends or block is None else block[2]
+
+
+class CodeEval:
+    """The metric `code_eval` of Hugging Face's evaluate, with its arguments and results."""
+
+    def compute(
+        self, references: Sequence[str], predictions: Sequence[Sequence[str]], k: Sequence[int] = (1, 10, 100), **_: Any
+    ) -> tuple[dict[str, float], dict[Any, Any]]:
+        """Means over the tasks of `pass_at` for every k that all of them have programs for, and no further details."""
+        passed = [
+            [runs(f"{program}\n{tests}\n") for program in programs]
+            for tests, programs in zip(references, predictions, strict=True)
+        ]
+        able = [most for most in k if most <= min(map(len, passed))]
+        return {f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able}, {}
+
+
+def pass_at(k: int, passed: Sequence[bool]) -> float:
+    """The chance that one of k programs passes that are drawn from these without replacement (arXiv 2107.03374)."""
+    return 1 - comb(len(passed) - sum(passed), k) / comb(len(passed), k)
+
+
+@contextmanager
+def own_code_eval() -> Iterator[None]:
+    """While the context is open, `evaluate.load("code_eval")` gives CodeEval, without the hub."""
+    import evaluate  # type: ignore[import-untyped]
+
+    usual = evaluate.load
+
+    def load(path: str, *arguments: Any, **named: Any) -> Any:
+        return CodeEval() if path == "code_eval" else usual(path, *arguments, **named)
+
+    evaluate.load = load
+    try:
+        yield
+    finally:
+        evaluate.load = usual

@@ -1,0 +1,267 @@
+"""An lm-eval model that answers through our decoder. Everything but the generation itself stays the harness's.
+
+Importing this module registers the model `gistgate`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel
+
+from gistgate.core.attention import keep_freed_memory
+from gistgate.core.block import Sampling
+from gistgate.core.certificate import check_greedy, check_request, proof_in_use, warn_uncovered
+from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.request import Generation, Statistics, eos_ids, total
+from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.measure.speed import settle_batches
+from gistgate.models.build import build_decoder, wishes_from
+from gistgate.models.loading import unloadable, warn_ignored, whole_model
+from gistgate.models.options import AUTO
+
+# ---- What passed through the decoder while the harness evaluated, by prompt.
+
+
+@dataclass
+class Served:
+    """Answers by the token ids of their prompt; a prompt asked several times has several."""
+
+    answers: dict[tuple[int, ...], list[Generation]] = field(default_factory=dict)
+
+    def add(self, prompt: Sequence[int], answer: Generation) -> None:
+        """Keep one answer."""
+        self.answers.setdefault(tuple(prompt), []).append(answer)
+
+    def times(self, prompt: Sequence[int]) -> int:
+        """How often this prompt was answered already."""
+        return len(self.answers.get(tuple(prompt), []))
+
+    def merge(self, other: Served) -> None:
+        """Take over what another process answered."""
+        for prompt, answers in other.answers.items():
+            self.answers.setdefault(prompt, []).extend(answers)
+
+    @property
+    def statistics(self) -> Statistics:
+        """The sum over all answers."""
+        return total([answer.statistics for answers in self.answers.values() for answer in answers])
+
+
+HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
+"""Generation arguments of tasks that change nothing here."""
+SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
+WAITING = 32
+"""Prompts that the harness hands over at once, for each row that is decoded: a finished row is followed by the next."""
+
+
+@register_model("gistgate")
+class GatedLM(HFLM):
+    """HFLM with our decoder behind `_model_generate`.
+
+    Loglikelihood requests go to the target as ever: a gate cannot change them.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | PreTrainedModel,
+        decoder: Decoder | None = None,
+        guards: str = "",
+        seed: int = 0,
+        decode: Callable[..., list[Generation]] = decode_all,
+        **kwargs: Any,
+    ) -> None:
+        """Either hand over a loaded model and a decoder, or names, as `--model_args` does.
+
+        Args:
+            pretrained: the target: a name, a folder or a loaded model.
+            decoder: a decoder around that loaded model; then no other part is needed.
+            guards: ids of guards, joined by "+".
+            seed: of sampled answers; greedy ones have no use for it.
+            decode: stands in for `gistgate.core.decoder.decode_all`, such as that of a memory of prompts.
+            kwargs: the other fields of `gistgate.models.options.Wishes` (draft, gate, rule, block, ...), settings of the
+                rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
+                does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
+                that has nothing certified. With speculate_up_to=auto the first batch is measured.
+
+        Raises:
+            UserError: unknown names, or parts that do not fit together.
+        """
+        wishes = replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
+        self.is_in_segments = wishes.segments is not None
+        super().__init__(pretrained=pretrained, **kwargs)
+        keep_freed_memory(self.model.device)
+        warn_ignored(self.model)
+        if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
+            self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
+        self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")
+        if self.decoder.target is not self.model:
+            raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
+        self.proof = self.decoder.certificate
+        self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
+        self.decode, self.rows, self.is_quiet = decode, 0, False
+        self.rendered: dict[str, str | None] = {}
+        """Prompts that the harness put into the chat template, with their system texts."""
+        self.prompting: list[dict[str, Any]] = []
+        """Chat template and system text of the present requests, each way once."""
+        self.served = Served()
+        """Every answer by its prompt; after a run of several processes the first one has all."""
+        self.present = Served()
+        """Those of the present requests."""
+
+    def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
+        """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else.
+
+        Raises:
+            UserError: they are not, or there is no such model.
+        """
+        kind: Any = self.AUTO_MODEL_CLASS  # type: ignore[has-type]
+        self.AUTO_MODEL_CLASS = Whole
+        try:
+            super()._create_model(pretrained, *arguments, **options)
+        finally:
+            self.AUTO_MODEL_CLASS = kind
+
+    def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+        """The harness's own method with prompts for many rows; processes bring their counters together afterwards."""
+        rows: int | str = self.batch_size_per_gpu  # type: ignore[has-type]
+        self.is_quiet = disable_tqdm or self.rank != 0
+        self.rows, self.present = rows if isinstance(rows, int) else 0, Served()
+        ways = {(text in self.rendered, self.rendered.get(text)) for text in (one.args[0] for one in requests)}
+        self.prompting = [{"chat": chat, "system": system} for chat, system in ways]
+        try:
+            self.batch_size_per_gpu = rows * WAITING if self.rows else rows
+            texts: list[str] = super().generate_until(requests, disable_tqdm=disable_tqdm)
+        finally:
+            self.batch_size_per_gpu = rows
+        if self.world_size > 1:
+            gathered = self.gather_object(self.present) or []
+            for rank, served in enumerate(gathered):
+                if rank != self.rank:
+                    self.served.merge(served)
+        return texts
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The harness's own method; what it was asked for is kept for the certificate."""
+        system = next((turn["content"] for turn in chat_history if turn["role"] == "system"), None)
+        text: str = super().apply_chat_template(chat_history, add_generation_prompt)
+        self.rendered[text] = system
+        return text
+
+    def _model_generate(self, context: Tensor, max_length: int, stop: list[str], **kwargs: Any) -> Tensor:
+        """Continue a left-padded batch `context [B, T]` and return it with its answers `[B, T + n]`, right-padded."""
+        mask = kwargs.get("attention_mask")
+        mask = torch.ones_like(context) if mask is None else mask
+        prompts = [row[keep.bool()].tolist() for row, keep in zip(context, mask, strict=True)]
+        # The harness adds the text of eos to the stops; its id does that better, and wordings may contain the text.
+        eos = self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        request: dict[str, Any] = {
+            "max_new_tokens": max_length - context.shape[1],
+            "eos_ids": eos_ids(self.model, self.tokenizer),
+            "stops": [text for text in stop if text and text != eos],
+            "sampling": sampling(kwargs),
+        }
+        self._check(request["sampling"].temperature)
+        if self.is_to_measure:
+            settle_batches(self.decoder, prompts[: self.rows or None], **request)
+            self.is_to_measure = False
+        rows = self.rows or len(prompts)
+        # None: silent where no terminal is.
+        silent = self.is_quiet or None
+        with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
+            seeds = self._seeds(prompts)
+            answers = self.decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
+        for prompt, answer in zip(prompts, answers, strict=True):
+            self.served.add(prompt, answer)
+            self.present.add(prompt, answer)
+        return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
+
+    def _check(self, temperature: float) -> None:
+        """Refuse requests that a named certificate does not cover, and warn of those that one beside a gate does not.
+
+        Raises:
+            UserError: what differs.
+        """
+        beside = proof_in_use(self.decoder)
+        for way in self.prompting or [{}]:
+            if self.proof is not None:
+                check_request(self.proof, temperature=temperature, **way)
+            elif beside is not None:
+                warn_uncovered(partial(check_request, beside, temperature=temperature, **way))
+        if self.proof is None and beside is None and self.is_in_segments:
+            warn_uncovered(lambda: check_greedy(temperature))
+
+    def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        """Seeds that follow the prompts, not their places in a batch; repeated prompts get others."""
+        asked = Counter[tuple[int, ...]]()
+        seeds = []
+        for prompt in prompts:
+            repeats = self.served.times(prompt) + asked[tuple(prompt)]
+            seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
+            asked[tuple(prompt)] += 1
+        return seeds
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval stores beside its results: HFLM's facts, the rule and what was counted."""
+        rule = self.decoder.rule
+        settings = {field.name: getattr(rule, field.name) for field in fields(rule)}  # type: ignore[arg-type]
+        counted = self.served.statistics
+        ours = {
+            "rule": rule.id,
+            "settings": settings,
+            "block": self.decoder.block,
+            "speculate_up_to": self.decoder.speculate_up_to,
+            "mean_accepted_length": counted.mean_accepted_length,
+            "loose_per_100": counted.loose_per_100,
+            "statistics": counted.as_dict(),
+        }
+        return {**super().get_model_info(), "gistgate": ours}
+
+
+class Whole:
+    """Stands in for transformers' class of models while the harness loads one."""
+
+    @staticmethod
+    def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
+        """A model whose weights are checked."""
+        try:
+            return whole_model(name, **options)
+        except Exception as error:  # damaged files and unknown architectures fail in many ways
+            if is_out_of_memory(error):
+                raise
+            raise UserError(unloadable("model", name, error)) from error
+
+
+def sampling(kwargs: dict[str, Any]) -> Sampling:
+    """The task's wishes as our settings.
+
+    Raises:
+        UserError: the task wants something that the decoder does not do, such as beams or penalties.
+    """
+    neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
+    for name, value in kwargs.items():
+        if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:
+            raise UserError(
+                f"The task asks for {name}={value}, which this decoder does not do. Remove it from the task."
+            )
+    if not kwargs.get("do_sample"):
+        return Sampling()
+    usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
+    said = {name: kwargs[name] for name in usual if kwargs.get(name) is not None}  # a temperature of 0 is greedy
+    return Sampling(**{**usual, **said})
+
+
+def right_padded(answers: Sequence[Generation], pad: int) -> Tensor:
+    """The new ids as one tensor [B, n]."""
+    longest = max(len(answer.ids) for answer in answers)
+    return torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])

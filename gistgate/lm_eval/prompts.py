@@ -1,0 +1,170 @@
+"""Prompts from the documents of a task, and the prompts that a finished run has not used."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerBase
+
+from gistgate.certificates.outcomes import Answer
+from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.files import fingerprint, read_json_lines
+from gistgate.core.request import Usage, eos_ids
+from gistgate.core.utils import UserError
+from gistgate.lm_eval.task import Document, Task
+
+Prompt = dict[str, Any]
+"""One prompt: id, doc, context, ids, stops, max_new_tokens."""
+USED = Path("data/prompts")
+"""Where a finished run keeps its prompts."""
+DIGITS = 10
+"""Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8. The
+ledger of looks hashes token ids instead, which are others where a prompt is built in another way."""
+
+
+class PromptMaker:
+    """Makes prompts out of documents, and counts those that do not fit."""
+
+    def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
+        self.task, self.tokenizer = task, tokenizer
+        self.room = context_length - task.max_new_tokens
+        """Longest prompt that leaves space for the longest answer, in tokens."""
+        self.too_long = {"train": 0, "test": 0}
+        """Documents left out because their prompt is longer than that, by the task's split."""
+        if self.room < 1:
+            raise UserError(
+                f"The models read {context_length} tokens and an answer may take {task.max_new_tokens}, which leaves "
+                "nothing for the prompt. Lower max_gen_toks of the task (or decoding.max_new_tokens)."
+            )
+
+    def test_prompts(self, number: int) -> list[Prompt]:
+        """What lm-eval serves for the first `number` test documents, without those that do not fit."""
+        docs = self.task.documents("test")
+        if len(docs) < number:
+            raise UserError(
+                f"prompts.test asks for {number} documents, but the test split of '{self.task.name}' has {len(docs)}. "
+                f"Set prompts.test to at most {len(docs)}."
+            )
+        contexts = self.task.test_contexts(number, self.tokenizer)
+        made = [self.prompt("test", *pair) for pair in enumerate(zip(docs, contexts, strict=False))]
+        prompts = [prompt for prompt in made if prompt is not None]
+        if not prompts:
+            raise UserError(
+                f"All {number} test prompts are longer than {self.room} tokens. Use fewer few-shot examples."
+            )
+        return prompts
+
+    def prompt(self, split: str, index: int, document: tuple[Document, str]) -> Prompt | None:
+        """One line of the files; None for a prompt that does not fit.
+
+        Raises:
+            UserError: the prompt is empty.
+        """
+        doc, context = document
+        ids = self.task.encode(self.tokenizer, context)
+        if not ids or not context.strip():
+            raise UserError(
+                f"Document {index} of the {split} split of '{self.task.name}' gives an empty prompt. "
+                "Mend the document, or doc_to_text in the task's YAML."
+            )
+        if len(ids) > self.room:
+            self.too_long[split] += 1
+            return None
+        return {
+            "id": f"{split}-{index}",
+            "doc": json.loads(json.dumps(doc, default=str)),
+            "context": context,
+            "ids": ids,
+            "stops": self.task.stops,
+            "max_new_tokens": self.task.max_new_tokens,
+        }
+
+    def problem(self, doc: Document) -> str:
+        """What makes two documents the same problem."""
+        return self.task.problem(doc)
+
+
+def fresh_prompts(
+    maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
+) -> Iterator[Prompt]:
+    """Prompts of the documents in random order, every problem once."""
+    for index in distinct_documents(maker.task, docs, order, seen):
+        context = maker.task.context(docs[index], maker.tokenizer)
+        prompt = maker.prompt("train", index, (docs[index], context))
+        if prompt is not None:
+            yield prompt
+
+
+def distinct_documents(task: Task, docs: Sequence[Document], order: random.Random, seen: set[str]) -> Iterator[int]:
+    """Places of the documents in random order, every problem once and none of `seen`, which grows."""
+    for index in order.sample(range(len(docs)), len(docs)):
+        problem = task.problem(docs[index])
+        if problem not in seen:
+            seen.add(problem)
+            yield index
+
+
+def hashes_of(problems: Iterable[str]) -> str:
+    """The hashes of problems, sorted and with spaces between, as a gate keeps those that it was trained on."""
+    return " ".join(sorted({fingerprint(problem)[:DIGITS] for problem in problems}))
+
+
+def used_prompts(folder: Path = USED) -> list[Prompt]:
+    """All prompts of a finished run; none where there is no such run.
+
+    Those of training, development, guard and test may have shaped the gate or its settings. Those of calibration were
+    judged: a gate that they refused would be looked at a second time.
+    """
+    return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
+
+
+def problems_of(task: Task, prompts: Iterable[Prompt]) -> set[str]:
+    """The problems of a task among prompts; documents of another task, which this one cannot show, are none of them."""
+    found = set()
+    for prompt in prompts:
+        with suppress(KeyError, TypeError, TemplateError):
+            found.add(task.problem(prompt["doc"]))
+    return found
+
+
+def unused_prompts(
+    maker: PromptMaker, docs: Sequence[Document], count: int, seed: int, used: Iterable[Prompt], learned: str = ""
+) -> list[Prompt]:
+    """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
+    seen, hashes = problems_of(maker.task, used), set(learned.split())
+    seen |= {problem for problem in map(maker.problem, docs) if hashes_of([problem]) in hashes}
+    return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))
+
+
+# ---- Answers to the prompts of a task, many at once.
+
+
+def decode_prompts(
+    decoder: Decoder,
+    prompts: Sequence[Prompt],
+    seeds: Sequence[int],
+    batch_size: int,
+    memory: Prefilled,
+    progress: Callable[[int], object] = lambda _: None,
+    usage: Usage | None = None,
+) -> list[Answer]:
+    """Answers in the order of the prompts; prompts that `memory` knows are not read again."""
+    done = memory.decode_all(
+        decoder,
+        [prompt["ids"] for prompt in prompts],
+        batch_size=batch_size,
+        seeds=list(seeds),
+        progress=progress,
+        usage=usage,
+        max_new_tokens=prompts[0]["max_new_tokens"],
+        stops=prompts[0]["stops"],
+        eos_ids=eos_ids(decoder.target, decoder.tokenizer),
+    )
+    return [Answer(answer.ids, answer.statistics) for answer in done]

@@ -1,0 +1,249 @@
+"""Whether speculation can pay for a pair, before hours are spent on a gate.
+
+With c the cost of one draft step, v(K) that of verifying K + 1 tokens, both in target steps, and tau(K) the tokens that
+one verification leaves, speculation is tau(K) / (v(K) + K c) times as fast as plain decoding (arXiv 2211.17192). A gate
+can raise tau to K + 1 at most, so the same formula with K + 1 is what no gate can exceed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gistgate.core.block import Acceptance, Block
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation, Row, Statistics, total
+from gistgate.core.rule import Exact
+from gistgate.core.utils import UserError
+from gistgate.drafters.choice import Costs
+from gistgate.measure.speed import Clock
+
+WORTH = 1.05
+"""Speed against plain decoding below which speculation is not worth its memory."""
+ROOM = 1.1
+"""How many times as fast as strict speculation a gate has to be able to become, to be worth its labels."""
+
+TIMED = 4
+"""Prompts on which costs are measured: they vary less from prompt to prompt than the number of accepted tokens does."""
+REPEATS = 3
+"""Runs of every answer, of which the least time counts: costs are differences of two times that both include the
+reading of the prompt."""
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What one K promises."""
+
+    block: int
+    """K, in tokens."""
+    tau: float
+    """Mean accepted length of strict verification, the target's own token included."""
+    strict: float
+    """Speed of strict verification, as a multiple of plain decoding."""
+    ceiling: float
+    """Speed if every draft were accepted: no gate can be faster."""
+
+
+def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
+    """What K = `block` promises, from the accepted lengths of a strict run with at least as large a K."""
+    tau, price = tau_at(histogram, block), costs.verification(block) + block * costs.draft
+    return Outlook(block, tau, tau / price, (block + 1) / price)
+
+
+def tau_at(histogram: Mapping[int, int], block: int) -> float:
+    """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there.
+
+    Raises:
+        UserError: nothing was decoded.
+    """
+    rounds = sum(histogram.values())
+    if not rounds:
+        raise UserError("Nothing was decoded, so nothing can be said about this pair. Pass prompts with an answer.")
+    return sum(count * (min(length, block) + 1) for length, count in histogram.items()) / rounds
+
+
+def advice(outlooks: Sequence[Outlook]) -> str:
+    """One recommendation, in a sentence or two."""
+    strict = max(outlooks, key=lambda one: one.strict)
+    best = max(outlooks, key=lambda one: one.ceiling)
+    if best.ceiling < WORTH:
+        return (
+            f"Speculation cannot pay here: even if every draft were accepted, the best K ({best.block}) would give "
+            f"{best.ceiling:.2f} times the speed of plain decoding. Use a cheaper draft, or a drafter without a model "
+            "such as `lookup`."
+        )
+    if best.ceiling < ROOM * strict.strict:
+        return (
+            f"Use strict speculation with K = {strict.block}, which gives about {strict.strict:.2f} times the speed of "
+            f"plain decoding. A gate is not worth its labels: if it accepted every draft, it would reach "
+            f"{best.ceiling:.2f} times."
+        )
+    start = (
+        f"Strict speculation gives about {strict.strict:.2f} times the speed of plain decoding with K = {strict.block}."
+        if strict.strict >= WORTH
+        else f"Strict speculation does not pay ({strict.strict:.2f} times plain decoding with K = {strict.block})."
+    )
+    return (
+        f"{start} A gate can pay: between that and {best.ceiling:.2f} times (every draft accepted, K = {best.block}) "
+        "lies what it may win. Train one, and let the certificate decide."
+    )
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What labels for a gate would cost, from a strict run."""
+
+    per_prompt: float
+    """Mismatches of an answer: labels that one training prompt gives."""
+    seconds: float
+    """Seconds of one label: half an answer, decoded alone. Batches divide it."""
+
+
+@dataclass
+class Mismatches:
+    """An observer of a decoder that counts the rounds which kept fewer tokens than were drafted."""
+
+    number: int = 0
+    layers: frozenset[str] = frozenset()
+    wants_q: bool = False
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        self.number += int((acceptance.length < block.valid.sum(-1)).sum())
+
+
+def labelling(counted: Statistics, mismatches: int, prompts: int) -> Effort:
+    """The effort of labels, from a strict run over that many prompts; a label is one continuation behind a mismatch."""
+    return Effort(mismatches / prompts, counted.seconds["total"] / prompts / 2)
+
+
+def strict_run(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
+) -> Statistics:
+    """What strict verification at K = `block` counts on these prompts, one after the other."""
+    return total([answer.statistics for answer in strict_answers(decoder, prompts, block, observer, **request)])
+
+
+def strict_answers(
+    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
+) -> list[Generation]:
+    """The answers of strict verification at K = `block` to these prompts, one after the other."""
+    strict = variant(decoder, block).having(observer=observer)
+    return [strict.generate([ids], **request)[0] for ids in prompts]
+
+
+def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence[int], **request: Any) -> Costs:
+    """Costs of the pair of a strict decoder, from decoding prompts plainly and with every K of `blocks`.
+
+    The first TIMED of `prompts` are decoded, each REPEATS times to its end and to its first K + 1 tokens for every K.
+
+    Raises:
+        UserError: there is no prompt or no drafter, or every answer ends in its first round.
+    """
+    if not prompts or decoder.drafter is None:
+        raise UserError("Costs are measured on prompts and with a drafter. Pass at least one prompt and a draft.")
+    timed = prompts[:TIMED]
+    plain = later_rounds(variant(decoder, 0), timed, request)
+    step = plain.seconds["total"] / plain.forwards
+    verify, drafting, drafted = {}, 0.0, 0
+    for block in blocks:
+        done = later_rounds(variant(decoder, block), timed, request)
+        verify[block] = done.seconds["verify"] / done.forwards / step
+        drafting += done.seconds["draft"]
+        drafted += done.draft_forwards or block * done.forwards
+    return Costs(step, drafting / drafted / step, verify)
+
+
+def variant(decoder: Decoder, block: int) -> Decoder:
+    """The same pair and engine with strict verification at K = `block`; 0 is plain decoding."""
+    drafter = decoder.drafter if block else None
+    return Decoder(
+        decoder.target,
+        drafter,
+        Exact(),
+        block,
+        tokenizer=decoder.tokenizer,
+        vocabulary=decoder.vocabulary,
+        engine=decoder.engine.name,
+    )
+
+
+def later_rounds(decoder: Decoder, prompts: Sequence[Sequence[int]], request: dict[str, Any]) -> Statistics:
+    """What was counted in all rounds but those up to K + 1 tokens, which include reading the prompt.
+
+    Every prompt is decoded to its end and for its first K + 1 tokens alone, and the difference is taken.
+    """
+    clock = Clock("measured", decoder)
+    first = {**request, "max_new_tokens": decoder.block + 1}
+    clock.run(prompts[0], **request)  # warms up
+    whole = total([fastest(clock, ids, request) for ids in prompts])
+    begun = total([fastest(clock, ids, first) for ids in prompts])
+    if whole.forwards <= begun.forwards:
+        raise UserError("Every answer ended in its first round, so no later round can be timed. Pass other prompts.")
+    seconds = {part: max(spent - begun.seconds.get(part, 0.0), 1e-9) for part, spent in whole.seconds.items()}
+    return Statistics(whole.forwards - begun.forwards, whole.draft_forwards - begun.draft_forwards, seconds=seconds)
+
+
+def fastest(clock: Clock, ids: Sequence[int], request: dict[str, Any]) -> Statistics:
+    """What one answer counts, with the least time of REPEATS runs for each part: other programs only add time."""
+    runs = [clock.run(ids, **request)[1].statistics for _ in range(REPEATS)]
+    parts = {part: min(run.seconds.get(part, 0.0) for run in runs) for part in runs[0].seconds}
+    return replace(runs[0], seconds=parts)
+
+
+# ---- How long answers get, and which limit of tokens that asks for: what suits one pair cuts the answers of another.
+
+
+ROOM_LENGTHS = 1.5
+"""Proposed limit, as a multiple of the longest answer: the longest of n is exceeded by one in n + 1 further answers."""
+STEP = 10
+"""A proposed limit is a multiple of so many tokens."""
+NEXT = 4
+"""The limit to measure with where too many answers are cut, as a multiple of the last one."""
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """The lengths of some answers."""
+
+    answers: int
+    """How many there are."""
+    cut: int
+    """Those that the limit ended."""
+    longest: int
+    """Length of the longest of the others, in tokens; 0 where there is none."""
+    limit: int
+    """Longest answer that was allowed, in tokens."""
+
+    @property
+    def enough(self) -> int:
+        """A limit that leaves room behind the longest answer that ended before it, in tokens."""
+        return math.ceil(ROOM_LENGTHS * self.longest / STEP) * STEP
+
+    @property
+    def is_told(self) -> bool:
+        """Whether these answers tell which limit they need: most of them end, and far enough below the limit."""
+        return self.longest > 0 and (not self.cut or (2 * self.cut < self.answers and self.enough <= self.limit))
+
+
+def lengths_of(answers: Sequence[Generation], limit: int) -> Lengths:
+    """The lengths of answers that were decoded with a limit of so many tokens."""
+    ended = [len(answer.ids) for answer in answers if answer.finish != "length"]
+    return Lengths(len(answers), len(answers) - len(ended), max(ended, default=0), limit)
+
+
+def limit_advice(found: Lengths) -> str:
+    """Which limit these answers ask for, or how to find it, in a sentence or two."""
+    reached = f"{found.cut or 'None'} of {found.answers} answers reached the limit of {found.limit} tokens"
+    if not found.is_told:
+        return (
+            f"{reached}, so that the length of whole answers is not known. Before you set a limit for a task, ask "
+            f"again with --max-new-tokens {NEXT * found.limit}, or with what the context leaves behind the prompt, and "
+            "with --stop where a text ends the task's answers."
+        )
+    longest = "and may never end; the longest of the others has" if found.cut else "and the longest has"
+    return (
+        f"{reached} {longest} {found.longest}. A limit of {found.enough} tokens leaves room for further answers "
+        "of this kind."
+    )

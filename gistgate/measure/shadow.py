@@ -1,0 +1,186 @@
+"""Verify strictly and count what a rule would have accepted: no id changes.
+
+Inside one block of a chain the count is exact, because the target's rows behind a mismatch were computed on the draft.
+Across blocks it is an estimate: a loose text would have gone on differently. Of a tree only the path that strict
+verification takes would be counted, so trees are refused (`gistgate.measure.shadow`).
+
+Axis letters: B rows, K drafted tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gistgate.core.block import Acceptance, Block, Reason
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Statistics
+from gistgate.core.rule import Context, LooseRule, Rule, State, leading, settle
+from gistgate.core.utils import UserError
+
+Watcher = Callable[[Block, Acceptance], None]
+"""Sees every block with what the rule would have accepted of it."""
+
+INNER = "rule."
+"""Prefix of what the watched rule remembers."""
+
+
+@dataclass(frozen=True)
+class Shadow(LooseRule):
+    """The strict rule, which counts what `rule` would have accepted.
+
+    A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
+    text has come as far and only then lets the rule judge again: tokens over judged blocks estimate tau. Judging every
+    strict block counts those that begin behind a mismatch too often; both figures are kept.
+    """
+
+    rule: Rule
+    """What would have been accepted."""
+    watcher: Watcher | None = None
+    """Sees the judged blocks."""
+    id: ClassVar[str] = "shadow"
+    knob: ClassVar[str | None] = None
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    counters: ClassVar[tuple[str, ...]] = (
+        "shadow_blocks",  # strict blocks
+        "shadow_first",  # tokens that the rule would have made of these, each for itself
+        "shadow_differing",  # blocks of which it would have kept more or less
+        "shadow_judged",  # blocks behind each other, as a loose decoder would have them
+        "shadow_tokens",  # tokens of these, the target's own included
+        "shadow_loose",  # of these the loosely accepted ones
+        "shadow_carried",  # and strict accepts behind them
+    )
+
+    @property
+    def needs(self) -> frozenset[str]:  # type: ignore[override]
+        return self.rule.needs
+
+    @property
+    def verifier(self) -> str:  # type: ignore[override]
+        return self.rule.verifier
+
+    @property
+    def temperatures(self) -> str:  # type: ignore[override]
+        return self.rule.temperatures
+
+    @property
+    def alternative(self) -> str:  # type: ignore[override]
+        return self.rule.alternative
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return self.rule.context(tokenizer, think_markers)
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        return block.strict
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
+        would = settle(self.rule, block, inner)
+        if self.watcher is not None:
+            self.watcher(block, would)
+        counts = self._counted(block, acceptance, would, state)
+        # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
+        judged_B = counts["shadow_judged"] > state.get("shadow_judged", torch.zeros_like(counts["shadow_judged"]))
+        met = replace(block, valid=block.valid & judged_B[:, None])
+        after = self.rule.advance(met, would, inner)
+        return counts | {INNER + name: kept_where(judged_B, value, inner.get(name)) for name, value in after.items()}
+
+    def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
+        none_B = torch.zeros_like(strict.length)
+        known = {name: state.get(name, none_B) for name in (*self.counters, "shadow_at", "shadow_next")}
+        length_B = until_end(block, would.length)
+        judged_B = (known["shadow_at"] >= known["shadow_next"]).long()
+        kept_BK = torch.arange(block.draft_ids.shape[1], device=length_B.device) < length_B[:, None]
+        behind_B = known["shadow_at"] + length_B + 1
+        more = {
+            "shadow_blocks": torch.ones_like(none_B),
+            "shadow_first": length_B + 1,
+            "shadow_differing": (length_B != until_end(block, strict.length)).long(),
+            "shadow_judged": judged_B,
+            "shadow_tokens": judged_B * (length_B + 1),
+            "shadow_loose": judged_B * ((would.reasons == int(Reason.LOOSE)) & kept_BK).sum(-1),
+            "shadow_carried": judged_B * ((would.reasons == int(Reason.CARRIED)) & kept_BK).sum(-1),
+            "shadow_at": strict.length + 1,
+            "shadow_next": judged_B * (behind_B - known["shadow_next"]),
+        }
+        return {name: value + more[name] for name, value in known.items()}
+
+
+def kept_where(judged_B: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
+    """What a rule remembers of each row: new where the row's block was judged, else the old, which begins at zero."""
+    before = torch.zeros_like(new) if old is None else old
+    return torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, before)
+
+
+def until_end(block: Block, length_B: Tensor) -> Tensor:
+    """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
+    if block.ends is None or not block.ends.numel() or not block.draft_ids.shape[1]:
+        return length_B
+    before_B = leading(~torch.isin(block.draft_ids, block.ends))
+    return torch.minimum(length_B, before_B)
+
+
+# ---- Shadow mode: decode strictly, and count what the rule of a decoder would have accepted.
+
+
+def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
+    """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted.
+
+    Raises:
+        UserError: without drafts there is nothing to accept; of a tree the rule would see the strict path alone.
+    """
+    if decoder.drafter is None:
+        raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
+    if decoder.drafter.nodes:
+        raise UserError(
+            "Shadow mode is exact for chains only: of a tree the rule would see no path but the strict one. "
+            "Use a drafter of chains, such as 'model'."
+        )
+    return decoder.having(rule=Shadow(decoder.rule, watcher))
+
+
+@dataclass(frozen=True)
+class WouldBe:
+    """What a rule would have done, from the counters of a shadow run."""
+
+    strict: float
+    """tau of the strict text that was emitted."""
+    tau: float
+    """Estimate of the rule's tau, from blocks that follow each other."""
+    first_step: float
+    """The same from every strict block for itself, wherever it begins."""
+    loose_per_100: float
+    """Estimate of loosely accepted tokens per hundred."""
+    differing: float
+    """Share of the strict blocks of which the rule would have kept another number of tokens."""
+
+
+def would_be(counted: Statistics) -> WouldBe:
+    """Read the counters of a shadow run.
+
+    Raises:
+        UserError: there are none.
+    """
+    extra = counted.extra
+    if not extra.get("shadow_judged"):
+        raise UserError("These statistics come from no shadow run. Decode with shadow mode on.")
+    return WouldBe(
+        counted.mean_accepted_length,
+        extra["shadow_tokens"] / extra["shadow_judged"],
+        extra["shadow_first"] / extra["shadow_blocks"],
+        100 * extra["shadow_loose"] / extra["shadow_tokens"],
+        extra["shadow_differing"] / extra["shadow_blocks"],
+    )
+
+
+def summary(counted: Statistics) -> str:
+    """One line about a shadow run."""
+    found = would_be(counted)
+    return (
+        f"shadow: tau {found.tau:.2f} estimated for the rule instead of {found.strict:.2f}, "
+        f"{found.loose_per_100:.1f} loose tokens per hundred, {100 * found.differing:.0f} % of the blocks differ"
+    )

@@ -1,0 +1,202 @@
+"""Which certified setting is fastest on this machine: a race of plain, strict and certified decoding.
+
+The fastest of many noisy times looks faster than it is. So the first half of the prompts picks one strict and one
+certified candidate, and the second half alone says whether the certified one beats strict decoding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from gistgate.core.certificate import OperatingPoint, Proof, check_parts, load_proof
+from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Drafter
+from gistgate.core.utils import UserError
+from gistgate.measure.speed import Clock, Lap, interleaved, without_loops
+from gistgate.measure.statistics import Ratio
+from gistgate.measure.statistics import ratio_of_sums_intervals as ratio_of_sums
+from gistgate.models.build import (
+    MODEL,
+    NONE,
+    STOPPING,
+    STRICT,
+    Choice,
+    Sources,
+    assemble,
+    binding_of,
+    certified_point,
+    load_gate,
+    make_drafter,
+)
+from gistgate.models.loading import Target, load_draft
+from gistgate.models.options import Asking, Wishes
+
+PLAIN = "plain"
+FEWEST = 4
+"""Prompts without which two halves say nothing."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way of decoding that loses at most what was asked for."""
+
+    name: str
+    decoder: Decoder
+    proof: Proof | None = None
+    """Its certificate; None for plain and strict decoding, which lose nothing."""
+    point: OperatingPoint | None = None
+    """The certified setting."""
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether this is strict decoding with a drafter."""
+        return self.point is None and self.name != PLAIN
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the race showed."""
+
+    screened: Mapping[str, float]
+    """Speed of every candidate against plain decoding on the first half of the prompts."""
+    strict: Candidate
+    """The fastest strict candidate of the first half."""
+    loose: Candidate | None
+    """The fastest certified candidate of the first half; None where nothing is certified."""
+    to_plain: Mapping[str, Ratio]
+    """Speed of these two against plain decoding on the second half."""
+    to_strict: Ratio | None
+    """Speed of the certified one against the strict one on the second half."""
+
+    @property
+    def winner(self) -> Candidate | None:
+        """The certified candidate, if it is faster than strict and plain decoding beyond doubt; else None."""
+        if self.loose is None or self.to_strict is None:
+            return None
+        sure = self.to_strict.low > 1 and self.to_plain[self.loose.name].low > 1
+        return self.loose if sure else None
+
+
+def tune(candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **request: Any) -> Finding:
+    """Race the candidates, among them plain decoding and at least one strict one; `request` goes to the decoders.
+
+    Raises:
+        UserError: there are too few prompts.
+    """
+    if len(prompts) < FEWEST:
+        raise UserError(
+            f"Tuning needs at least {FEWEST} prompts, half of them to choose and half to decide, and {len(prompts)} "
+            "were given. Twenty give an answer that can be relied on."
+        )
+    half = len(prompts) // 2
+    first = times_of(candidates, prompts[:half], request)
+    screened = {name: sum(first[PLAIN]) / sum(seconds) for name, seconds in first.items()}
+
+    def fastest(some: Sequence[Candidate]) -> Candidate | None:
+        return max(some, key=lambda one: screened[one.name], default=None)
+
+    plain = next(one for one in candidates if one.name == PLAIN)
+    strict = fastest([one for one in candidates if one.is_strict]) or plain
+    loose = fastest([one for one in candidates if one.point is not None])
+    finalists = [strict, *([loose] if loose else [])]
+    second = times_of(list({one.name: one for one in [plain, *finalists]}.values()), prompts[half:], request)
+    to_plain = {one.name: ratio_of_sums(second[PLAIN], second[one.name]) for one in finalists}
+    to_strict = ratio_of_sums(second[strict.name], second[loose.name]) if loose else None
+    return Finding(screened, strict, loose, to_plain, to_strict)
+
+
+def times_of(
+    candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], request: dict[str, Any]
+) -> dict[str, list[float]]:
+    """Seconds of every candidate on every prompt that none of them answered with a loop."""
+    rounds = interleaved([Clock(one.name, one.decoder) for one in candidates], prompts, **request)
+    laps: Sequence[Lap] = without_loops(rounds) or rounds
+    return {one.name: [lap[one.name][0] for lap in laps] for one in candidates}
+
+
+# ---- Everything that `gistgate tune` may choose from: plain decoding, strict decoding, and what certificates permit.
+
+
+BLOCKS = (2, 4, 8)
+"""K of the strict candidates."""
+
+
+class Workshop:
+    """The parts that all candidates are made of, loaded once."""
+
+    def __init__(self, target: Target, wishes: Wishes, asking: Asking) -> None:
+        self.target, self.wishes, self.asking = target, wishes, asking
+        model, tokenizer = target.model, target.tokenizer
+        self.draft: PreTrainedModel | None = None
+        if wishes.draft is not None:
+            self.draft = load_draft(wishes.draft, model, tokenizer, **wishes.lighter)
+        self.gate = load_gate(wishes.gate, model, self.draft, tokenizer)
+        self.sources = Sources(model, tokenizer, self.draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
+        self.refused: list[str] = []
+        """Why certificates could not take part, a sentence for each."""
+
+    def candidates(self, certificates: Sequence[str]) -> list[Candidate]:
+        """Plain decoding, what the certificates permit, and strict decoding with every K and the drafters of both."""
+        certified = [one for place in certificates for one in self.certified(place)]
+        own = [MODEL, "lookup"] if self.draft is not None else ["lookup"]
+        strict = [
+            Candidate(f"strict {drafter} K={block}", self.decoder(Choice(STRICT, {}, block, drafter)))
+            for drafter in dict.fromkeys([*own, *(one.proof.drafter for one in certified if one.proof)])
+            for block in BLOCKS
+        ]
+        plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
+        return [plain, *strict, *certified]
+
+    def drafter(self, name: str) -> Drafter | None:
+        """A drafter; only those that can end their drafts are told when to."""
+        told = self.sources if name in STOPPING else replace(self.sources, stopping=None)
+        return make_drafter(name, told)
+
+    def decoder(self, choice: Choice) -> Decoder:
+        """The decoder of a choice; a strict one asks no gate."""
+        gate: Any = None if choice.rule == STRICT else self.gate
+        drafter = self.drafter(choice.drafter)
+        return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.wishes.engine)
+
+    def certified(self, place: str) -> Iterator[Candidate]:
+        """The settings of one certificate that keep the budget and hold for these parts."""
+        proof = load_proof(place)
+        try:
+            self.check(proof)
+        except UserError as error:
+            self.refused.append(f"{place}: {error}")
+            return
+        for point in self.permitted(proof, place):
+            settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
+            name = f"{proof.rule} {settings}, {proof.drafter} K={proof.block}"
+            choice = Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
+            yield Candidate(name, self.decoder(choice), proof, point)
+
+    def check(self, proof: Proof) -> None:
+        """Refuse a certificate of other parts or other requests.
+
+        Raises:
+            UserError: what differs.
+        """
+        gate = self.gate if proof.scope.get("gate") is not None else None
+        drafting = binding_of(self.drafter(proof.drafter))
+        used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards, "drafting": drafting}
+        used["settings"] = proof.fixed
+        data: Path | None = self.sources.behind(proof.drafter)
+        check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
+        self.asking.check(proof, self.target)
+
+    def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
+        """The certified settings within the budget, each once; beside the gate only the task's own score counts."""
+        asked = self.wishes if str(place) == str(self.wishes.gate) else replace(self.wishes, certificate=place)
+        most = certified_point(asked, proof)
+        if most is None:
+            self.refused.append(f"{place}: nothing in it is certified for the budget.")
+            return []
+        within = [point for point in proof.certified if point.budget <= most.budget + 1e-9]
+        return list({repr(point.settings): point for point in within}.values())

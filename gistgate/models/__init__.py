@@ -1,0 +1,1 @@
+"""From names, folders and options to models and to a decoder."""

@@ -1,0 +1,311 @@
+"""Draft models with weights of 8 or 4 bits: a draft step mostly waits for weights, so fewer bytes make it cheaper.
+
+Only weights are rounded; activations and sums keep the model's dtype. The kernels are PyTorch's own for processors.
+A draft is verified whatever its weights are, so lossless rules stay lossless.
+
+Axis letters: O outputs of a layer, I inputs, G groups of I / 32 inputs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from gistgate.core.utils import UserError
+from gistgate.core.files import read_json
+from gistgate.core.files import write_json
+from gistgate.core.identity import identify_tokenizer
+from gistgate.core.identity import weights_fingerprint
+from gistgate.core.utils import added_ids
+from gistgate.core.utils import dataclass_from
+from collections.abc import Callable
+from torch.nn.functional import linear
+from gistgate.core.identity import sampled
+
+# ---- A smaller output layer for drafting: a frequent part of the vocabulary (FR-Spec, arXiv 2502.14856).
+
+
+@dataclass(frozen=True)
+class Subset:
+    """Token ids that a draft model may propose."""
+
+    ids: tuple[int, ...]
+    """In rising order."""
+    tokenizer: str
+    """Hash of the tokenizer that the ids are of."""
+    draft: str | None
+    """Fingerprint of the draft model with its whole output layer."""
+    coverage: float
+    """Share of the counted tokens that the subset holds."""
+
+    @classmethod
+    def count(
+        cls, texts: Iterable[Sequence[int]], size: int, tokenizer: Any, draft: PreTrainedModel, always: Iterable[int]
+    ) -> Subset:
+        """The `size` most frequent ids of some texts, of equals the lower one.
+
+        Ids of `always`, which end answers, and the tokenizer's added tokens are among them.
+
+        Raises:
+            UserError: the size is below the number of ids that are always in, there is no text, or the draft was
+                changed.
+        """
+        check_unchanged(draft)
+        counts = Counter(token for text in texts for token in text)
+        rows = draft.get_output_embeddings().weight.shape[0]
+        needed = indispensable(tokenizer, always, rows)
+        if not counts or not len(needed) <= size <= rows:
+            raise UserError(
+                f"A draft vocabulary of {size} tokens cannot be counted on {sum(counts.values())} tokens of text. Pass "
+                f"texts, and a size from {len(needed)} (added tokens are always in) to {rows}."
+            )
+        ranked = sorted(set(range(rows)) - needed, key=lambda token: (-counts[token], token))
+        ids = needed | set(ranked[: size - len(needed)])
+        covered = sum(counts[token] for token in ids) / sum(counts.values())
+        identity = identify_tokenizer(tokenizer).vocabulary
+        return cls(tuple(sorted(ids)), identity, weights_fingerprint(draft), round(covered, 6))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Subset:
+        """A saved subset.
+
+        Raises:
+            UserError: the file is missing or damaged.
+        """
+        value = read_json(path)
+        try:
+            subset: Subset = dataclass_from(cls, {**value, "ids": tuple(int(one) for one in value["ids"])})
+            if list(subset.ids) != sorted(set(subset.ids)) or not subset.ids or subset.ids[0] < 0:
+                raise ValueError("its ids do not rise from zero on")
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise UserError(
+                f"{path} is no draft vocabulary: {error}. Count it with `gistgate draft-vocabulary`."
+            ) from (error)
+        return subset
+
+    def save(self, path: str | Path) -> None:
+        """Write the subset as JSON."""
+        write_json(path, asdict(self))
+
+    @property
+    def digest(self) -> str:
+        """Hash of the ids."""
+        return hashlib.sha256(repr(self.ids).encode()).hexdigest()[:16]
+
+    def apply(self, draft: PreTrainedModel, tokenizer: Any = None, always: Iterable[int] = ()) -> PreTrainedModel:
+        """Cut the output layer of a draft model down to the subset, in place, and return the model.
+
+        Raises:
+            UserError: the subset is of another tokenizer or draft, lacks an id of `always` or an added token, or the
+                draft was changed.
+        """
+        known = getattr(draft, "subset", None)
+        if known == self.digest:
+            return draft
+        check_unchanged(draft)
+        if tokenizer is not None and identify_tokenizer(tokenizer).vocabulary != self.tokenizer:
+            raise UserError("The draft vocabulary was counted with another tokenizer. Count it again for this one.")
+        if self.draft is not None and weights_fingerprint(draft) not in (None, self.draft):
+            raise UserError("The draft vocabulary was counted for another draft model. Count it again for this one.")
+        head = draft.get_output_embeddings()
+        if type(head) is not nn.Linear:
+            raise UserError(
+                "The draft's output layer is no nn.Linear, so it cannot be cut down. Use the whole vocabulary."
+            )
+        if self.ids[-1] >= head.out_features:
+            raise UserError(
+                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
+                "again for this draft."
+            )
+        if lacking := sorted(indispensable(tokenizer, always, head.out_features) - set(self.ids)):
+            raise UserError(
+                f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
+                "Count it again with `gistgate draft-vocabulary`, which always puts such tokens in."
+            )
+        draft.set_output_embeddings(SubsetHead(head, self.ids))
+        draft.subset = self.digest
+        return draft
+
+
+def check_unchanged(draft: PreTrainedModel) -> None:
+    """Refuse a draft model whose output layer is no longer that of its checkpoint.
+
+    Raises:
+        UserError: its vocabulary was cut down or its weights were quantised.
+    """
+    if getattr(draft, "subset", None) is not None or getattr(draft, "quantised", None):
+        raise UserError("The draft's output layer was changed already. Load the draft anew to cut it down.")
+
+
+def indispensable(tokenizer: Any, always: Iterable[int], rows: int) -> set[int]:
+    """Ids that every subset holds: `always` and the added tokens, as far as an output layer of `rows` has them."""
+    return {token for token in (*always, *added_ids(tokenizer)) if token < rows}
+
+
+class SubsetHead(nn.Module):
+    """An output layer that computes the logits of some tokens and gives -inf to all others."""
+
+    def __init__(self, whole: nn.Linear, ids: Sequence[int]) -> None:
+        super().__init__()
+        self.vocabulary = whole.out_features
+        self.index: Tensor
+        self.register_buffer("index", torch.tensor(ids, device=whole.weight.device), persistent=False)
+        self.part = nn.Linear(whole.in_features, len(ids), bias=whole.bias is not None, device="meta")
+        for name, values in whole.named_parameters():
+            part = values.detach()[self.index].contiguous()
+            setattr(self.part, name, nn.Parameter(part, requires_grad=False))
+
+    def forward(self, h: Tensor) -> Tensor:
+        z: Tensor = self.part(h)
+        return z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf).index_copy_(-1, self.index, z)
+
+KINDS = ("none", "int8", "int4")
+"""How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""
+GROUP = 32
+"""Inputs of an output that share scale and offset in `int4`."""
+MOST_ROWS = 12
+"""Rows up to which packed weights are read: beyond that a product with unpacked ones is faster on processors."""
+
+
+class Packed(nn.Module):
+    """A linear layer that reads packed weights for few rows, and the same weights unpacked for many.
+
+    A single row waits for weights, so that fewer bytes make it faster; a prompt or a batch waits for products, and the
+    kernels of packed weights are slower at those. Both copies are kept, which costs the memory of one more layer.
+    """
+
+    dense: Tensor
+
+    def __init__(self, layer: nn.Linear, weight_OI: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("dense", weight_OI.to(layer.weight.dtype).contiguous(), persistent=False)
+        self.bias = layer.bias
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        """Products [rows, O] with the packed weights."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1]).contiguous()
+        y = self.narrow(rows) if len(rows) <= MOST_ROWS else linear(rows, self.dense)
+        return shaped(y, x, self.bias)
+
+
+class Int8Linear(Packed):
+    """y = s * (W8 x): one scale per output."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        weight_OI = layer.weight.detach().float()
+        scale_O = scale_of(weight_OI.abs().amax(1), 127, layer.weight.dtype)
+        levels_OI = (weight_OI / scale_O.float()[:, None]).round().clamp(-127, 127)
+        super().__init__(layer, levels_OI * scale_O.float()[:, None])
+        self.weight, self.scale = frozen(levels_OI.to(torch.int8)), frozen(scale_O)
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int8pack_mm(rows, self.weight, self.scale)
+        return y
+
+
+class Int4Linear(Packed):
+    """y = W4 x with w = (level - 8) * scale + middle for every group of 32 inputs."""
+
+    packed: Tensor
+
+    def __init__(self, layer: nn.Linear) -> None:
+        outputs, inputs = layer.weight.shape
+        weight_OGg = layer.weight.detach().float().view(outputs, inputs // GROUP, GROUP)
+        least, most = weight_OGg.aminmax(dim=-1)
+        scale_OG = scale_of(most - least, 15, layer.weight.dtype)
+        middle_OG = (least + 8 * scale_OG.float()).to(layer.weight.dtype)
+        scale, middle = scale_OG.float()[..., None], middle_OG.float()[..., None]
+        levels = ((weight_OGg - middle) / scale + 8).round().clamp(0, 15)
+        super().__init__(layer, ((levels - 8) * scale + middle).view(outputs, inputs))
+        levels_OI = levels.to(torch.int32).view(outputs, inputs)
+        packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(levels_OI, 1)
+        self.register_buffer("packed", packed, persistent=False)
+        # Processors pack levels in different orders, so that the fingerprint has to read them unpacked.
+        self.some_levels = frozen(sampled(levels_OI))
+        self.scale_and_middle = frozen(torch.stack([scale_OG.T, middle_OG.T], dim=-1))
+
+    def narrow(self, rows: Tensor) -> Tensor:
+        y: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu(rows, self.packed, GROUP, self.scale_and_middle)
+        return y
+
+
+def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
+    """Scales that divide widths into steps, none of them 0: equal weights have no width, float16 no small scale."""
+    return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
+
+
+def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
+    """Rows of outputs in the shape of the input, the bias added."""
+    y = y.view(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+def frozen(values: Tensor) -> nn.Parameter:
+    """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised models apart."""
+    return nn.Parameter(values.contiguous(), requires_grad=False)
+
+
+PACKED: dict[str, Callable[[nn.Linear], nn.Module]] = {"int8": Int8Linear, "int4": Int4Linear}
+"""By kind what takes the place of a linear layer."""
+
+
+def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
+    """Round the weights of all linear layers of a draft model in place, output layer included, and return it.
+
+    Layers whose shape the kernel of `int4` does not take are kept in 8 bits. `None` and "none" change nothing.
+
+    Raises:
+        UserError: there is no such kind, or this model or device has no kernels for it.
+    """
+    if kind in (None, "none"):
+        return model
+    check_kind(kind)
+    if getattr(model, "quantised", None) == kind:
+        return model
+    if (why := reason_against(model)) is not None:
+        raise UserError(f"The draft model cannot be quantised to {kind}: {why}.")
+    layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
+    for name, layer in layers:
+        model.set_submodule(name, PACKED[kind if kind == "int8" or fits_int4(layer) else "int8"](layer))
+    model.quantised = kind
+    return model
+
+
+def check_kind(kind: Any) -> None:
+    """Refuse what is no kind.
+
+    Raises:
+        UserError: names the kinds.
+    """
+    if kind not in KINDS:
+        raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")
+
+
+def fits_int4(layer: nn.Linear) -> bool:
+    """Whether the kernel of 4 bits takes a layer of this shape."""
+    return layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
+
+
+def reason_against(model: PreTrainedModel) -> str | None:
+    """Why this model cannot be quantised here, with the remedy; None where it can."""
+    if model.device.type != "cpu":
+        return (
+            f"weights of 8 and 4 bits are for processors, and it is on {model.device.type}. Name a checkpoint that "
+            "transformers loads quantised, or leave the quantisation out"
+        )
+    if getattr(model, "quantised", None) or getattr(model.config, "quantization_config", None):
+        return "it is quantised already. Name the checkpoint with its original weights, or leave the quantisation out"
+    if model.dtype not in (torch.bfloat16, torch.float16, torch.float32):
+        return f"its dtype is {model.dtype}. Load it in bfloat16 or float32"
+    if not any(type(layer) is nn.Linear for layer in model.modules()):
+        return "it has no linear layers (nn.Linear). Leave the quantisation out"
+    return None

@@ -1,1 +1,0 @@
-"""Watching a decoder: traces of single answers, shadow runs, and timing side by side."""

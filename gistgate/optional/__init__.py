@@ -1,1 +1,0 @@
-"""Parts that most requests do without: trees, guards, retrieval, segments, and a second reading of the draft."""

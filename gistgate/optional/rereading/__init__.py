@@ -1,1 +1,0 @@
-"""Verification by a target that reads every draft twice."""

@@ -1,1 +1,0 @@
-"""A project of one's own: the files that `gistgate init` writes, in which `dvc repro` runs the pipeline."""

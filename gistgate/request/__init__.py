@@ -1,1 +1,0 @@
-"""What one request remembers: its rows, their statistics, and where an answer stops."""

@@ -1,0 +1,1 @@
+"""SENSE: a datastore of hidden states, its search, and the drafters that read it."""

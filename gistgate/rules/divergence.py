@@ -1,0 +1,231 @@
+"""Fuzzy speculative decoding: trust any token of a draft that is close to the target (arXiv 2502.20704)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gistgate.core.block import Block
+from gistgate.core.rule import LooseRule, State, own_token, target_draw
+from gistgate.core.utils import UserError
+
+# ---- How far two distributions are apart. p and q `[..., V]` sum to 1 over the last axis; results `[...]` are in nats.
+
+
+LOG_FLOOR = 1e-10
+"""Smallest probability that a logarithm sees."""
+
+
+def draft_probs(block: Block) -> Tensor:
+    """q [B, K, V]; a drafter without probabilities was certain of its tokens."""
+    if block.q is not None:
+        return block.q
+    return torch.zeros_like(block.logits[:, :-1]).scatter(-1, block.draft_ids[..., None], 1.0)
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(p || q) = sum p ln (p / q), with 0 ln 0 = 0 and q floored; never below 0, at most about 23."""
+    return (torch.xlogy(p, p) - torch.xlogy(p, q.clamp_min(LOG_FLOOR))).sum(-1).clamp_min(0)
+
+
+def js(p: Tensor, q: Tensor) -> Tensor:
+    """Jensen-Shannon: the mean divergence of both from their midpoint; symmetric, at most ln 2."""
+    middle = (p + q) / 2
+    return (kl(p, middle) + kl(q, middle)) / 2
+
+
+def ag(p: Tensor, q: Tensor) -> Tensor:
+    """The arguments of `js` the other way round: the mean divergence of the midpoint from both; at most about 11."""
+    middle = (p + q) / 2
+    return (kl(middle, p) + kl(middle, q)) / 2
+
+
+def tv(p: Tensor, q: Tensor) -> Tensor:
+    """Total variation: half the sum of the differences; a share in [0, 1]."""
+    return (p - q).abs().sum(-1) / 2
+
+
+def coarse(p: Tensor, q: Tensor, k: int = 50) -> tuple[Tensor, Tensor]:
+    """Both with the k tokens that p likes best, and all others as one `[..., k + 1]`; as they are for a small V."""
+    if p.shape[-1] <= k:
+        return p, q
+    p_top, index = p.topk(k, dim=-1)
+    q_top = q.gather(-1, index)
+    return with_rest(p_top), with_rest(q_top)
+
+
+def with_rest(top: Tensor) -> Tensor:
+    """Some probabilities, and behind them what is missing to 1."""
+    return torch.cat([top, (1 - top.sum(-1, keepdim=True)).clamp_min(0)], dim=-1)
+
+
+DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "js": js,
+    "ag": ag,
+    "kl": lambda p, q: kl(q, p),
+    "reverse-kl": kl,
+    "tv": tv,
+    "topk": lambda p, q: js(*coarse(p, q)),
+}
+"""Div(p, q) by name."""
+
+
+@dataclass(frozen=True)
+class FSD(LooseRule):
+    """Accept where Div(p, q) <= threshold.
+
+    Reduced, only the tokens that the strict test refused are judged so. The full variant judges every token so: where
+    the distributions are far apart it refuses even an exact match (and, greedy, writes the same token as its own).
+    """
+
+    threshold: float = 0.4
+    """Largest tolerated divergence: nats, for "tv" a share; below 0 none. It means something else for every div."""
+    div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
+    """"js" is Jensen-Shannon (at most ln 2), "ag" what the released code calls so (its arguments reversed), "kl"
+    KL(q || p) as there, "reverse-kl" KL(p || q), "tv" total variation, "topk" Jensen-Shannon of the target's 50 best
+    tokens and the rest as one."""
+    reduced: bool = True
+    """True: strict OR fuzzy. False: fuzzy alone, as published."""
+    replacement: Literal["p", "residual"] = "residual"
+    """Distribution that replaces a refused token in sampled requests: the residual, which keeps the reduced variant
+    lossless where it tolerates nothing, or p, as published for the full variant."""
+    id: ClassVar[str] = "fsd"
+    knob: ClassVar[str | None] = "threshold"
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    needs: ClassVar[frozenset[str]] = frozenset({"q"})
+    grid: ClassVar[tuple[float, ...]] = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = (
+        {},
+        {"div": "ag"},
+        {"div": "tv"},
+        {"reduced": False, "replacement": "p"},
+    )
+
+    def __post_init__(self) -> None:
+        if self.div not in DIVERGENCES or self.replacement not in ("p", "residual"):
+            raise UserError(
+                f"fsd: div '{self.div}', replacement '{self.replacement}' do not fit: div is one of "
+                f"{', '.join(DIVERGENCES)}, replacement 'p' or 'residual'."
+            )
+
+    @property
+    def superset(self) -> bool:  # type: ignore[override]
+        return self.reduced
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        # accept(j)  <=>  Div(p_j, q_j) <= threshold
+        return DIVERGENCES[self.div](block.logprobs[:, :-1].exp(), draft_probs(block)) <= self.threshold
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        return (target_draw if self.replacement == "p" else own_token)(block, length_B)
+
+
+# ---- KL judge: tolerate a mismatch where target and draft hardly differ anyway (arXiv 2601.04766).
+
+
+@dataclass(frozen=True)
+class KLJudge(LooseRule):
+    """Accept where KL(p || q) <= tau, unless the target is sure of something.
+
+    A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
+    looked at: where the distributions are close, an improbable one passes too. Both distributions are those of the
+    request, so that top-k and top-p, which may forbid one of them a token of the other, make it far stricter.
+    """
+
+    tau: float = 0.4
+    """Largest tolerated divergence in nats; below 0 is strict, beyond 23 it tolerates all that the guard permits."""
+    max_p: float = 0.9
+    """Guard: where the target's best token is more probable than this, only the strict rule accepts; 1 is no guard."""
+    temperature: float = 1.0
+    """Temperature applied to both distributions before they are compared, in addition to that of the request."""
+    id: ClassVar[str] = "kl-judge"
+    knob: ClassVar[str | None] = "tau"
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    needs: ClassVar[frozenset[str]] = frozenset({"q"})
+    grid: ClassVar[tuple[float, ...]] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"max_p": 1.0})
+
+    def __post_init__(self) -> None:
+        if not (0 < self.max_p <= 1 and self.temperature > 0):
+            raise UserError(
+                f"kl-judge: max_p {self.max_p}, temperature {self.temperature} do not fit: the guard lies in (0, 1], "
+                "the temperature above 0."
+            )
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        # accept(j)  <=>  KL(p_j || q_j) <= tau  and  max p_j <= max_p
+        p_BKV, q_BKV = self.compared(block)
+        return (kl(p_BKV, q_BKV) <= self.tau) & (p_BKV.amax(-1) <= self.max_p)
+
+    def compared(self, block: Block) -> tuple[Tensor, Tensor]:
+        """p and q [B, K, V] at the temperature of the comparison."""
+        logprobs_BKV, q_BKV = block.logprobs[:, :-1], draft_probs(block)
+        if self.temperature == 1:
+            return logprobs_BKV.exp(), q_BKV
+        sharpened_BKV = q_BKV.pow(1 / self.temperature)
+        return (logprobs_BKV / self.temperature).softmax(-1), sharpened_BKV / sharpened_BKV.sum(-1, keepdim=True)
+
+
+# ---- Ensemble weight: verify against a mixture of target and draft (arXiv 2604.07622, static form).
+
+
+@dataclass(frozen=True)
+class Ensemble(LooseRule):
+    """Accept against nu = w p + (1 - w) q: its argmax when greedy, else with min(1, nu(x) / q(x)).
+
+    Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those
+    of transformers with `assistant_ensemble_weight=w`. Exempt are the first token of an answer and protocol tokens,
+    which stay the target's decision, and tokens that top-k or top-p forbid the target (p = 0).
+    """
+
+    w: float = 1.0
+    """Weight of the target in [0, 1]; 1 is strict and the published default."""
+    replacement: Literal["argmax_p", "argmax_nu"] = "argmax_p"
+    """What stands in place of a refused token in greedy requests; nu may prefer a token that neither model does."""
+    superset: bool = True
+    """True: strict OR ensemble. False: ensemble alone, as published, which can refuse an exact match."""
+    id: ClassVar[str] = "ensemble"
+    knob: ClassVar[str | None] = "w"
+    looser: ClassVar[Literal["up", "down"]] = "down"
+    needs: ClassVar[frozenset[str]] = frozenset({"q"})
+    grid: ClassVar[tuple[float, ...]] = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"superset": False, "replacement": "argmax_nu"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.w <= 1:
+            raise UserError(f"ensemble: w is {self.w}, but a weight lies in [0, 1]. 1 is strict.")
+        if self.replacement not in ("argmax_p", "argmax_nu"):
+            raise UserError(f"ensemble: replacement is '{self.replacement}'. It is 'argmax_p' or 'argmax_nu'.")
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if self.w == 1:  # rounding can make two probabilities equal whose logits are not
+            return block.strict
+        if block.greedy:
+            probs = block.probs[:, :-1]
+            return block.draft_ids == self.favourite(block.logits[:, :-1], probs, draft_probs(block))
+        assert block.uniforms is not None
+        # u <= 1 - w + w p(x) / q(x)
+        nu_x_BK = (1 - self.w) * block.draft_q + self.w * block.draft_logprob.exp()
+        return block.uniforms[:, :-1] * block.draft_q <= nu_x_BK
+
+    def favourite(self, logits: Tensor, p: Tensor, q: Tensor) -> Tensor:
+        """The argmax of nu `[...]` for logits, p and q `[..., V]`, among the tokens that the target may write."""
+        nu = ((1 - self.w) * q).add_(p, alpha=self.w)  # few passes: a vocabulary can have 150,000 tokens
+        return nu.masked_fill_(logits == -torch.inf, -1.0).argmax(-1)
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        own_B = own_token(block, length_B)
+        num = block.draft_ids.shape[1]
+        if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
+            return own_B
+        rows_B, at_B = torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1)
+        own = (rows_B, at_B)
+        favourite_B = self.favourite(block.logits[own], block.probs[own], draft_probs(block)[own])
+        refused_B = length_B < block.valid.sum(-1)
+        if block.protocol is not None:
+            refused_B = refused_B & ~torch.isin(torch.stack([own_B, favourite_B]), block.protocol).any(0)
+        return torch.where(refused_B, favourite_B, own_B)

@@ -1,0 +1,287 @@
+"""CSD: let through a pair that was refused often, where the target finds it not too unlikely (arXiv 2604.13634)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from gistgate.core.block import Acceptance, Block
+from gistgate.core.files import load_tensors, save_tensors
+from gistgate.core.rule import Context, LooseRule, State
+from gistgate.core.utils import UserError
+
+# ---- How often the target refused a draft token x in favour of its own t: a bounded table of pairs (x, t).
+
+
+STRIDE = 1 << 31
+"""The key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary."""
+CAPACITY = 1 << 16
+"""Pairs that a table holds unless told otherwise: 1.5 MB."""
+
+
+class PairCounts:
+    """Sorted keys [C] with their counts, on the device that asks; beyond `capacity` the pairs met longest ago leave."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        if capacity < 1:
+            raise UserError(f"A table of pair counts has capacity {capacity}, but it must hold 1 pair or more.")
+        self.capacity = capacity
+        self.keys = torch.empty(0, dtype=torch.long)
+        self.counts = torch.empty(0, dtype=torch.long)
+        self.seen = torch.empty(0, dtype=torch.long)
+        """When each pair was met last, in calls of `add`."""
+        self.clock = 0
+        self.num_ids = 0
+        """One more than the largest token id of a table that was read from a file."""
+
+    def __len__(self) -> int:
+        return self.keys.numel()
+
+    def look_up(self, x: Tensor, t: Tensor) -> Tensor:
+        """How often each pair was met, 0 for an unknown one: shape of `x` and `t`. No host synchronisation."""
+        self.to(x.device)
+        return self._count(pair_key(x, t))
+
+    def add(self, x: Tensor, t: Tensor) -> None:
+        """Count pairs `x [N]`, `t [N]`; the same pair may stand there several times."""
+        if not x.numel():
+            return
+        self.to(x.device)
+        keys, counts = pair_key(x, t).unique(return_counts=True)
+        self._insert(keys[self._count(keys) == 0])
+        place = torch.searchsorted(self.keys, keys)
+        # Out of place: a table filled while decoding (inference mode) can be filled on outside of it.
+        self.counts = self.counts.index_add(0, place, counts)
+        self.seen = self.seen.index_fill(0, place, self.clock)
+        self.clock += 1
+        self._forget()
+
+    def save(self, path: str | Path) -> None:
+        """Write the table as safetensors."""
+        save_tensors(path, {"keys": self.keys, "counts": self.counts, "seen": self.seen})
+
+    @classmethod
+    def load(cls, path: str | Path) -> PairCounts:
+        """Read a table, all of it; its capacity is the usual one, or its size where that is larger.
+
+        Raises:
+            UserError: the file is missing or damaged, or it is no such table.
+        """
+        tensors = load_tensors(path)
+        if not is_table(tensors):
+            raise UserError(
+                f"{path} is no table of pair counts (keys in ascending order, their counts, when they were met last). "
+                "Count again and write it with PairCounts.save."
+            )
+        table = cls(max(CAPACITY, tensors["keys"].numel()))
+        table.keys, table.counts, table.seen = tensors["keys"], tensors["counts"], tensors["seen"]
+        if len(table):
+            table.clock = int(table.seen.max()) + 1
+            table.num_ids = int(torch.maximum(table.keys // STRIDE, table.keys % STRIDE).max()) + 1
+        return table
+
+    def to(self, device: torch.device) -> None:
+        """Move the table."""
+        if self.keys.device != device:
+            self.keys, self.counts, self.seen = self.keys.to(device), self.counts.to(device), self.seen.to(device)
+
+    def _count(self, key: Tensor) -> Tensor:
+        if not len(self):
+            return torch.zeros_like(key)
+        place = torch.searchsorted(self.keys, key).clamp_max(len(self) - 1)
+        return torch.where(self.keys[place] == key, self.counts[place], 0)
+
+    def _insert(self, new: Tensor) -> None:
+        """Insert ascending unknown keys in linear time; sorting again would cost more than a round saves."""
+        at = torch.searchsorted(self.keys, new) + torch.arange(len(new), device=new.device)
+        size = len(self) + len(new)
+        is_old = torch.ones(size, dtype=torch.bool, device=new.device).index_fill(0, at, False)
+        old = is_old.nonzero().squeeze(-1)
+        keys, counts, seen = (
+            column.new_zeros(size).index_copy(0, old, column) for column in (self.keys, self.counts, self.seen)
+        )
+        self.keys, self.counts, self.seen = keys.index_copy(0, at, new), counts, seen
+
+    def _forget(self) -> None:
+        """Drop the pairs that were met longest ago, a sixteenth of the table at a time, so that this happens rarely."""
+        excess = len(self) - self.capacity
+        if excess > 0:
+            oldest = self.seen.topk(excess + self.capacity // 16, largest=False).indices
+            stays = torch.ones_like(self.keys, dtype=torch.bool).index_fill(0, oldest, False)
+            self.keys, self.counts, self.seen = self.keys[stays], self.counts[stays], self.seen[stays]
+
+
+def pair_key(x: Tensor, t: Tensor) -> Tensor:
+    """One int64 per pair of token ids."""
+    return x.long() * STRIDE + t.long()
+
+
+def is_table(tensors: dict[str, Tensor]) -> bool:
+    """Whether tensors from a file are the columns of a table."""
+    if set(tensors) != {"keys", "counts", "seen"}:
+        return False
+    shapes = {(column.dtype, tuple(column.shape)) for column in tensors.values()}
+    if shapes != {(torch.long, (tensors["keys"].numel(),))}:
+        return False
+    keys, counts = tensors["keys"], tensors["counts"]
+    return bool((keys >= 0).all() and (keys.diff() > 0).all() and (counts > 0).all())
+
+
+class Counting(Context):
+    """An online table."""
+
+    needs_eager = "counts while it decodes"
+
+
+@dataclass(frozen=True)
+class Csd(LooseRule):
+    """Accept where the pair (x, t*) was counted more than `min_count` times and z(x) - z(t*) >= ln tau_c.
+
+    A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
+    accepted then depends on earlier requests, so each user needs a separate rule object. In sampled requests a refusal
+    is one of the lossless test, and z are the processed logits.
+    """
+
+    tau_c: float = 0.01
+    """Smallest p(x) / p(t*) of a tolerated pair; above 1 strict."""
+    min_count: int = 6
+    """The paper's lambda: a pair is known after more refusals than this."""
+    table: Literal["frozen", "online"] = "frozen"
+    """frozen: counts from calibration only; online: counts go on while decoding (the paper)."""
+    counts: str | Path | PairCounts | None = None
+    """File of pair counts, or a table in memory; an online table may begin with nothing."""
+    id: ClassVar[str] = "csd"
+    knob: ClassVar[str | None] = "tau_c"
+    looser: ClassVar[Literal["up", "down"]] = "down"
+    grid: ClassVar[tuple[float, ...]] = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
+
+    def __post_init__(self) -> None:
+        if not self.tau_c > 0 or self.min_count < 0 or self.table not in ("frozen", "online"):
+            raise UserError(
+                f"csd: tau_c {self.tau_c}, min_count {self.min_count}, table '{self.table}' do not fit: tau_c lies "
+                "above 0 (above 1 is strict), min_count is 0 or more, the table 'frozen' or 'online'."
+            )
+        if self.table == "frozen" and self.counts is None:
+            raise UserError(
+                "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
+                "and tau_c=2, which is strict and only counts, write rule.pairs.save(file), then pass counts=file."
+            )
+        _ = self.pairs  # a file that cannot be read is refused before decoding starts
+
+    @cached_property
+    def pairs(self) -> PairCounts:
+        """The table."""
+        if isinstance(self.counts, PairCounts):
+            return self.counts
+        return PairCounts() if self.counts is None else PairCounts.load(self.counts)
+
+    def changed(self, **settings: Any) -> Csd:
+        """A copy with other settings, which shares the table."""
+        return replace(self, **{"counts": self.pairs, **settings})
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        return Counting() if self.table == "online" else Context()
+
+    @property
+    def known_by(self) -> tuple[object, ...]:
+        # The table itself, not its address: that may be another table's once this one is gone.
+        return (repr(self), self.pairs, self.pairs.clock)
+
+    def to(self, device: torch.device) -> None:
+        """Move the table."""
+        self.pairs.to(device)
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if self.pairs.num_ids > block.logits.shape[-1]:
+            raise UserError(
+                f"csd: the pair counts name token id {self.pairs.num_ids - 1}, but the models share only "
+                f"{block.logits.shape[-1]} ids. Count again with these models."
+            )
+        # accept(j)  <=>  count(x_j, t*_j) > lambda  and  z(x_j) - z(t*_j) >= ln tau_c
+        count_BK = self.pairs.look_up(block.draft_ids, block.top_ids[:, :-1])
+        if self.table == "online":
+            count_BK = count_BK + met_so_far(block)
+        gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
+        return (count_BK > self.min_count) & (gap_BK >= math.log(self.tau_c))
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        """Count what was met in an online table: the refusals along the accepted prefix and the one that ended it."""
+        if self.table == "online":
+            place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
+            met_BK = refusals(block) & (place_K <= acceptance.length[:, None])
+            self.pairs.add(block.draft_ids[met_BK], block.top_ids[:, :-1][met_BK])
+        return state
+
+
+def refusals(block: Block) -> Tensor:
+    """Draft tokens that the strict rule refuses [B, K]."""
+    return block.valid & ~block.strict
+
+
+def met_so_far(block: Block) -> Tensor:
+    """Refusals of each position's pair within its block, up to and including that position [B, K].
+
+    A position matters only if all positions before it stay, so decoding has met all refusals before it.
+    """
+    key_BK = pair_key(block.draft_ids, block.top_ids[:, :-1])
+    same_BKK = (key_BK[:, :, None] == key_BK[:, None, :]) & refusals(block)[:, None, :]
+    return same_BKK.tril().sum(-1)
+
+
+# ---- Regret budget: a request may fall short of the best tokens by so much in all (huggingface/transformers#48636).
+
+
+@dataclass(frozen=True)
+class RegretBudget(LooseRule):
+    """Accept while the request's sum of max z - z(x) over accepted draft tokens stays within the budget.
+
+    A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.
+    """
+
+    budget: float = 2.0
+    """Logits (nats) that one request may spend; 0 is strict."""
+    id: ClassVar[str] = "regret-budget"
+    knob: ClassVar[str | None] = "budget"
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    temperatures: ClassVar[str] = "greedy"
+    alternative: ClassVar[str] = "'prob-ratio'"
+    counters: ClassVar[tuple[str, ...]] = ("spent",)
+    grid: ClassVar[tuple[float, ...]] = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
+    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+
+    def __post_init__(self) -> None:
+        if not self.budget >= 0:
+            raise UserError(f"regret-budget: the budget is {self.budget}, but it is 0 or more logits. 0 is strict.")
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch
+            return block.strict
+        # spent + sum_{i <= j} (max z_i - z_i(x_i)) <= B; a position is only asked about when all before it stay
+        after_BK = spent(block, state)[:, None] + regret(block).cumsum(-1)
+        return after_BK <= self.budget
+
+    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        """Add the logits that the accepted tokens cost to "spent" [B]."""
+        place_K = torch.arange(block.draft_ids.shape[1], device=block.draft_ids.device)
+        kept_BK = place_K < acceptance.length[:, None]
+        return {**state, "spent": spent(block, state) + torch.where(kept_BK, regret(block), 0.0).sum(-1)}
+
+
+def spent(block: Block, state: State) -> Tensor:
+    """What each request has spent so far [B]."""
+    return state.get("spent", block.logits.new_zeros(block.logits.shape[0]))
+
+
+def regret(block: Block) -> Tensor:
+    """max z - z(x) where the strict rule refuses x, else 0 [B, K]; infinite for a forbidden token."""
+    # Both stand under the same normaliser, which cancels.
+    gap_BK = block.top_logprob[:, :-1] - block.draft_logprob
+    return torch.where(block.valid & ~block.strict, gap_BK, 0.0)

@@ -1,0 +1,109 @@
+"""Block Verification: judge the draft as a whole, deepest token first, and stay lossless (arXiv 2403.10444).
+
+Axis letters: B rows, K drafted tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gistgate.core.block import Block
+from gistgate.core.rule import LooseRule, State, draw, own_token
+
+# ---- The lossless reference: token-wise speculative sampling (arXiv 2211.17192).
+
+
+@dataclass(frozen=True)
+class BlockVerification(LooseRule):
+    """Keep the longest prefix j whose own number passes: u_j <= h_j, where a later token may redeem an earlier one.
+
+    Texts are distributed as by `exact`, with other tokens for the same seed, and at least as many accepted on
+    average. Greedy requests are `exact` itself. A draft without probabilities counts as certain.
+    """
+
+    id: ClassVar[str] = "block"
+    knob: ClassVar[str | None] = None
+    looser: ClassVar[Literal["up", "down"]] = "up"
+    lossless: ClassVar[bool] = True
+    superset: bool = False
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if block.greedy:
+            return block.strict
+        assert block.uniforms is not None
+        passed_BK = (block.uniforms[:, :-1] <= passing(block)) & block.valid
+        # j stays if it or any later prefix passes
+        return passed_BK.flip(-1).long().cumsum(-1).flip(-1) > 0
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        """A draw from norm([P p - q]_+) behind the accepted prefix, from p behind a whole draft."""
+        if block.greedy or not block.draft_ids.shape[1]:
+            return own_token(block, length_B)
+        assert block.uniforms is not None
+        return draw(remaining(block, length_B), block.uniforms[:, -1])
+
+
+def path_ratios(block: Block) -> Tensor:
+    """P_0 = 1, P_j = min(1, P_{j-1} p(x_j) / q(x_j)) [B, K + 1], float64."""
+    p_BK, q_BK = block.draft_logprob.double().exp(), block.draft_q.double()
+    ratios = [torch.ones_like(block.logits[:, 0, 0], dtype=torch.float64)]
+    for p_B, q_B in zip(p_BK.unbind(1), q_BK.unbind(1), strict=True):
+        reached_B = ratios[-1] * p_B
+        # a token with p = 0 ends the path for every q
+        full_B = (reached_B >= q_B) & (reached_B > 0)
+        ratios.append(torch.where(full_B, 1.0, reached_B / q_B.clamp_min(torch.finfo(torch.float64).tiny)))
+    return torch.stack(ratios, dim=1)
+
+
+def passing(block: Block) -> Tensor:
+    """h_j, with which probability the prefix x_1 .. x_j is kept if no longer one is [B, K].
+
+    h_j = S_j / (S_j + 1 - P_j) with S_j = sum [P_j p - q]_+ over the tokens behind x_j, and h_j = P_j at the end.
+    """
+    num = block.draft_ids.shape[1]
+    ratio_BK = path_ratios(block)[:, 1:]
+    if num < 2:
+        return ratio_BK
+    here_BK = ratio_BK[:, :-1]
+    if block.q is None:  # q is 1 for x_{j+1}, so only the other tokens contribute
+        mass_BK = here_BK * (1 - block.draft_logprob[:, 1:].double().exp())
+    else:
+        p_BKV = block.logprobs[:, 1:-1].double().exp()
+        mass_BK = (here_BK[..., None] * p_BKV - block.q[:, 1:].double()).clamp_min(0).sum(-1)
+    whole_BK = mass_BK + (1 - here_BK)
+    # 0 / 0 means P = 1 and p = q: the next prefix passes in any case
+    inner_BK = torch.where(whole_BK > 0, mass_BK / whole_BK.clamp_min(torch.finfo(torch.float64).tiny), 1.0)
+    is_inner_BK = F.pad(block.valid[:, 1:], (0, 1))  # another drafted token follows
+    return torch.where(is_inner_BK, F.pad(inner_BK, (0, 1)), ratio_BK)
+
+
+def remaining(block: Block, length_B: Tensor) -> Tensor:
+    """Unnormalised probabilities of the own token behind `length_B` accepted ones [B, V]."""
+    at_B1, width = length_B[:, None], block.logits.shape[-1]
+    p_BV = block.logprobs.gather(1, at_B1[..., None].expand(-1, -1, width)).squeeze(1).double().exp()
+    next_B1 = at_B1.clamp_max(block.draft_ids.shape[1] - 1)
+    if block.q is None:
+        q_BV = torch.zeros_like(p_BV).scatter(-1, block.draft_ids.gather(-1, next_B1), 1.0)
+    else:
+        q_BV = block.q.gather(1, next_B1[..., None].expand(-1, -1, width)).squeeze(1).double()
+    rest_BV = (path_ratios(block).gather(1, at_B1) * p_BV - q_BV).clamp_min(0)
+    refused_B1 = at_B1 < block.valid.sum(-1, keepdim=True)
+    return torch.where(refused_B1 & (rest_BV.sum(-1, keepdim=True) > 0), rest_BV, p_BV)
+
+
+# ---- Traversal Verification: Block Verification for trees, leaves first (arXiv 2505.12398).
+
+
+@dataclass(frozen=True)
+class Traversal(BlockVerification):
+    """On a chain it equals `block`; `gistgate.trees.tree.traverse` applies it to a tree.
+
+    Texts are distributed as by `exact`. Greedy requests are `exact` itself.
+    """
+
+    id: ClassVar[str] = "traversal"

@@ -1,0 +1,253 @@
+"""A folder of segment probes as a decoder: at what its certificate says, or as the user wants it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.decoder import Decoder
+from gistgate.core.gate import Gate
+from gistgate.core.identity import gate_hash
+from gistgate.core.reader import num_ids
+from gistgate.core.request import eos_ids
+from gistgate.core.session import GateLike
+from gistgate.core.utils import UserError
+from gistgate.models.build import Choice, Policy, differing
+from gistgate.models.options import Wishes
+from gistgate.segments.judging import (
+    Counting,
+    MeanLogprob,
+    Opinion,
+    Score,
+    SegmentDraw,
+    SegmentJudge,
+    SegmentRule,
+    Semantic,
+)
+from gistgate.segments.probes import Probes, load_probes
+from gistgate.segments.writing import Boundaries, RewritingDrafter, SegmentDrafter
+
+# ---- The decoder that accepts segments, put together from loaded parts.
+
+
+SEGMENT_RULES: dict[str, type[SegmentRule]] = {rule.id: rule for rule in (SegmentRule, SegmentDraw)}
+"""Segment rules by id."""
+OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase], Opinion]] = {
+    "probe": lambda probes, _target, _tokenizer: Semantic(probes.target),
+    "ratio": lambda probes, _target, _tokenizer: Semantic(probes.target, probes.draft),
+    "logprob": lambda _probes, _target, _tokenizer: MeanLogprob(),
+    "score": lambda _probes, target, tokenizer: Score(target, tokenizer),
+}
+"""Opinions by the name that a setting gives them. `segment_decoder` takes opinions that need a further model."""
+DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment": RewritingDrafter}
+"""Drafters by what the target writes in place of a refused segment before it judges the next one: one token, or its own
+segment to the end."""
+SETTINGS = ("opinion", "risk", "replacement", *(item.name for item in fields(SegmentRule)))
+"""The settings of segments, those of the rule included."""
+GATE = "gate"
+"""Folder of the token gate inside an exported folder of probes."""
+
+
+def segment_decoder(
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    opinion: Opinion,
+    rule: SegmentRule,
+    *,
+    style: str,
+    limit: int,
+    replacement: str = "token",
+    token_gate: GateLike | None = None,
+    risk: float = 0.1,
+    **parts: Any,
+) -> Decoder:
+    """A decoder whose draft is one segment of at most `limit` tokens, judged by `opinion`.
+
+    Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again. Where a
+    `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`. `replacement`: see DRAFTERS.
+
+    Raises:
+        UserError: an unknown style or replacement, a limit that leaves no room for a segment, or a token gate beside a
+            rule that drops refused segments.
+    """
+    if limit < 2:
+        raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
+    if replacement not in DRAFTERS:
+        raise UserError(f"There is no replacement '{replacement}' of a refused segment. Use token or segment.")
+    if token_gate is not None and not rule.partial:
+        raise UserError("A token gate speaks inside refused segments, and partial=False drops these. Leave one away.")
+    drafter = DRAFTERS[replacement](draft, Boundaries(tokenizer, style, eos_ids(target, tokenizer)))
+    judge = SegmentJudge(opinion, drafter, token_gate, risk)
+    observer = Counting(rule, judge, parts.pop("observer", None))
+    return Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts)
+
+
+DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
+"""What runs where neither certificate nor user says otherwise."""
+OF_BLOCKS = ("block", "drafter", "stop_drafting")
+"""Wishes about blocks of K tokens."""
+REFUSE_ALL = {"threshold": 2.0}
+"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
+
+
+@dataclass(frozen=True)
+class Segments:
+    """A loaded folder of probes."""
+
+    probes: Probes
+    gate: Gate | None
+    """The token gate inside the folder; None without one."""
+
+
+def load_segments(
+    folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> Segments:
+    """Probes and token gate of a folder, checked against their partners.
+
+    Raises:
+        UserError: a file is missing or damaged, or was made for other models.
+    """
+    place = Path(folder) / GATE
+    gate = Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
+    return Segments(load_probes(folder, target, draft), gate)
+
+
+def take_segment_settings(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Remove the settings of segments from keyword arguments and return them."""
+    return {name: arguments.pop(name) for name in SETTINGS if name in arguments}
+
+
+def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
+    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens.
+
+    Raises:
+        UserError: there is no such rule, opinion or setting.
+    """
+    certified = probes.certificate
+    known = {**DEFAULTS, "rule": certified.get("rule", SegmentRule.id), **certified.get("settings", {})}
+    wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
+    doubts, strict_instead = differing(wanted, known), False
+    if not certified:
+        doubts, strict_instead = ("no setting of these probes is certified",), not (settings or rule)
+        wanted |= REFUSE_ALL if strict_instead else {}
+    for name, names in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
+        if wanted[name] not in names:
+            raise UserError(f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}.")
+    if unknown := [name for name in settings if name not in SETTINGS]:
+        raise UserError(f"Segments have no setting '{unknown[0]}'. Known: {', '.join(SETTINGS)}.")
+    rule_id = wanted.pop("rule")
+    return Choice(rule_id, wanted, probes.limit, "segment", doubts, strict_instead)
+
+
+def build_segments(
+    target: PreTrainedModel,
+    draft: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    gate: Gate | None,
+    wishes: Wishes,
+    policy: Policy = "warn",
+    **parts: Any,
+) -> Decoder:
+    """The decoder of the probes in `wishes.segments`, with the folder's own token gate where no other is given.
+
+    Raises:
+        UserError: no draft model or tokenizer, a folder for other models, or settings that do not exist.
+    """
+    if draft is None:
+        raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
+    if tokenizer is None:
+        raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
+    check_wishes(wishes)
+    own = wishes.segments
+    if not isinstance(own, Segments):
+        own = load_segments(own, target, draft, tokenizer)
+    check_budget(wishes, own.probes.certificate)
+    choice = choose_segments(own.probes, wishes.rule, wishes.settings)
+    choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
+    choice.voice(policy, stacklevel=4)
+    return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
+
+
+def check_wishes(wishes: Wishes) -> None:
+    """Refuse wishes that segments cannot keep: the draft model writes each to its end.
+
+    Raises:
+        UserError: one of them is named.
+    """
+    if named := next((name for name in OF_BLOCKS if getattr(wishes, name) is not None), None):
+        raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
+
+
+def check_budget(wishes: Wishes, certificate: dict[str, Any]) -> None:
+    """Refuse a budget or a confidence that the certificate of the segments does not reach.
+
+    Raises:
+        UserError: it does not, or nothing is certified.
+    """
+    if wishes.budget is None and wishes.confidence is None:
+        return
+    budget, confidence = certificate.get("budget"), certificate.get("confidence")
+    if budget is None or confidence is None:
+        raise UserError("No setting of these probes is certified, so that no budget is kept. Leave the budget away.")
+    if (wishes.budget is not None and wishes.budget < budget - 1e-9) or (wishes.confidence or 0.0) > confidence:
+        raise UserError(
+            f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
+            "or calibrate the probes for what you want."
+        )
+
+
+def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Choice:
+    """The choice, with a doubt where another token gate speaks than the one that was certified.
+
+    A certificate holds for the folder's own gate, which another folder may hold as well.
+    """
+    if given is None or choice.settings["risk"] is None or (own is not None and gate_hash(given) == gate_hash(own)):
+        return choice
+    return replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
+
+
+def refusing_all(choice: Choice, gate: Gate | None) -> Choice:
+    """All segments refused in place of a choice whose risk is kept by a token gate that may not decide here."""
+    if gate is None or gate.reservation is None or choice.settings["risk"] is None:
+        return choice
+    settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
+    doubts = (gate.reservation,)
+    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, strict_instead=True)
+
+
+def decoder_of(
+    probes: Probes,
+    choice: Choice,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gate: Gate | None,
+    **parts: Any,
+) -> Decoder:
+    """The decoder of loaded probes.
+
+    Raises:
+        UserError: a risk without a token gate, or parts that `segment_decoder` refuses.
+    """
+    settings, risk = choice.settings, choice.settings["risk"]
+    if risk is not None and gate is None:
+        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
+    own = {item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
+    return segment_decoder(
+        target,
+        draft,
+        tokenizer,
+        OPINIONS[settings["opinion"]](probes, target, tokenizer),
+        SEGMENT_RULES[choice.rule](**own),
+        style=probes.style,
+        limit=probes.limit,
+        replacement=settings["replacement"],
+        token_gate=None if risk is None else gate,
+        risk=risk or 0.0,
+        **{"vocabulary": num_ids(tokenizer), **parts},
+    )

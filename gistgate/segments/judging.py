@@ -1,0 +1,395 @@
+"""Steps judged by other means than a probe: a score by the target, a reward model, the target's own step.
+
+SpecReason (arXiv 2504.07891), reward-guided decoding (RSD, 2501.19324) and Lookahead Reasoning (2506.19830), each as an
+opinion on the draft's segment: the loop, the replacement of what is refused and the counting are the decoder's.
+
+Axis letters: B rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Collection, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.block import Acceptance, Block
+from gistgate.core.reader import Reader, context_of, left_padded
+from gistgate.core.request import Row
+from gistgate.core.rule import LooseRule, State, own_token
+from gistgate.core.session import GateLike, Observer
+from gistgate.core.utils import UserError
+from gistgate.segments.probes import Probe
+from gistgate.segments.writing import SegmentDrafter, SegmentWriter
+
+# ---- Accept or refuse a whole segment (arXiv 2602.03708).
+
+
+NO_SEGMENT = -1.0
+"""In place of an opinion where there is no finished segment; 0 is an opinion."""
+
+
+@dataclass(frozen=True)
+class SegmentRule(LooseRule):
+    """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
+
+    threshold: float = 0.9
+    """Least opinion of an accepted segment; 1 leaves refused segments to a token gate, above 1 refuses all."""
+    shortcut: Literal["none", "top2"] = "none"
+    """Whether a segment passes when all its tokens are among the target's two most probable."""
+    partial: bool = True
+    """Of a refused segment the tokens up to the first refused one stay; False drops all of it."""
+    ratio: float = 1.0
+    """Inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict."""
+    id: ClassVar[str] = "segment"
+    knob: ClassVar[str | None] = "threshold"
+    looser: ClassVar[Literal["up", "down"]] = "down"
+    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
+    grid: ClassVar[tuple[float, ...]] = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= 0:
+            raise UserError(f"segment: threshold is {self.threshold}, but it cannot be negative. Above 1 is strict.")
+        if self.shortcut not in ("none", "top2"):
+            raise UserError(f"segment: there is no shortcut '{self.shortcut}'. Use none or top2.")
+        if not 0 < self.ratio <= 1:
+            raise UserError(f"segment: ratio is {self.ratio}, but it lies in (0, 1]. 1 is strict.")
+        if self.ratio < 1 and not self.partial:
+            raise UserError("segment: ratio lets tokens of a refused segment stay, partial=False none. Leave one away.")
+
+    @property
+    def superset(self) -> bool:  # type: ignore[override]
+        return self.partial
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if block.gate_probs is None:
+            raise UserError("segment judges by an opinion on the segment, and none was given. Use segment_decoder().")
+        if not block.draft_ids.shape[1]:
+            return block.valid
+        stays_BK = self.passes(block, block.gate_probs)
+        if self.ratio == 1:
+            return stays_BK
+        gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
+        return stays_BK | (gap_BK >= math.log(self.ratio))
+
+    def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        """Where opinion or shortcut lets tokens stay [B, K]: everywhere in a row, or where a token gate is sure.
+
+        `opinion_BK` may be one column.
+        """
+        stays_BK = self._stays(block, opinion_BK)
+        if self.shortcut == "none":
+            return stays_BK
+        finished_B = ((opinion_BK >= 0) | ~block.valid).all(-1)
+        among_B = ((block.draft_rank < 2) | ~block.valid).all(-1)
+        return stays_BK | (finished_B & among_B)[:, None]
+
+    def own(self, block: Block, length_B: Tensor) -> Tensor:
+        if self.partial or block.greedy or not block.draft_ids.shape[1]:
+            return own_token(block, length_B)
+        # What was refused as a whole was never tested against p token by token: p itself follows, not the residual.
+        tested_BK = block.valid & self.accept(block, {})[:, :1]
+        return own_token(replace(block, valid=tested_BK), length_B)
+
+    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        """Where the opinion is good enough [B, K]; nowhere for NO_SEGMENT, since the threshold is not negative."""
+        return opinion_BK >= self.threshold
+
+
+@dataclass(frozen=True)
+class SegmentDraw(SegmentRule):
+    """Accept with the opinion as probability, reproducibly for the request's seed; `threshold` plays no part.
+
+    The released code does so with the ratio of two probes, and takes the shortcut first.
+    """
+
+    id: ClassVar[str] = "segment-draw"
+    knob: ClassVar[str | None] = None
+    grid: ClassVar[tuple[float, ...]] = ()
+    needs: ClassVar[frozenset[str]] = frozenset({"gate", "uniforms"})
+
+    def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
+        assert block.uniforms is not None
+        # The first position's number also decides its strict test; the fractional part of a multiple is fresh enough.
+        return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK
+
+
+# ---- What stands in the gate's place when segments are judged: one number per row, at all its positions.
+
+
+class Opinion(Protocol):
+    """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for it.
+
+    One that takes forwards of the target has `spent` as well, how many the last call took for each row, and one that
+    leaves `notes` on rows has them counted by name.
+    """
+
+    layers: frozenset[str]
+    wants_q: bool
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        """[B]"""
+        ...
+
+
+class Semantic:
+    """Semantic probabilities of both models: P_t, or the ratio min(1, P_t / P_d)."""
+
+    layers = frozenset({"post"})
+    wants_q = False
+
+    def __init__(self, target: Probe, draft: Probe | None = None) -> None:
+        """With a draft probe the ratio is the opinion, without one P_t alone."""
+        self.target, self.draft = target.eval(), None if draft is None else draft.eval()
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        self._follow(block.logits.device)
+        target: Tensor = self.target(block.hidden["post"][:, :-1].to(block.logits.device), block.valid).sigmoid()
+        if self.draft is None:
+            return target
+        draft: Tensor = self.draft(drafter.states.to(target.device), block.valid).sigmoid()
+        return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
+
+    def _follow(self, device: torch.device) -> None:
+        for probe in (self.target, self.draft):
+            if probe is not None and probe.first.weight.device != device:  # a probe folder is read into main memory
+                probe.to(device)
+
+
+class MeanLogprob:
+    """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        gap = (block.draft_logprob - block.top_logprob[:, :-1]).masked_fill(~block.valid, 0.0)
+        return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
+
+
+class Constant:
+    """Control: every segment is as good as the other."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        return torch.full(block.draft_ids.shape[:1], self.rate, device=block.logits.device)
+
+
+class SegmentJudge:
+    """An opinion as the gate of a decoder, beside a token gate where one is given."""
+
+    def __init__(
+        self, opinion: Opinion, drafter: SegmentDrafter, token_gate: GateLike | None = None, risk: float = 0.1
+    ) -> None:
+        """Judge by `opinion`; inside refused segments a token passes where P(harm) <= `risk` for the token gate."""
+        self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
+        self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
+        self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
+        self.lengths: list[int] = []
+        """Tokens of the segment that was judged last in each row; 0 without one."""
+        self.opinions = torch.zeros(0)
+        """The opinion on it [B], before the token gate spoke; NO_SEGMENT without one."""
+
+    def __call__(self, block: Block) -> Tensor:
+        """The opinion on each row's segment [B, K], NO_SEGMENT without one; 1 where the token gate is sure."""
+        device = block.logits.device
+        valid = block.valid.sum(-1).tolist()
+        drafted = self.drafter.lengths if block.draft_ids.shape[1] else valid
+        self.lengths = [length if length == most else 0 for length, most in zip(drafted, valid, strict=True)]
+        self.opinions = torch.full((len(valid),), NO_SEGMENT, device=device)
+        if any(self.lengths):
+            finished = torch.tensor(self.lengths, device=device) > 0
+            self.opinions = torch.where(finished, self.opinion.score(block, self.drafter), NO_SEGMENT)
+        score = self.opinions[:, None].expand(block.draft_ids.shape)
+        if self.token_gate is None or not block.draft_ids.shape[1]:
+            return score
+        return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
+
+
+# ---- What decoding by segments counts besides: segments, and the target forwards that an opinion took.
+
+
+class Counting:
+    """Adds to every row's statistics, then lets another observer look.
+
+    In `extra`: `segments` that were judged, `segments_passed` by opinion or shortcut, `segments_kept` in the text
+    (those whose tokens all matched, or passed one by one, as well), and what the opinion notes. Forwards of the target
+    that an opinion took count as all others do.
+    """
+
+    def __init__(self, rule: SegmentRule, judge: SegmentJudge, then: Observer | None = None) -> None:
+        self.rule, self.judge, self.then = rule, judge, then
+        self.layers: Collection[str] = () if then is None else then.layers
+        self.wants_q = then is not None and then.wants_q
+
+    def before(self, observer: Observer) -> Counting:
+        """The same counts, behind which another observer looks."""
+        return Counting(self.rule, self.judge, observer)
+
+    def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
+        judged = self.judge.lengths if block.draft_ids.shape[1] else []  # a plain round judges nothing
+        spent = getattr(self.judge.opinion, "spent", [0] * len(rows))
+        notes = getattr(self.judge.opinion, "notes", [None] * len(rows))
+        if any(judged):
+            passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1)
+            told = torch.stack([passed.long(), acceptance.length], dim=1).tolist()
+            for row, length, (whole, kept), forwards, note in zip(rows, judged, told, spent, notes, strict=True):
+                if not length:
+                    continue
+                row.statistics.forwards += forwards
+                counts = {"segments": 1, "segments_passed": whole, "segments_kept": int(kept >= length)}
+                for name, count in (counts if note is None else {**counts, note: 1}).items():
+                    row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + count
+        if self.then is not None:
+            self.then(block, acceptance, rows)
+
+
+QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
+"""What the target is asked behind a step, unless a task has a better wording."""
+
+
+class Step:
+    """What these opinions share: they look at texts, and only at those of finished segments."""
+
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+
+    def __init__(self) -> None:
+        self.spent: list[int] = []
+        """Target forwards of the last call, for each row."""
+        self.notes: list[str | None] = []
+        """What the last call says of each row, to be counted."""
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        valid = block.valid.sum(-1).tolist()
+        rows = [row for row, length in enumerate(drafter.lengths) if 0 < length == valid[row]]
+        self.spent, self.notes = [0] * len(valid), [None] * len(valid)
+        scores = torch.zeros(len(valid), device=block.logits.device)
+        if rows:
+            steps = [block.draft_ids[row, : valid[row]].tolist() for row in rows]
+            found = self.judge(rows, [list(drafter.texts[row]) for row in rows], steps)
+            scores[torch.tensor(rows, device=scores.device)] = torch.tensor(found, device=scores.device)
+        return scores
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        """A number in [0, 1] for each of these rows' steps, which follow `texts`."""
+        raise NotImplementedError
+
+
+class Score(Step):
+    """The target is asked for one digit; a non-digit counts as 0.
+
+    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
+    for the question in the context its end is read.
+    """
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        question: str = QUESTION,
+        expected: bool = False,
+    ) -> None:
+        """Ask by `question`; `expected` takes the mean digit over its probabilities instead of the most probable token.
+
+        Raises:
+            UserError: the tokenizer writes a digit as several tokens.
+        """
+        super().__init__()
+        self.target, self.expected = target, expected
+        self.context = context_of(target.config.get_text_config()) or sys.maxsize
+        self.question = tokenizer.encode(question, add_special_tokens=False)
+        digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
+        if any(len(ids) != 1 for ids in digits):
+            raise UserError("A score is one digit, and this tokenizer has no token for each. Choose another opinion.")
+        self.digits = [ids[0] for ids in digits]
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        asked = [[*text, *step, *self.question][-self.context :] for text, step in zip(texts, steps, strict=True)]
+        z_BV = Reader(self.target, len(asked)).read(*left_padded(asked, self.target.device), keep=1)[:, -1]
+        p_BV, best = z_BV.softmax(-1)[:, self.digits], z_BV.argmax(-1).tolist()
+        mean = (p_BV * torch.arange(10, device=p_BV.device)).sum(-1) / p_BV.sum(-1).clamp_min(1e-12)
+        found = []
+        for row, token, average in zip(rows, best, mean.tolist(), strict=True):
+            digit = self.digits.index(token) if token in self.digits else None
+            self.spent[row] = 1
+            self.notes[row] = f"score_{'none' if digit is None else digit}"
+            found.append((average if self.expected else float(digit or 0)) / 9)
+        return found
+
+
+class Reward(Step):
+    """A reward model reads the text up to the step's end: any sequence-classification model with one or two labels."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: PreTrainedTokenizerBase
+    ) -> None:
+        """Judge by `model`, which reads with `tokenizer` what `source` decodes.
+
+        Raises:
+            UserError: the model has more labels than two.
+        """
+        super().__init__()
+        if model.config.num_labels > 2:
+            raise UserError(
+                f"A reward model has one label or two, and this has {model.config.num_labels}. Use another."
+            )
+        self.model, self.tokenizer, self.source = model.eval(), deepcopy(tokenizer), source
+        self.tokenizer.truncation_side = "left"  # the step that is judged stands at the end of a long text
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]
+        # One at a time: what a padded row gets depends on where its model looks for the end.
+        found = [self.model(**self._inputs(text)).logits[0].float() for text in read]
+        rewards: list[float] = [float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]) for z in found]
+        return rewards
+
+    def _inputs(self, text: str) -> dict[str, Tensor]:
+        inputs = self.tokenizer(text, return_tensors="pt", truncation=True, return_token_type_ids=False)
+        return {name: ids.to(self.model.device) for name, ids in inputs.items()}
+
+
+class Pair(Step):
+    """The target writes its own step from the same place; equal ones pass, others are compared by `aligned`.
+
+    The own step costs a forward per token even where the draft's is kept; with a batch of one nothing runs beside it.
+    """
+
+    def __init__(self, writer: SegmentWriter, aligned: Callable[[str, str], float]) -> None:
+        """`writer` writes the target's steps; `aligned` says of two texts, own and drafted, how alike they are."""
+        super().__init__()
+        self.writer, self.aligned = writer, aligned
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        own = self.writer.write(texts, range(len(texts)))
+        for row, step in zip(rows, own, strict=True):
+            self.spent[row] = len(step.ids)
+        decode = self.writer.decoder.tokenizer.decode  # type: ignore[union-attr]
+        said = [(decode(step.ids), decode(ids)) for step, ids in zip(own, steps, strict=True)]
+        return [1.0 if folded(a) == folded(b) else self.aligned(a, b) for a, b in said]
+
+
+def folded(text: str) -> str:
+    """A text without regard to blanks and case."""
+    return " ".join(text.lower().split())
+
+
+def same_numbers(own: str, drafted: str) -> float:
+    """For steps of arithmetic: 1 where both name the same numbers in the same order."""
+    return float(numbers(own) == numbers(drafted))
+
+
+def numbers(text: str) -> Sequence[str]:
+    """The numbers of a text, in order."""
+    return "".join(sign if sign.isdigit() else " " for sign in text).split()

@@ -1,0 +1,257 @@
+"""One model writing segments by itself: one token per forward, to the next boundary or to the limit."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.block import Draft, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import tap
+from gistgate.core.reader import RowCache, context_of, num_ids
+from gistgate.core.request import Row
+from gistgate.core.rule import Exact
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+
+# ---- Where a segment ends, told from the text of the tokens and never from fixed ids.
+
+
+STYLES = {
+    "blank-line": r"\n[ \t]*\n\s*$",
+    "step": r"\n\s*$",
+    # A point behind a digit may be a decimal point; at a sentence's end something else follows, at the latest a line.
+    "sentence": r"(?:(?<!\d)[.!?][\"')\]]*\s*|\n\s*)$",
+}
+"""What a finished segment's text ends with, by the name of the setting."""
+
+TAIL = 6
+"""Tokens in which an ending is looked for: a blank line or a closing quote may take several."""
+MOST_TAILS = 1 << 16
+"""Tails whose verdict is remembered; beyond that all are looked at anew."""
+
+
+class Boundaries:
+    """Tells finished segments of one tokenizer from unfinished ones."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()) -> None:
+        """Take over a style of STYLES, or a regular expression that begins with "re:".
+
+        Args:
+            tokenizer: decodes the tail of a segment.
+            style: the task's setting.
+            end_ids: ids that end a segment whatever they read, such as eos.
+
+        Raises:
+            UserError: an unknown style, or an expression that is none.
+        """
+        if not style.startswith("re:") and style not in STYLES:
+            raise UserError(f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a pattern.")
+        try:
+            self._ending = re.compile(STYLES.get(style, style[3:]))
+        except re.error as error:
+            raise UserError(f"The segment style '{style}' is no regular expression ({error}). Correct it.") from error
+        self.style, self.tokenizer, self.end_ids = style, tokenizer, frozenset(end_ids)
+        self._known: dict[tuple[int, ...], bool] = {}
+
+    def ends(self, ids: Sequence[int]) -> bool:
+        """Whether a segment of these tokens is finished."""
+        if not ids:
+            return False
+        tail = tuple(ids[-TAIL:])
+        if tail not in self._known:
+            if len(self._known) >= MOST_TAILS:
+                self._known.clear()
+            self._known[tail] = tail[-1] in self.end_ids or self._finished(tail)
+        return self._known[tail]
+
+    def cut(self, ids: Sequence[int]) -> list[list[int]]:
+        """The tokens as segments in order; the last may be unfinished."""
+        segments: list[list[int]] = [[]]
+        for token in ids:
+            segments[-1].append(token)
+            if self.ends(segments[-1]):
+                segments.append([])
+        return segments if segments[-1] else segments[:-1]
+
+    def _finished(self, tail: tuple[int, ...]) -> bool:
+        text = self.tokenizer.decode(list(tail))
+        return bool(text.strip()) and self._ending.search(text) is not None
+
+
+# ---- A draft model that proposes one segment, and remembers the states it wrote it from.
+
+
+class SegmentDrafter(ModelDrafter):
+    """Drafts every row up to the end of its segment, K tokens at most."""
+
+    stops_early = True
+
+    def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
+        self.boundaries = boundaries
+        self.texts: Sequence[Sequence[int]] = []
+        """What each row's segment follows."""
+        self.lengths: list[int] = []
+        """Tokens of each row's finished segment; 0 where the limit came first: that is no segment."""
+        self.states = torch.zeros(0)
+        """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
+        self._chains: list[list[int]] = []
+        self._seen: dict[str, Tensor] = {}
+        self._states: list[Tensor] = []
+        super().__init__(model)
+
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+        self.texts, self.lengths = texts, [0] * len(texts)
+        self._chains, self._states = [[] for _ in texts], []
+        with tap(self.model, ["post"]) as self._seen:
+            draft = super().propose(texts, num_draft, **request)
+        self.states = torch.stack(self._states, dim=1)
+        written = torch.tensor([len(chain) for chain in self._chains], device=draft.ids.device)
+        return replace(draft, valid=torch.arange(draft.ids.shape[1], device=draft.ids.device) < written[:, None])
+
+    def _enough(self, drawn: Tensor, z_BV: Tensor) -> bool:
+        """Append to the rows that still write; True once all have ended their segment."""
+        self._states.append(self._seen["post"][:, -1])
+        for row, token in enumerate(drawn.tolist()):
+            if self.lengths[row]:
+                continue
+            self._chains[row].append(token)
+            if self.boundaries.ends(self._chains[row]):
+                self.lengths[row] = len(self._chains[row])
+        return all(self.lengths)
+
+
+# ---- What follows a refused segment: the target's own one, to its end, before the draft model is trusted again.
+
+
+@dataclass
+class Own:
+    """A segment that the target writes itself."""
+
+    begin: int
+    """Where in its row's text it begins."""
+    seen: int
+    """Tokens of the text in which its end was looked for."""
+
+
+class RewritingDrafter(SegmentDrafter):
+    """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
+
+    Meanwhile it drafts all the same, and the token rule decides alone: with the strict one the target's own segment
+    costs fewer forwards than tokens. A segment cut by the limit counts as refused. A text that is resumed in the
+    middle of such a segment goes on with a judged one.
+    """
+
+    def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
+        self.own: list[Own | None] = []
+        """The segment each row's target is writing; None where the next one may be judged."""
+        self._behind: list[int] = []
+        super().__init__(model, boundaries)
+
+    def start(self, batch: int) -> None:
+        super().start(batch)
+        self.own, self._behind = [None] * batch, [0] * batch
+
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+        self.own = [self._unfinished(own, text) for own, text in zip(self.own, texts, strict=True)]
+        self._behind = [len(text) for text in texts]
+        draft = super().propose(texts, num_draft, **request)
+        self.lengths = [0 if own else length for own, length in zip(self.own, self.lengths, strict=True)]
+        return draft
+
+    def keep(self, accepted: Sequence[int]) -> None:
+        super().keep(accepted)
+        for row, kept in enumerate(accepted):
+            whole = 0 < self.lengths[row] <= kept
+            if self.own[row] is None and not whole:
+                self.own[row] = Own(self._behind[row], self._behind[row])
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.own = [self.own[row] for row in rows]
+
+    def admit(
+        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
+    ) -> None:
+        super().admit(present, texts, caches, lengths)
+        self.own += [None] * len(texts)
+        self._behind += [0] * len(texts)
+
+    def _unfinished(self, own: Own | None, text: Sequence[int]) -> Own | None:
+        """The same segment, or None where the text has come to its end since."""
+        if own is None:
+            return None
+        ends = (self.boundaries.ends(text[own.begin : at]) for at in range(own.seen + 1, len(text) + 1))
+        return None if any(ends) else Own(own.begin, len(text))
+
+
+@dataclass(frozen=True)
+class Written:
+    """A piece of text."""
+
+    ids: list[int]
+    finished: bool
+    """False where the limit came before a boundary: that is no segment."""
+
+
+class SegmentWriter:
+    """Continues texts by one segment each; several may continue the same text."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        boundaries: Boundaries,
+        limit: int,
+        *,
+        eos_ids: Collection[int] = (),
+        stops: Sequence[str] = (),
+    ) -> None:
+        """Write at most `limit` tokens with `model`; `eos_ids` and `stops` end a segment as they end an answer."""
+        self.decoder = Decoder(model, None, Exact(), 0, tokenizer=tokenizer, vocabulary=num_ids(tokenizer))
+        self.boundaries, self.limit, self.eos_ids, self.stops = boundaries, limit, eos_ids, stops
+
+    def write(
+        self,
+        texts: Sequence[Sequence[int]],
+        behind: Sequence[int],
+        sampling: Sampling | None = None,
+        seeds: Sequence[int] | None = None,
+    ) -> list[Written]:
+        """A segment for each entry of `behind`, the number of the text that it follows; a text is read once.
+
+        Where a text fills the context, nothing is written behind any of them.
+        """
+        limit = min(self.limit, self._room(texts))
+        if limit < 1:
+            return [Written([], finished=False) for _ in behind]
+        needed = sorted(set(behind))
+        memories = dict(zip(needed, self.decoder.remember([texts[index] for index in needed]), strict=True))
+        lengths = [len(texts[index]) for index in behind]
+        done = self.decoder.resume(
+            [memories[index] for index in behind],
+            [(length, []) for length in lengths],
+            lengths,
+            max_new_tokens=limit,
+            eos_ids=self.eos_ids,
+            stops=self.stops,
+            sampling=sampling,
+            seeds=seeds,
+            is_decided=self._ended,
+            remember=False,
+        )
+        return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
+
+    def _room(self, texts: Sequence[Sequence[int]]) -> int:
+        """Tokens that the context leaves behind the longest of these texts."""
+        context = context_of(self.decoder.target.config.get_text_config())
+        return self.limit if context is None else context - max(map(len, texts), default=0)
+
+    def _ended(self, row: Row) -> str | None:
+        return "segment" if self.boundaries.ends(row.answer) else None

@@ -1,0 +1,162 @@
+"""Counters of the workers as Prometheus metrics of the server.
+
+The workers are other processes than the one that answers `/metrics`. Each writes its totals into a folder that the
+first process names in the environment, once a second where something has changed; the server reads them when asked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from http.client import HTTPException
+from pathlib import Path
+from shutil import rmtree
+from threading import Thread
+from time import sleep
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from gistgate.core.files import printable
+from gistgate.core.utils import UserError
+
+FOLDER = "GISTGATE_METRICS"
+"""Environment variable that names the folder."""
+INTERVAL = 1.0
+"""Seconds between two looks at the counters."""
+
+
+def collect() -> None:
+    """Name a folder in the process that the others descend from, and answer for it; the others change nothing."""
+    if FOLDER in os.environ:
+        return
+    os.environ[FOLDER] = tempfile.mkdtemp(prefix="gistgate-")
+    atexit.register(rmtree, os.environ[FOLDER], ignore_errors=True)
+    try:
+        from prometheus_client import REGISTRY
+    except ImportError:  # nobody asks for metrics then
+        return
+    REGISTRY.register(Collector(Path(os.environ[FOLDER])))
+
+
+def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None) -> None:
+    """Let a worker write what it is, and go on writing its totals from a thread; None counts nothing."""
+    path = Path(os.environ[FOLDER]) / f"{os.getpid()}.json"
+    write(path, about, {} if totals is None else totals())
+    if totals is not None:
+        Thread(target=keep_writing, args=(path, about, totals), daemon=True).start()
+
+
+def keep_writing(path: Path, about: dict[str, str], totals: Callable[[], dict[str, float]]) -> None:
+    """Write the totals whenever they have changed, as long as the process lives."""
+    last: dict[str, float] = {}
+    while path.parent.exists():
+        if (now := totals()) != last:
+            with suppress(OSError):  # a full disk may have room again at the next look
+                write(path, about, now)
+                last = now
+        sleep(INTERVAL)
+
+
+def write(path: Path, about: dict[str, str], totals: dict[str, float]) -> None:
+    """Replace the file in one step, so that nobody reads half of it."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps({"about": about, "totals": totals}))
+    part.replace(path)
+
+
+class Collector:
+    """Reads what the workers wrote whenever Prometheus asks."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def collect(self) -> Iterator[Any]:
+        """`gistgate_active` with one series per worker, and the sums of all counters."""
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        workers = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
+        active = GaugeMetricFamily(
+            "gistgate_active", "Workers in which the plug-in runs.", labels=["rule", "setting", "runner", "source"]
+        )
+        sums: dict[str, float] = {}
+        kinds: dict[tuple[str, ...], int] = {}
+        for worker in workers:
+            about = worker["about"]
+            kind: tuple[str, ...] = (about["rule"], about["setting"], about["runner"], about["source"])
+            kinds[kind] = kinds.get(kind, 0) + 1
+            for name, value in worker["totals"].items():
+                sums[name] = sums.get(name, 0.0) + value
+        for kind, number in kinds.items():
+            active.add_metric(list(kind), number)
+        yield active
+        for name, value in sums.items():
+            yield CounterMetricFamily(f"gistgate_{name}", f"Counter '{name}' over all requests.", value=value)
+
+    def describe(self) -> list[Any]:
+        """Nothing: the names are known once workers have written."""
+        return []
+
+
+# ---- Ask a server whether the plug-in really runs in it: `python -m gistgate.vllm.metrics URL`.
+
+
+TIMEOUT = 10.0
+"""Seconds to wait for the server."""
+
+
+def check(url: str, strict: bool | None = None) -> dict[str, str]:
+    """What the workers of a server say about themselves; `strict` demands that nothing (or something) lossy runs.
+
+    Raises:
+        UserError: the server does not answer, the plug-in does not run, or not as demanded.
+    """
+    try:
+        with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
+            text = answer.read().decode()
+    except (URLError, OSError, ValueError, HTTPException) as error:
+        raise UserError(
+            f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
+        ) from error
+    return read(text, url, strict)
+
+
+def read(text: str, url: str, strict: bool | None = None) -> dict[str, str]:
+    """The labels of `gistgate_active` in a page of metrics."""
+    found = re.search(r"^gistgate_active\{(.*)\} [1-9]", text, re.MULTILINE)
+    if found is None:
+        raise UserError(
+            f"The gistgate plug-in does not run in the server at {url}: look for 'gistgate' in the server's log, and "
+            'check that --additional-config names "gistgate" and that VLLM_PLUGINS, where set, does too.'
+        )
+    about = dict(re.findall(r'(\w+)="([^"]*)"', found.group(1)))
+    if strict is not None and strict != (about["rule"] == "strict"):
+        wanted = "strict" if strict else "a gate"
+        raise UserError(f"The server at {url} runs the rule '{about['rule']}', but {wanted} was expected.")
+    return about
+
+
+def main(arguments: list[str]) -> int:
+    """Print the answer; 1 where the plug-in does not run."""
+    strict = "--strict" in arguments
+    places = [value for value in arguments if value != "--strict"]
+    if len(places) != 1:
+        print("Usage: python -m gistgate.vllm.metrics URL [--strict]", file=sys.stderr)
+        return 2
+    try:
+        about = check(places[0], strict or None)
+    except UserError as error:
+        print(printable(str(error)), file=sys.stderr)
+        return 1
+    print(printable(" ".join(f"{name}={value}" for name, value in about.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

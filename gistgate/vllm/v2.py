@@ -1,0 +1,133 @@
+"""The hook of vLLM's second model runner (V2).
+
+Its sampler works through a batch in chunks of whole requests. The rows of a chunk hold the bonus rows too; the draft
+token that row r judges is the one that row r + 1 has read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gistgate.vllm.judge import Judge, Rows, during, run_native, wrap_once
+
+
+@dataclass
+class Call:
+    """One step of the engine."""
+
+    judge: Judge
+    params: dict[str, Any]
+    """Sampling parameters of the running requests."""
+    temperatures: Any
+    """Temperature of each request slot, on the host."""
+    hidden: Tensor
+    """States of all logits rows [R, D]."""
+    batch: Any
+    """vLLM's `InputBatch`."""
+    row: int = 0
+    """Rows of the chunks that are done."""
+    request: int = 0
+    """Requests of the chunks that are done."""
+
+
+def install(runner: Any, judge: Judge) -> None:
+    """Hook a runner. The names that are used were checked before."""
+    wrap_once(import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler"), verify)
+    sample, add_requests = runner.sample, runner.add_requests
+    params: dict[str, Any] = {}
+
+    def noting_params(scheduled: Any) -> Any:
+        known = runner.req_states.req_id_to_index
+        for name in [name for name in params if name not in known]:
+            del params[name]
+        params.update({new.req_id: new.sampling_params for new in scheduled.scheduled_new_reqs})
+        return add_requests(scheduled)
+
+    def noting_states(hidden_states: Tensor, input_batch: Any, grammar_output: Any) -> Any:
+        if not input_batch.num_draft_tokens or not all(name in params for name in input_batch.req_ids):
+            return sample(hidden_states, input_batch, grammar_output)  # nothing is judged, or a dummy run
+        temperatures = runner.sampler.sampling_states.temperature.np
+        hidden_RD = hidden_states[input_batch.logits_indices]
+        with during(Call(judge, params, temperatures, hidden_RD, input_batch)):
+            return sample(hidden_states, input_batch, grammar_output)
+
+    runner.add_requests = noting_params
+    runner.sample = noting_states
+
+
+def verify(
+    call: Call, native: Callable[..., tuple[Tensor, Tensor]], target_logits: Tensor, draft_logits: Tensor | None,
+    draft_sampled: Tensor, cu_num_logits: Tensor, pos: Tensor, idx_mapping: Tensor, expanded_idx_mapping: Tensor,
+    expanded_local_pos: Tensor, temperature: Tensor, seed: Tensor, num_speculative_steps: int, *more: Any,
+    **options: Any,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """vLLM's `rejection_sample` with the verdict in force, for one chunk."""
+
+    def unchanged() -> tuple[Tensor, Tensor]:
+        return native(
+            target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
+            expanded_local_pos, temperature, seed, num_speculative_steps, *more, **options,
+        )  # fmt: skip
+
+    num_rows, num_requests = len(target_logits), len(cu_num_logits) - 1
+    hidden_ND = call.hidden[call.row : call.row + num_rows]
+    chunk = slice(call.request, call.request + num_requests)
+    call.row, call.request = call.row + num_rows, call.request + num_requests
+    rows, valid_BK = read_rows(
+        call, chunk, target_logits, draft_logits, draft_sampled, cu_num_logits.long(), idx_mapping.long(),
+        expanded_idx_mapping.long(), temperature, num_speculative_steps,
+    )  # fmt: skip
+    verdict = call.judge.verdict(rows, valid_BK, hidden_ND[rows.places], call.params.__getitem__)
+    sampled_BR, num_sampled_B = run_native(verdict, unchanged)
+    at_R = torch.arange(sampled_BR.shape[1], device=sampled_BR.device)
+    written_BR = torch.where(at_R < num_sampled_B[:, None], sampled_BR, -1)
+    verdict.settle((num_sampled_B - 1).clamp_min(0), written_BR)
+    return sampled_BR, num_sampled_B
+
+
+def read_rows(
+    call: Call, chunk: slice, logits_NV: Tensor, draft_SKV: Tensor | None, read_N: Tensor, ends_B: Tensor,
+    slot_B: Tensor, slot_N: Tensor, temperature_S: Tensor, num_K: int,
+) -> tuple[Rows, Tensor]:  # fmt: skip
+    """The rows of a chunk, and which positions hold a draft token [B, K]."""
+    at_R = torch.arange(num_K + 1, device=read_N.device)
+    start_B1, last_B1 = ends_B[:-1, None], ends_B[1:, None] - 1
+    place_BR = torch.minimum(start_B1 + at_R, last_B1)
+    judged_N = read_N.long().roll(-1)
+    given_BK = (start_B1 + at_R[:-1] < last_B1) & (judged_N[place_BR[:, :-1]] >= 0)
+    step_N = torch.arange(len(read_N), device=read_N.device)
+    step_N = (step_N - first_row(ends_B, step_N)).clamp_max(num_K - 1)
+
+    def draft_logits(row_n: Tensor) -> Tensor:
+        assert draft_SKV is not None
+        return draft_SKV[slot_N[row_n], step_N[row_n]]
+
+    def draft_q() -> Tensor:
+        place_BK = place_BR[:, :-1]
+        warm_N1 = temperature_S[slot_N][:, None]
+
+        def of(_z: Tensor, row_n: Tensor, x_n: Tensor, warm_n1: Tensor) -> Tensor:
+            scaled = draft_logits(row_n).float() / torch.where(warm_n1 == 0, 1.0, warm_n1)
+            return scaled.softmax(-1).gather(-1, x_n[:, None]).squeeze(-1)
+
+        return rows.each(of, torch.arange(len(read_N), device=read_N.device), rows.ids, warm_N1)[place_BK]
+
+    cold = call.temperatures[call.batch.idx_mapping_np[chunk]] == 0
+    rows = Rows(
+        logits_NV, judged_N.clamp_min(0), place_BR, call.batch.req_ids[chunk], temperature_S[slot_B] == 0,
+        bool(cold.all()), not cold.any(),
+        draft_q=None if draft_SKV is None else draft_q,
+        draft_logits=None if draft_SKV is None else draft_logits, read=read_N[ends_B[:-1]],
+    )  # fmt: skip
+    return rows, given_BK.cumprod(1).bool()
+
+
+def first_row(ends_B: Tensor, row_N: Tensor) -> Tensor:
+    """First row of the request that each row belongs to [N]."""
+    return ends_B[torch.searchsorted(ends_B, row_N, right=True) - 1]

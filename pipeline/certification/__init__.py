@@ -1,1 +1,0 @@
-"""Decoding settings for a certificate."""

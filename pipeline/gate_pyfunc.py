@@ -1,0 +1,55 @@
+"""A gate as MLflow loads it: it generates text. This file is stored beside the gate's folder; nothing is pickled.
+
+    model = mlflow.pyfunc.load_model("models:/gistgate@champion")
+    model.predict(["Question: ..."], params={"max_new_tokens": 160})
+
+Target and draft are named in the model's configuration and are loaded with the first prompt. Elsewhere they are named
+by `load_model(..., model_config={"target": "...", "draft": "..."})`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlflow
+import pandas
+
+from gistgate.core.decoder import Decoder
+from gistgate.models.build import build_decoder
+from gistgate.models.loading import Target, load_target
+from gistgate.models.options import Wishes
+
+
+class GateModel(mlflow.pyfunc.PythonModel):
+    """Decodes prompts with the certified setting of the gate."""
+
+    def load_context(self, context: Any) -> None:
+        self.gate, self.config = context.artifacts["gate"], dict(context.model_config)
+        self.loaded: tuple[Target, Decoder] | None = None
+
+    def load(self) -> tuple[Target, Decoder]:
+        """Both models, and the decoder that is put together from them."""
+        config = self.config
+        target = load_target(config["target"], config["dtype"], gguf=config["target_gguf"])
+        named = {
+            name: config[name] for name in ("draft", "draft_revision", "quantise_draft") if config[name] is not None
+        }
+        wishes = Wishes(gate=self.gate, **named)
+        return target, build_decoder(target.model, target.tokenizer, wishes)
+
+    def predict(self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
+        """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""
+        self.loaded = self.loaded or self.load()
+        target, decoder = self.loaded
+        config, asked = self.config, params or {}
+        prompts = [target.encode(prompt, config["chat"], config["system"]) for prompt in model_input.iloc[:, 0]]
+        answers = decoder.generate(
+            prompts,
+            max_new_tokens=asked.get("max_new_tokens") or config["max_new_tokens"],
+            stops=config["stops"],
+            eos_ids=target.eos_ids,
+        )
+        return [target.tokenizer.decode(answer.ids, skip_special_tokens=True) for answer in answers]
+
+
+mlflow.models.set_model(GateModel())

@@ -1,0 +1,148 @@
+"""Labels with their features as one matrix, read from data/features and checked where they enter.
+
+Axis letters: N rows (one mismatch each), F features side by side.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from gistgate.core.features import SCALARS
+from gistgate.core.files import load_tensors
+from gistgate.core.utils import UserError
+from pipeline.labels.schema import ROWS, Table, checked, concatenated, feature_columns
+from pipeline.params import TrainParams
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Mismatches with features and labels; every tensor has leading axis N."""
+
+    x: Tensor
+    """Features side by side [N, F], float32."""
+    scalars: Tensor
+    """The feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it."""
+    problem: Tensor
+    """Which training prompt the mismatch comes from [N]."""
+    policy: Tensor
+    """Whose text the mismatch lies on, a Policy [N]."""
+    kept: Tensor
+    """Probability that the meaning is kept [N], the label."""
+    kl: Tensor
+    """KL(p || q) in nats [N], nan without a draft distribution."""
+
+    def __len__(self) -> int:
+        return len(self.kept)
+
+    def where(self, chosen: Tensor) -> Rows:
+        """The rows of a mask or an index."""
+        return Rows(**{field.name: getattr(self, field.name)[chosen] for field in fields(self)})
+
+    def scalar(self, name: str) -> Tensor:
+        """One column of `scalars` by name [N]."""
+        return self.scalars[:, SCALARS.index(name)]
+
+
+def rows_of(table: Table, features: Sequence[str]) -> Rows:
+    """The rows of a table with these features side by side."""
+    x = torch.cat([table[name] for name in features], dim=-1)
+    return Rows(x, table["scalars"], table["problem"], table["policy"], table["kept"], table["kl"])
+
+
+def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, dict[str, int]]:
+    """All rows of some folders of data/features, and the width of every feature.
+
+    Raises:
+        UserError: a folder without rows, or a shard that breaks the schema (file, column and row are named).
+    """
+    wanted = tuple(dict.fromkeys((*features, "scalars")))
+    columns = {**ROWS, **feature_columns(wanted)}
+    tables: list[Table] = []
+    widths: dict[str, int] = {}
+    for file in [file for folder in folders for file in files_of(folder)]:
+        table = load_tensors(file)
+        if not len(table["kept"]):
+            continue
+        checked(table, columns, file)
+        found = {name: table[name].shape[-1] for name in wanted}
+        if widths and found != widths:
+            raise UserError(
+                f"{file} holds features of widths {found}, the shards before it of {widths}. Read them anew."
+            )
+        widths = found
+        tables.append({name: table[name] for name in columns})
+    if not tables:
+        raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
+    table = concatenated(tables)
+    del tables  # no more than two copies are in memory at any time
+    return rows_of(table, features), {name: widths[name] for name in features}
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The shards of a folder, in order."""
+    files = sorted(folder.glob("rows-*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} holds no features. Run the stage that writes it (`dvc repro`).")
+    return files
+
+
+# ---- Parts of the rows for fitting, stopping, calibrating and measuring; no problem is in two parts.
+
+
+@dataclass(frozen=True)
+class ProblemParts:
+    """Masks over the rows [N]; every row is in exactly one."""
+
+    train: Tensor
+    """Fits the head."""
+    validation: Tensor
+    """Stops the training of Lightning heads; the logistic head, which cross-validates, trains on it too."""
+    calibration: Tensor
+    """Fits the probability map."""
+    test: Tensor
+    """Measures the head and does nothing else."""
+
+
+def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
+    """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts.
+
+    Raises:
+        UserError: fewer than four problems.
+    """
+    problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
+    if len(problems) < 4:
+        raise UserError(
+            f"Mismatches of {len(problems)} problems cannot be split into four parts. "
+            "Raise prompts.train in params.yaml."
+        )
+    parts = {}
+    shares = {"test": params.test_share, "calibration": params.calibration_share, "validation": params.validation_share}
+    total = len(problems)
+    for name, share in shares.items():
+        num = min(max(1, round(share * total)), len(problems) - 1)
+        parts[name] = torch.isin(problem_N, torch.tensor(problems[:num]))
+        problems = problems[num:]
+    return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)
+
+
+# ---- Soft labels for estimators that know only classes.
+
+
+Array = NDArray[np.floating]
+
+
+def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
+    """Row index, class (1: kept) and weight, each [M] with N <= M <= 2 N; rows without weight are left out."""
+    rows = np.arange(len(kept_N))
+    index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
+    weight = np.concatenate([kept_N, 1 - kept_N])
+    some = weight > 0
+    return index[some], label[some], weight[some]

@@ -1,0 +1,300 @@
+"""Heads trained by gradient descent with PyTorch Lightning; what comes back is a plain net.
+
+A training that was killed goes on from its last epoch and ends with the same weights: the order of an epoch's batches
+follows from the seed and the number of the epoch, and the dropout of a step from the seed and the number of the step.
+
+Axis letters: N rows, F features.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+import torch.distributed as dist
+from pytorch_lightning.callbacks import EarlyStopping, ModelCheckpoint
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.isotonic import IsotonicRegression
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
+from sklearn.model_selection import GroupKFold
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+from torch.utils.data import DataLoader, Sampler, TensorDataset
+
+from gistgate.core.gate import HEADS, MAPS, Isotonic, Linear, Platt, build_head, fold_standardisation
+from gistgate.core.utils import UserError
+from pipeline.heads.data import Array, Rows, as_classes
+from pipeline.params import TrainParams
+from pipeline.run import WholeCheckpoints, lightning_bar
+
+# ---- The logistic head: scikit-learn's regression on standardised features, folded into one linear layer.
+
+
+def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
+    """A linear head, and for each C the log loss per row on folds of unseen problems.
+
+    Raises:
+        UserError: all labels are alike.
+    """
+    kept = rows.kept.double().numpy()
+    if not 0 < kept.mean() < 1:
+        raise UserError(
+            f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), so nothing can be learnt. "
+            "Raise prompts.train in params.yaml."
+        )
+    raw = rows.x.double().numpy()
+    scaler = StandardScaler().fit(raw)
+    x = scaler.transform(raw)
+    losses = cross_validate(x, kept, rows.problem.numpy(), sorted(strengths), folds)
+    model = fit_at(min(losses, key=lambda c: losses[c]), x, kept)
+    return folded(scaler, model), {f"{c:g}": loss for c, loss in losses.items()}
+
+
+def cross_validate(
+    x: Array, kept: Array, problem: np.ndarray, strengths: Sequence[float], folds: int
+) -> dict[float, float]:
+    """Mean log loss on folds of unseen problems for every C; folds whose training labels are all alike are left out."""
+    losses = dict.fromkeys(strengths, 0.0)
+    if len(strengths) == 1:
+        return losses
+    for train, unseen in GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem):
+        if not 0 < kept[train].mean() < 1:
+            continue
+        index, label, weight = as_classes(kept[unseen])
+        model = None
+        for c in strengths:
+            model = fit_at(c, x[train], kept[train], model)
+            probability = model.predict_proba(x[unseen][index])
+            losses[c] += float(log_loss(label, probability, sample_weight=weight, normalize=False, labels=[0, 1]))
+    return {c: loss / len(kept) for c, loss in losses.items()}
+
+
+def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = None) -> LogisticRegression:
+    """A regression of strength C against soft labels; it begins with the weights of `start`."""
+    index, label, weight = as_classes(kept)
+    model = LogisticRegression(C=c, max_iter=2000, warm_start=True)
+    if start is not None:
+        model.coef_, model.intercept_, model.classes_ = start.coef_.copy(), start.intercept_.copy(), start.classes_
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the loss on unseen problems decides, not the last digit
+        return model.fit(x[index], label, sample_weight=weight)
+
+
+def folded(scaler: StandardScaler, model: LogisticRegression) -> Linear:
+    """Scaler and regression as one linear layer on raw features."""
+    head = Linear(len(scaler.mean_)).double()
+    with torch.no_grad():
+        head.first.weight.copy_(torch.from_numpy(model.coef_))
+        head.first.bias.copy_(torch.from_numpy(model.intercept_))
+    fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
+    return head.float().eval()
+
+
+for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
+    logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True)
+class Standardisation:
+    """Mean and scale of the training rows, [F] each; a constant feature keeps scale 1."""
+
+    mean: Tensor
+    scale: Tensor
+
+    @classmethod
+    def of(cls, x_NF: Tensor) -> Standardisation:
+        std, mean = torch.std_mean(x_NF.double(), dim=0, correction=0)
+        return cls(mean, torch.where(std > 1e-6, std, 1.0))
+
+    def __call__(self, x_NF: Tensor) -> Tensor:
+        return ((x_NF - self.mean) / self.scale).float()
+
+
+class EpochBatches(Sampler[Tensor]):
+    """Batches of row numbers in an order that follows from seed and epoch alone.
+
+    Where several processes train together, each gets its part of every batch, so that the mean of their gradients is
+    the gradient of the batch.
+    """
+
+    def __init__(self, num: int, size: int, seed: int) -> None:
+        self.num, self.size, self.seed, self.epoch = num, size, seed, 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by Lightning before every epoch."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return math.ceil(self.num / self.size)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        # A generator reads `epoch` with the first batch: Lightning makes iterators before it sets the epoch.
+        generator = torch.Generator().manual_seed(self.seed * 100_003 + self.epoch)
+        number, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        for batch in torch.randperm(self.num, generator=generator).split(self.size):
+            yield batch[number::processes] if len(batch) >= processes else batch
+
+
+def loader(x_NF: Tensor, kept_N: Tensor, batches: Iterable[Tensor]) -> DataLoader:
+    """A loader whose batches are one indexing operation each, not one per row."""
+    return DataLoader(TensorDataset(x_NF, kept_N), sampler=batches, batch_size=None)
+
+
+class HeadTraining(pl.LightningModule):
+    """Loss, optimiser and schedule for a net that turns features into one logit."""
+
+    def __init__(self, net: nn.Module, params: TrainParams, seed: int) -> None:
+        super().__init__()
+        self.net, self.params, self.seed = net, params, seed
+        self.curves: dict[str, list[float]] = {"training_loss": [], "validation_loss": []}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["curves"] = self.curves
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.curves = checkpoint["curves"]
+
+    def on_train_epoch_end(self) -> None:
+        for name, values in self.curves.items():
+            values.append(float(self.trainer.callback_metrics[name]))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
+        torch.manual_seed(self.seed * 1_000_003 + self.global_step)
+        loss = self.loss(batch)
+        self.log("training_loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
+        self.log("validation_loss", self.loss(batch), on_epoch=True, batch_size=len(batch[1]), prog_bar=True)
+
+    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Cross entropy against the soft labels."""
+        x, kept = batch
+        return binary_cross_entropy_with_logits(self.net(x), kept)
+
+    def configure_optimizers(self) -> dict[str, object]:
+        optimizer = torch.optim.AdamW(self.parameters(), lr=self.params.lr, weight_decay=self.params.weight_decay)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def has_stopped(last: Path, patience: int) -> bool:
+    """Whether an interrupted training had ended for want of a better validation loss."""
+    states = torch.load(last, weights_only=True)["callbacks"] if last.exists() else {}
+    waited = [state["wait_count"] for name, state in states.items() if name.startswith("EarlyStopping")]
+    return any(count >= patience for count in waited)
+
+
+def fit_net(
+    kind: str, train: Rows, validation: Rows, params: TrainParams, seed: int, scratch: Path
+) -> tuple[nn.Module, dict[str, Any]]:
+    """A head of gistgate.core.gate.HEADS with standardisation folded in, and how its training went.
+
+    Checkpoints live in `scratch`; a training that finds one there continues from it.
+    """
+    pl.seed_everything(seed, verbose=False)
+    net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
+    start_at(float(train.kept.mean()), net)
+    standardise = Standardisation.of(train.x)
+    best = ModelCheckpoint(
+        scratch,
+        "best",
+        monitor="validation_loss",
+        save_last=True,
+        save_on_train_epoch_end=True,  # a checkpoint in the middle of an epoch would repeat its batches
+        enable_version_counter=False,
+    )
+    stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
+    batches = EpochBatches(len(train), params.batch_size, seed)
+    trainer = pl.Trainer(
+        max_epochs=params.epochs,
+        accelerator="auto",
+        devices=params.devices,
+        strategy="ddp_spawn" if params.devices > 1 else "auto",
+        use_distributed_sampler=False,  # EpochBatches divides the rows
+        logger=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=scratch,
+        plugins=[WholeCheckpoints()],
+        callbacks=[best, stop, *lightning_bar(20, f"head {kind}", params.epochs * len(batches))],
+    )
+    seen = loader(standardise(train.x), train.kept, batches)
+    in_order = torch.arange(len(validation)).split(params.batch_size)
+    unseen = loader(standardise(validation.x), validation.kept, in_order)
+    last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
+        if not has_stopped(last, params.patience):  # Lightning would train on, since a trainer does not keep that
+            trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
+    # Processes of their own leave nothing but files behind.
+    ended = torch.load(last, weights_only=True)
+    state = torch.load(scratch / "best.ckpt", weights_only=True)["state_dict"]
+    net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
+    net = net.cpu().double()
+    assert isinstance(net.first, nn.Linear)
+    fold_standardisation(net.first, standardise.mean, standardise.scale)
+    score = ended["callbacks"][best.state_key]["best_model_score"]
+    curves = training.curves if training.curves["training_loss"] else ended["curves"]
+    report = {"validation_loss": float(score), "epochs": ended["epoch"] + 1, "curves": curves}
+    return net.float().eval(), report
+
+
+def start_at(rate: float, net: nn.Module) -> None:
+    """Let the untrained net give the base rate to every row; few rows are lost, and a bias learns slowly."""
+    output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
+    nn.init.zeros_(output.weight)
+    nn.init.constant_(output.bias, float(torch.tensor(rate).logit(eps=1e-3)))
+
+
+def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, float]:
+    """Arguments of the head's class."""
+    widths = {"hidden_size": params.hidden, "dropout": params.dropout} if kind == "mlp" else {}
+    return {"input_size": input_size, **widths}
+
+
+# ---- Fitting the map from logits to probabilities, on problems that the head has not seen.
+
+
+def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:
+    """The probability map `kind` ("platt" or "isotonic") for these logits and labels."""
+    _ = MAPS[kind]
+    fit = {"platt": fit_platt, "isotonic": fit_isotonic}[kind]
+    return fit(logits_N.double().numpy(), kept_N.double().numpy())
+
+
+def fit_platt(logits: np.ndarray, kept: np.ndarray) -> Platt:
+    """Platt's regression with his smoothed targets, so that few examples never give a probability of 0 or 1."""
+    num_kept, num_lost = kept.sum(), (1 - kept).sum()
+    high, low = (num_kept + 1) / (num_kept + 2), 1 / (num_lost + 2)
+    target = kept * high + (1 - kept) * low
+    index, label, weight = as_classes(target)
+    spread = logits.std() or 1.0
+    model = LogisticRegression(C=np.inf, max_iter=1000).fit(logits[index, None] / spread, label, sample_weight=weight)
+    slope = float(model.coef_[0, 0] / spread)
+    if slope <= 0:  # the head ranks the wrong way round: give the base rate instead of inverting its scores
+        rate = target.mean()
+        return Platt(0.0, float(np.log(rate / (1 - rate))))
+    return Platt(slope, float(model.intercept_[0]))
+
+
+def fit_isotonic(logits: np.ndarray, kept: np.ndarray) -> Isotonic:
+    """Isotonic regression whose ends stay away from 0 and 1, so that no logit is ever certain."""
+    margin = 1 / (len(kept) + 2)
+    model = IsotonicRegression(y_min=margin, y_max=1 - margin).fit(logits, kept)
+    return Isotonic(model.X_thresholds_.tolist(), model.y_thresholds_.tolist())
+
+
+def num_knots(fitted: nn.Module) -> int:
+    """Size of an isotonic map; 0 for maps without knots."""
+    return fitted.knots.numel() if isinstance(fitted, Isotonic) else 0

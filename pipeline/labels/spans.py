@@ -1,0 +1,105 @@
+"""Labels of whole spans, as judges are trained on (arXiv 2501.19309): a mistaken stretch of text, not one token.
+
+    python -m pipeline.labels.spans      data/labels -> data/spans/rows-00000.safetensors
+
+A span is a mismatch together with the draft tokens that follow it in a block which begins with it; all of them carry
+the label of the mismatch. The target's states behind a mistake show the mistake as well.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from gistgate.core.block import Block
+from gistgate.core.features import extract, layers_needed
+from gistgate.core.files import save_tensors
+from gistgate.rules.history import PairCounts
+from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.labels.features import FirstBlocks, divergence, rounds
+from pipeline.labels.schema import (
+    MISMATCH_FOLDER,
+    MISMATCHES,
+    ROWS,
+    Table,
+    checked,
+    concatenated,
+    feature_columns,
+    num_rows,
+    read_labels,
+    read_records,
+)
+from pipeline.pair.pair import load_pair
+from pipeline.params import MethodParams, read_params, read_table_params
+from pipeline.paths import SPANS, TABLE_MODELS
+from pipeline.run import run
+from pipeline.stages.train import train, with_features
+
+
+def main() -> None:
+    params, own = read_params(), read_table_params()
+    if not own.wants_judge:
+        SPANS.mkdir(parents=True, exist_ok=True)  # the graph expects it
+        return
+    torch.set_grad_enabled(False)
+    features = tuple(dict.fromkeys((*own.span_features, "scalars")))
+    pair, prompts = load_pair(params), read_prompts("train")
+    observer = FirstBlocks(layers_needed(features), wants_q=True)
+    decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block, observer=observer)
+    table, texts = read_labels()
+    request = request_of(prompts, pair)
+    parts = [
+        span_rows(part, block, features, own.span)
+        for part, block, _ in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
+    ]
+    spans = checked(concatenated(parts), {**ROWS, **feature_columns(features)}, SPANS)
+    save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
+    print(f"{num_rows(spans)} tokens in the spans of {num_rows(table)} mismatches")
+
+
+def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -> Table:
+    """The first `span` draft tokens of every record's block, each with the record's label."""
+    num = min(span, block.draft_ids.shape[1])
+    at_B, at_K = block.valid[:, :num].nonzero(as_tuple=True)
+    rows = {name: values[at_B, at_K].float().cpu() for name, values in extract(block, features).items()}
+    kl = divergence(block, at_B, torch.zeros_like(at_B)).cpu()  # of the mismatch, as the label is
+    at_B, at_K = at_B.cpu(), at_K.cpu()
+    shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
+    return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
+
+
+if __name__ == "__main__":
+    run(main)
+
+# ---- Train the head `judge` on span labels (arXiv 2501.19309).
+
+
+def main_judge() -> None:
+    params, table, place = read_params(), read_table_params(), TABLE_MODELS / "judge"
+    if not table.wants_judge:
+        place.mkdir(parents=True, exist_ok=True)  # the graph expects it
+        return
+    train(["logistic"], [SPANS], {"logistic": place}, "judge", with_features(params, table.span_features))
+
+
+if __name__ == "__main__":
+    run(main_judge)
+
+# ---- Count which draft token was refused for which target token: the table of the rule `csd` (arXiv 2604.13634).
+
+
+PAIRS = Path("models/table/pairs.safetensors")
+
+
+def main_pair_counts() -> None:
+    shards = read_records(MISMATCH_FOLDER / "strict", MISMATCHES)
+    counts = PairCounts()
+    for records, _ in shards:
+        counts.add(records["draft_id"], records["target_id"])
+    counts.save(PAIRS)
+    print(f"{len(counts)} pairs in {sum(len(records['draft_id']) for records, _ in shards)} refusals")
+
+
+if __name__ == "__main__":
+    run(main_pair_counts)

@@ -1,0 +1,477 @@
+"""The end of a target alone: final normalisation and output layer, for states that an engine has computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.hub import cached_file
+
+from gistgate.core.block import Block, Sampling
+from gistgate.core.features import decoder_layers, extract, layers_needed
+from gistgate.core.files import read_json
+from gistgate.core.reader import last_logits, num_ids
+from gistgate.core.request import Row
+from gistgate.core.utils import UserError
+from pipeline.labels.features import batches, divergence
+from pipeline.labels.rollouts import Cost, Ended, KeptRollouts, Memories, Rollout, Supply, begun, stop_of
+from pipeline.labels.schema import Table, Texts, concatenated
+from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_pair
+from pipeline.params import Params
+from pipeline.paths import SCRATCH
+
+# ---- Rollouts by an engine that is not this library's: it writes a portion, here is decided what stays and what goes on.
+
+
+PORTION = 64
+"""Tokens that the engine is asked for at a time."""
+MOST_LIVE = 1024
+"""Most rollouts under way; the engine makes its own batches of them."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A text to go on with."""
+
+    text: list[int]
+    """Prompt and answer so far, as token ids."""
+    num: int
+    """Most new tokens."""
+    seed: int
+    """Seed of sampled tokens."""
+
+
+GoOn = Callable[[Sequence[Asked], Sampling, Sequence[int]], list[list[int]]]
+"""(texts, how tokens are drawn, ids that end a text) -> new tokens of each text; an id that ends one stays in it."""
+
+
+class ServedRoller:
+    """Makes rollouts as `pipeline.labels.rollouts.Roller` does, with the engine behind `go_on`."""
+
+    kept: KeptRollouts | None = None
+    """As of `Roller`."""
+
+    def __init__(
+        self, go_on: GoOn, memories: Memories, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any
+    ) -> None:
+        """`memories` are for those who scout with the decoder; the engine has a memory of its own."""
+        self.go_on, self.memories, self.cost = go_on, memories, cost
+        self.stop = stop_of(tokenizer, **request)
+
+    def serve(self, supply: Supply, sampling: Sampling | None = None) -> None:
+        """Make what `supply` asks for until it asks for nothing more; arguments as of `Roller.serve`."""
+        supply = supply if self.kept is None else self.kept.over(supply, sampling)
+        rows: dict[Rollout, Row] = {}
+        while live := self._live(rows, supply):
+            asked = [Asked(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]
+            portions = self.go_on(asked, sampling or Sampling(), sorted(self.stop.eos_ids))
+            for row, portion in zip(live.values(), portions, strict=True):
+                self._add(row, portion)
+            rows = live
+
+    def _live(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+        """Those that have to go on, and new ones beside them."""
+        live = self._going_on(rows, supply)
+        while len(live) < MOST_LIVE and (taken := supply.take(MOST_LIVE - len(live))):
+            fresh = {rollout: begun(0, rollout) for rollout in taken}
+            for rollout, row in fresh.items():
+                self._add(row, [rollout.token])
+            live |= self._going_on(fresh, supply)
+        return live
+
+    def _going_on(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+        """Hand out the rollouts that have ended and return the others."""
+        for rollout, row in rows.items():
+            row.finish = (
+                supply.decided(rollout, row.answer) or row.finish
+            )  # a decoder would have found the former first
+            if row.finish is not None:
+                self.cost.rolled(len(row.answer) - rollout.position - 1)
+                supply.end(rollout, Ended(row.answer, row.finish))
+        return {rollout: row for rollout, row in rows.items() if row.finish is None}
+
+    def _room(self, row: Row) -> int:
+        return self.stop.max_new_tokens - len(row.answer)
+
+    def _add(self, row: Row, new: list[int]) -> None:
+        keep, row.finish = self.stop.cut(row.answer, new)
+        row.text += new[:keep]
+
+
+def seed_of(row: Row) -> int:
+    """Another seed for each portion of a text, so that no portion repeats the draws of the one before."""
+    return (row.seed * 1_000_003 + len(row.text)) % 2**31
+
+
+# ---- Start vLLM for a stage, or say why it cannot be started. vLLM is imported by the modules `pipeline.labels.mining.vllm_*`.
+
+
+def check_alone(params: Params) -> None:
+    """A target in vLLM wants one process.
+
+    Raises:
+        UserError: several workers would each start a vLLM.
+    """
+    if params.decoding.workers > 1:
+        raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
+
+
+def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
+    """The `vllm.LLM` of a target that reads and writes token ids.
+
+    Args:
+        key: the parameter that asks for vLLM, such as engine.rollouts.
+        source: the target.
+        arguments: what the user adds; `more` is what the stage adds.
+
+    Raises:
+        UserError: vLLM is missing, or the target is one that it is not given.
+    """
+    instead = f"or set {key} to own in params.yaml."
+    try:
+        import vllm
+    except ImportError as error:
+        raise UserError(
+            f"{key} is vllm, but vLLM is not installed here. Install the extra `vllm` into this environment, {instead}"
+        ) from error
+    if source.gguf_file:
+        raise UserError(
+            f"{source.model} is a GGUF file, which vLLM is not given. Name a folder of safetensors, {instead}"
+        )
+    return vllm.LLM(
+        source.model, dtype=source.dtype, revision=source.revision, skip_tokenizer_init=True, **more, **arguments
+    )
+
+
+# ---- The target in vLLM: rollouts of large targets at the speed of a serving engine.
+
+
+class VllmEngine:
+    """A target that vLLM holds, for one process."""
+
+    def __init__(self, source: ModelSource, arguments: Mapping[str, Any]) -> None:
+        """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype.
+
+        Raises:
+            UserError: as `start_vllm`.
+        """
+        self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
+
+    def __call__(self, asked: Sequence[Asked], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
+        """New tokens of every text."""
+        from vllm import SamplingParams
+
+        params = [
+            SamplingParams(
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                top_p=sampling.top_p,
+                seed=None if sampling.greedy else one.seed,
+                max_tokens=one.num,
+                stop_token_ids=list(eos_ids),
+                detokenize=False,
+            )
+            for one in asked
+        ]
+        prompts = [{"prompt_token_ids": one.text} for one in asked]
+        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+# ---- Hidden states of whole texts from vLLM, in the numerics of the engine that will serve.
+
+
+ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.patches"}
+"""vLLM's own connector copies with CUDA."""
+
+
+class VllmStates:
+    """A target that vLLM holds, asked for the states of its layers."""
+
+    def __init__(self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path) -> None:
+        """Start vLLM.
+
+        Args:
+            source: the target.
+            layers: numbers of layers whose outputs are wanted, counted from 1.
+            arguments: those of `vllm.LLM` besides the model and its dtype.
+            folder: where states wait until they are read.
+
+        Raises:
+            UserError: as `start_vllm`.
+        """
+        folder.mkdir(parents=True, exist_ok=True)
+        connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
+        extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
+        aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
+        self.behind = ""
+        """File of the last request without meaning."""
+        self.llm = start_vllm(
+            "engine.states",
+            source,
+            arguments,
+            enable_prefix_caching=False,
+            speculative_config={
+                "method": "extract_hidden_states",
+                "num_speculative_tokens": 1,
+                "draft_model_config": {"hf_config": aux},
+            },
+            kv_transfer_config={"kv_role": "kv_producer", **extra, **connector},
+        )
+
+    def __call__(self, texts: Sequence[Sequence[int]]) -> list[Tensor]:
+        """The states after every token of each text [n, layers, D]."""
+        from vllm import SamplingParams
+        from vllm.distributed.kv_transfer.kv_connector.v1 import example_hidden_states_connector as stored
+
+        once = SamplingParams(temperature=0.0, max_tokens=1, detokenize=False)
+        done = self.llm.generate([prompt(text) for text in texts], once, use_tqdm=False)
+        # States are written in the step behind their own, so a request without meaning follows; its own come last.
+        (behind,) = self.llm.generate([prompt([0])], once, use_tqdm=False)
+        if self.behind:
+            stored.cleanup_hidden_states(self.behind)
+        self.behind = behind.kv_transfer_params["hidden_states_path"]
+        found = []
+        for text, output in zip(texts, done, strict=True):
+            path = output.kv_transfer_params["hidden_states_path"]
+            states = stored.load_hidden_states(path)
+            stored.cleanup_hidden_states(path)
+            if states["token_ids"].tolist() != list(text):
+                raise UserError("vLLM returned the states of another text. Report this with the version of vLLM.")
+            found.append(states["hidden_states"])
+        return found
+
+
+def prompt(text: Sequence[int]) -> dict[str, list[int]]:
+    """A text as vLLM takes it."""
+    return {"prompt_token_ids": list(text)}
+
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of architectures that change logits behind the output layer."""
+
+
+@dataclass(frozen=True)
+class OutputLayer:
+    """What turns the states of the last layer into logits."""
+
+    norm: nn.Module
+    head: nn.Module
+
+    @torch.no_grad()
+    def post(self, pre: Tensor) -> Tensor:
+        """States behind the final normalisation `[..., D]`, of those in front of it."""
+        found: Tensor = self.norm(pre)
+        return found
+
+    @torch.no_grad()
+    def logits(self, post: Tensor) -> Tensor:
+        """Logits `[..., V]` in float32, of states behind the normalisation `[..., D]`."""
+        found: Tensor = self.head(post)
+        return found.float()
+
+
+def load_output_layer(source: ModelSource) -> OutputLayer:
+    """Read these two modules and nothing else of a model's weights.
+
+    Raises:
+        UserError: an architecture whose logits are more than the output layer of its normalised states, or weights
+            that are not in safetensors.
+    """
+    model = load_shape(source)
+    config = model.config.get_text_config()
+    if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
+        raise UserError(
+            f"{source.model} changes its logits behind the output layer, so they cannot be computed from its states. "
+            "Set engine.states to own in params.yaml."
+        )
+    head = model.get_output_embeddings()
+    assert isinstance(head, nn.Module)
+    norm = final_norm(model)
+    names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
+    wanted = [(module, key, names[id(weight)]) for module in (norm, head) for key, weight in module.named_parameters()]
+    tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight}
+    for module, key, name in wanted:
+        found = weight_of(source, tied if getattr(module, key) is head.weight else {name})
+        setattr(module, key, nn.Parameter(found.to(getattr(torch, source.dtype)), requires_grad=False))
+    return OutputLayer(norm, head)
+
+
+def final_norm(model: PreTrainedModel) -> nn.Module:
+    """The only module beside the layers whose weights are vectors.
+
+    Raises:
+        UserError: there is none, or more than one.
+    """
+    layers = decoder_layers(model)
+    found = [
+        child
+        for child in model.base_model.children()
+        if child is not layers and [*child.parameters()] and all(weight.ndim == 1 for weight in child.parameters())
+    ]
+    if len(found) != 1:
+        raise UserError(
+            f"{type(model).__name__} has {len(found)} normalisations behind its layers instead of one. "
+            "Set engine.states to own in params.yaml."
+        )
+    (norm,) = found
+    assert isinstance(norm, nn.Module)
+    return norm
+
+
+def weight_of(source: ModelSource, names: set[str]) -> Tensor:
+    """The first stored tensor that has one of these names.
+
+    Raises:
+        UserError: no file of the model has one.
+    """
+    for file in weight_files(source):
+        with safe_open(file, framework="pt") as stored:
+            for name in names & set(stored.keys()):
+                found: Tensor = stored.get_tensor(name)
+                return found
+    raise UserError(
+        f"{source.model} has no weights {' or '.join(sorted(names))} in safetensors. "
+        "Set engine.states to own in params.yaml."
+    )
+
+
+def weight_files(source: ModelSource) -> Iterator[Path]:
+    """The model's files of safetensors, in its folder or in the cache of the hub."""
+    index = stored_file(source, INDEX)
+    names = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
+    for name in names:
+        file = stored_file(source, name)
+        if file is not None:
+            yield file
+
+
+def stored_file(source: ModelSource, name: str) -> Path | None:
+    """Where a file of the model lies; None where it has no such file."""
+    found = cached_file(
+        source.model,
+        name,
+        revision=source.revision,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return None if found is None else Path(found)
+
+
+# ---- The features of labelled mismatches from states that a serving engine has computed.
+
+
+States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
+"""Texts -> the states after each of their tokens [n, L, D], by the layers that were asked for."""
+
+
+def numbers_of(names: Sequence[str], last: int) -> list[int]:
+    """Numbers of the layers, counted from 1, that features read; the last one, which logits need, is the last of them.
+
+    Raises:
+        UserError: a layer that the target does not have.
+    """
+    found = {last}
+    for layer in layers_needed(names) - {"post", "pre"}:
+        number = int(layer.removeprefix("layer:")) + 1
+        if number > last:
+            raise UserError(f"There is no hidden state '{layer}'; the target has {last} layers. Change train.features.")
+        found.add(number)
+    return sorted(found)
+
+
+class StateFeatures:
+    """Reads the features of labelled mismatches as `FeatureReader` does, from the states of an engine."""
+
+    def __init__(
+        self,
+        states: States,
+        output: OutputLayer,
+        draft: PreTrainedModel | None,
+        prompts: Sequence[dict[str, Any]],
+        names: Sequence[str],
+        numbers: Sequence[int],
+        vocabulary: int,
+    ) -> None:
+        """`numbers` are the layers of `states`; `vocabulary` is the number of ids that count."""
+        self.states, self.output, self.draft, self.prompts = states, output, draft, prompts
+        self.names, self.numbers, self.vocabulary = tuple(names), list(numbers), vocabulary
+
+    @torch.no_grad()
+    def read(self, table: Table, texts: Texts, batch_size: int, **_request: Any) -> Table:
+        """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
+        parts = []
+        for part in batches(table, batch_size):
+            block = self.block(part, texts)
+            first = torch.zeros(len(block.draft_ids), dtype=torch.long)
+            columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
+            columns["kl"] = divergence(block, torch.arange(len(first)), first)
+            columns["same_target"] = (block.top_ids[:, 0] == part["target_id"]).to(torch.int8)
+            parts.append(columns)
+        return concatenated(parts)
+
+    def block(self, part: Table, texts: Texts) -> Block:
+        """The blocks that begin with the mismatches of `part`."""
+        x_BK = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
+        valid_BK = x_BK >= 0
+        fronts = self.fronts(part, texts)
+        whole = [
+            [*front, *row[: int(num)]] for front, row, num in zip(fronts, x_BK.tolist(), valid_BK.sum(-1), strict=True)
+        ]
+        rows = [states[len(front) - 1 :] for front, states in zip(fronts, self.states(whole), strict=True)]
+        states_BRLD = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        missing = x_BK.shape[1] + 1 - states_BRLD.shape[1]
+        states_BRLD = torch.nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
+        hidden = {f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)}
+        hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
+        hidden["post"] = self.output.post(hidden["pre"])
+        logits = self.output.logits(hidden["post"])[..., : self.vocabulary]
+        return Block(
+            x_BK.clamp_min(0), valid_BK, logits, q=self.draft_probs(fronts, whole, x_BK.shape[1]), hidden=hidden
+        )
+
+    def fronts(self, part: Table, texts: Texts) -> list[list[int]]:
+        """The text in front of every mismatch, prompt included."""
+        columns = (part["problem"].tolist(), part["policy"].tolist(), part["position"].tolist())
+        return [
+            [*self.prompts[problem]["ids"], *texts[problem, policy].ids[:position]]
+            for problem, policy, position in zip(*columns, strict=True)
+        ]
+
+    def draft_probs(self, fronts: Sequence[list[int]], whole: Sequence[list[int]], num: int) -> Tensor | None:
+        """q of every place of the blocks [B, K, V]; None without a draft model."""
+        if self.draft is None:
+            return None
+        found = torch.zeros(len(whole), num, self.vocabulary)
+        for row, (front, text) in enumerate(zip(fronts, whole, strict=True)):
+            keep = len(text) - len(front)
+            z = last_logits(self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device))[0]
+            found[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
+        return found
+
+
+# ---- The reader of features whose states come from vLLM, as params.yaml asks for it.
+
+
+def served_features(
+    params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str]
+) -> StateFeatures:
+    """Start vLLM and put the parts together; of `pair` only the shapes are asked.
+
+    Raises:
+        UserError: several workers would each hold a target, or the target has no such states.
+    """
+    check_alone(params)
+    source = read_pair(params.pair)
+    numbers = numbers_of(names, pair.target.config.get_text_config().num_hidden_layers)
+    states = VllmStates(source.target, numbers, params.engine.arguments, SCRATCH / "states")
+    output = load_output_layer(source.target)
+    draft = None if source.draft is None else load_model(source.draft)
+    return StateFeatures(states, output, draft, prompts, names, numbers, num_ids(pair.tokenizer))

@@ -1,0 +1,332 @@
+"""Teach one model of the embedded pair with PyTorch Lightning; an interrupted training resumes where it was."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+
+from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
+from pipeline.params import ModelTraining, PairTrainingParams
+from pipeline.run import WholeCheckpoints, lightning_bar
+
+# ---- Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
+
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
+
+
+def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
+    """Replace the singular values of each matrix by about 1; needs M <= N. Shapes [B, M, N] -> [B, M, N]."""
+    a, b, c = COEFFICIENTS
+    x: Tensor = g_BMN / (g_BMN.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for matrices only, by hand because it is twice as fast as torch.optim.Muon on small matrices.
+
+    torch.optim.Muon treats one matrix at a time and always in bfloat16, which is slow on processors without matrix
+    tiles. Here matrices of equal shape share one batched product in a chosen precision.
+    """
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, dtype: torch.dtype = torch.float32
+    ) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+        self.dtype = dtype
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; returns what the closure computed, if there is one."""
+        loss = closure() if closure is not None else None
+        self._update()
+        return loss
+
+    @torch.no_grad()
+    def _update(self) -> None:
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for param in group["params"]:
+                if param.grad is not None:
+                    update = self._momentum(param, group["momentum"])
+                    wide = update if param.shape[0] <= param.shape[1] else update.mT
+                    by_shape[tuple(wide.shape)].append((param, wide))
+            for pairs in by_shape.values():
+                updates = orthogonalise(torch.stack([wide for _, wide in pairs]).to(self.dtype))
+                for (param, wide), update in zip(pairs, updates, strict=True):
+                    rows, columns = param.shape
+                    update = update if wide.shape == param.shape else update.mT
+                    param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+
+    def _momentum(self, param: Tensor, momentum: float) -> Tensor:
+        """Nesterov momentum of the gradient."""
+        state = self.state[param]
+        if "momentum" not in state:
+            state["momentum"] = torch.zeros_like(param)
+        assert param.grad is not None
+        average = state["momentum"].lerp_(param.grad, 1 - momentum)
+        return param.grad.lerp(average, momentum)
+
+
+# ---- Token batches for the training: documents of similar length together, every batch known beforehand.
+
+
+IGNORED = -100
+"""Label of positions without loss: the question and the padding."""
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str]]) -> list[tuple[list[int], int]]:
+    """Ids of each document with the end token, and the length of its question in tokens."""
+    prompts = tokenizer([prompt_text(doc["question"]) for doc in documents], add_special_tokens=False)["input_ids"]
+    answers = tokenizer([f" {doc['answer']}" for doc in documents], add_special_tokens=False)["input_ids"]
+    eos = tokenizer.eos_token_id
+    return [([*prompt, *answer, eos], len(prompt)) for prompt, answer in zip(prompts, answers, strict=True)]
+
+
+def plan(lengths: Sequence[int], batch_size: int, steps: int, seed: int) -> list[list[int]]:
+    """Which documents form the batch of each step.
+
+    A pass shuffles the documents, sorts neighbourhoods of 16 batches by length and shuffles the batches again, so a
+    batch pads little and still is random. Incomplete batches are left out unless there is nothing else.
+    """
+    rng, batches = random.Random(seed), list[list[int]]()
+    order = list(range(len(lengths)))
+    size = min(batch_size, len(order))
+    while len(batches) < steps:
+        rng.shuffle(order)
+        of_pass = []
+        for begin in range(0, len(order), 16 * size):
+            near = sorted(order[begin : begin + 16 * size], key=lambda i: lengths[i])
+            of_pass += [near[i : i + size] for i in range(0, len(near) - size + 1, size)]
+        rng.shuffle(of_pass)
+        batches += of_pass
+    return batches[:steps]
+
+
+def collate(rows: Sequence[tuple[list[int], int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Ids and labels [B, T] of a batch, padded on the right; only solutions bear loss."""
+    width = max(len(ids) for ids, _ in rows)
+    ids_BT = torch.full((len(rows), width), pad)
+    labels_BT = torch.full((len(rows), width), IGNORED)
+    for i, (ids, prompt) in enumerate(rows):
+        ids_BT[i, : len(ids)] = torch.tensor(ids)
+        labels_BT[i, prompt : len(ids)] = torch.tensor(ids[prompt:])
+    return ids_BT, labels_BT
+
+
+def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
+    """A fresh Llama of the given size with tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=padded_size(tokenizer),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
+    return model
+
+
+def has_fast_bfloat16() -> bool:
+    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16.
+
+    Matrix tiles (AMX) and AVX512_BF16 do; AVX-512 alone computes bfloat16 at about half the speed of float32.
+    """
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported())
+    capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
+    return bool(capabilities.get("amx_bf16", False) or capabilities.get("avx512_bf16", False))
+
+
+def learning_rate(step: int, steps: int, warmup: float) -> float:
+    """Factor of the learning rates: a linear rise over `warmup * steps`, then linearly down to 0."""
+    rise = max(1, round(warmup * steps))
+    return min((step + 1) / rise, (steps - step) / max(1, steps - rise), 1.0)
+
+
+class LanguageModule(pl.LightningModule):
+    """Next-token loss on solutions; Muon for the matrices, Adam for embeddings and norms."""
+
+    def __init__(self, model: LlamaForCausalLM, size: ModelTraining, warmup: float) -> None:
+        super().__init__()
+        self.model, self.size, self.warmup = model, size, warmup
+        self.fast_bfloat16 = has_fast_bfloat16()
+        self.automatic_optimization = False  # two optimisers, one backward pass
+        self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
+        self.losses: list[float] = []
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["losses"] = self.losses
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.losses = checkpoint["losses"]
+
+    def loss(self, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
+        """Mean cross entropy of the positions with a label; logits are made for these alone."""
+        with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
+            hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
+            has_loss = labels_BT[:, 1:] != IGNORED
+            logits_NV = self.model.lm_head(hidden_BTD[:, :-1][has_loss])
+        return torch.nn.functional.cross_entropy(logits_NV.float(), labels_BT[:, 1:][has_loss])
+
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """One step of both optimisers."""
+        factor = learning_rate(int(self.steps_done), self.size.steps, self.warmup)
+        loss = self.loss(*batch)
+        self.manual_backward(loss)
+        for optimizer, peak in zip(self.optimizers(), (self.size.matrix_lr, self.size.lr), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * factor
+            optimizer.step()
+            optimizer.zero_grad()
+        self.steps_done += 1
+        self.log("loss", loss.detach(), prog_bar=True)
+        self.losses.append(float(loss.detach()))
+        return loss.detach()
+
+    def configure_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Muon for the matrices of the layers, Adam for all else."""
+        named = list(self.model.named_parameters())
+        matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+        others = [p for name, p in named if p.ndim != 2 or "embed" in name]
+        dtype = torch.bfloat16 if self.fast_bfloat16 else torch.float32
+        return [Muon(matrices, dtype=dtype), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
+
+
+class Batches(pl.LightningDataModule):
+    """Deals the planned batches, `save_every` steps to an epoch, so that a resumed training sees the same ones."""
+
+    def __init__(self, rows: list[tuple[list[int], int]], batches: list[list[int]], pad: int, save_every: int) -> None:
+        super().__init__()
+        self.rows, self.batches, self.pad, self.save_every = rows, batches, pad, save_every
+
+    def train_dataloader(self) -> DataLoader:
+        """The batches of the current epoch."""
+        begin = self.trainer.current_epoch * self.save_every
+        indices = self.batches[begin : begin + self.save_every]
+        return DataLoader(indices, batch_size=None, collate_fn=self._collate)  # type: ignore[arg-type]
+
+    def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
+        return collate([self.rows[i] for i in indices], self.pad)
+
+
+def train_model(
+    name: str,
+    size: ModelTraining,
+    params: PairTrainingParams,
+    tokenizer: PreTrainedTokenizerBase,
+    documents: Sequence[dict[str, str]],
+    seed: int,
+    scratch: Path,
+) -> tuple[LlamaForCausalLM, list[float]]:
+    """Train a model on `documents`; returns the loss of every step as well.
+
+    Args:
+        scratch: folder of the checkpoint `<name>.ckpt`; a training that finds one there continues from it.
+    """
+    model = make_model(size, tokenizer, seed)
+    module = LanguageModule(model, size, params.warmup)
+    rows = encode(tokenizer, documents)
+    batches = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
+    checkpoint = scratch / f"{name}.ckpt"
+    model.train()
+    trainer = pl.Trainer(
+        max_epochs=math.ceil(size.steps / params.save_every),
+        reload_dataloaders_every_n_epochs=1,
+        accelerator="auto",
+        devices=1,
+        logger=False,
+        enable_model_summary=False,
+        plugins=[WholeCheckpoints()],
+        callbacks=[
+            # Both train at once, and the target takes longer.
+            *lightning_bar(10 if name == "target" else 0, f"pair, {name}", size.steps),
+            ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
+        ],
+    )
+    data = Batches(rows, batches, tokenizer.pad_token_id, params.save_every)
+    trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
+    return model.eval().cpu(), module.losses
+
+
+# ---- What the dials are judged by: greedy accuracy of both models and strict verification. No gate takes part.
+
+
+@torch.inference_mode()
+def greedy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    batch_size: int = 100,
+    max_new_tokens: int = 160,
+) -> list[list[int]]:
+    """Greedy solutions as ids, end token included."""
+    solutions = []
+    for begin in range(0, len(questions), batch_size):
+        texts = [prompt_text(question) for question in questions[begin : begin + batch_size]]
+        batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
+        out = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, do_sample=False)
+        for row in out[:, batch["input_ids"].shape[1] :].tolist():
+            end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
+            solutions.append(row[:end])
+    return solutions
+
+
+def accuracy(tokenizer: PreTrainedTokenizerBase, solutions: Sequence[list[int]], answers: Sequence[str]) -> float:
+    """Share of the solutions whose `#### answer` is the one of `answers`."""
+    texts = tokenizer.batch_decode(list(solutions), skip_special_tokens=True)
+    right = [answer_of(text) == answer_of(answer) for text, answer in zip(texts, answers, strict=True)]
+    return sum(right) / len(right)
+
+
+@torch.inference_mode()
+def strict_mean_accepted_length(
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[str],
+    solutions: Sequence[list[int]],
+    block: int = 8,
+) -> float:
+    """Tokens per target forward that strict greedy verification of `block` drafted tokens would emit.
+
+    Exact without decoding: all accepted tokens equal the target's own text, so one forward of the draft over that text
+    tells which of its tokens would have been accepted.
+    """
+    tokens = rounds = 0
+    for question, solution in zip(questions, solutions, strict=True):
+        prompt = tokenizer(prompt_text(question))["input_ids"]
+        ids = torch.tensor([prompt + solution], device=draft.device)
+        choice = draft(ids[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
+        match = (choice == ids[0, len(prompt) :]).tolist()
+        position = 0
+        while position < len(match):
+            run = 0
+            while run < block and position + run < len(match) and match[position + run]:
+                run += 1
+            position = min(position + run + 1, len(match))
+            rounds += 1
+        tokens += len(match)
+    return tokens / max(1, rounds)

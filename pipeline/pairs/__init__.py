@@ -1,1 +1,0 @@
-"""Target and draft: loading them, and training the embedded pair."""

@@ -1,1 +1,0 @@
-"""The embedded world: word problems whose meaning is one number, told in two dialects."""

@@ -1,0 +1,1 @@
+"""SemanticSpec in the pipeline: sample and group segments, train probes, list its methods."""

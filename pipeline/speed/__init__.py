@@ -1,1 +1,0 @@
-"""Timing methods side by side."""

@@ -1,1 +1,0 @@
-"""Certificates for small budgets, from thousands of prompts."""

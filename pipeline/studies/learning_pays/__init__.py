@@ -1,1 +1,0 @@
-"""When a learned gate is worth its training."""

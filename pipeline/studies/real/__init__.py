@@ -1,1 +1,0 @@
-"""A pair of pretrained models through the whole pipeline."""

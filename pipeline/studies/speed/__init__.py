@@ -1,1 +1,0 @@
-"""Every method timed at its own K."""

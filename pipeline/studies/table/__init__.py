@@ -1,1 +1,0 @@
-"""The large table: every acceptance rule beside the core methods."""

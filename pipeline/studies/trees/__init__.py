@@ -1,1 +1,0 @@
-"""What a tree of drafts costs."""

@@ -1,1 +1,0 @@
-"""What an evaluation says of a method."""
