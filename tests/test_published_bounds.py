@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gistgate.certificates.judged import Ledger
 
 from gistgate.certificates.bounds import EXACT, exact_bound
+from gistgate.certificates.judged import Ledger
 
 ROOT = Path(__file__).parents[1]
 CONFIDENCE = 0.95

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from gistgate.demo.page import render
 
 from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
+from gistgate.demo.page import render
 from gistgate.demo.server import claim
 from gistgate.export.write import certified_modules, flatten
 from gistgate.lm_eval.model import GatedLM

@@ -236,7 +236,7 @@ def call(*arguments: int | bytes | None) -> int:
 
 
 # The interpreter runs without this file's folder on its path, so that programs cannot import what lies beside it.
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 
 del sys.path[0]

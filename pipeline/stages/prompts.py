@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import islice
 from pathlib import Path
 
@@ -63,9 +62,7 @@ def context_length(source: PairSource) -> int:
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
-    """Fill `folder` with a file for each split, and with summary.json; say what publishing would refuse.
-
-    The ledger is asked by name: an ordinary import would repeat this stage whenever the code of a certificate changes.
+    """Fill `folder` with a file for each split, and with summary.json.
 
     Raises:
         UserError: too few documents, or an empty prompt.
@@ -81,9 +78,6 @@ def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
     learned = hashes_of(maker.problem(prompt["doc"]) for prompt in splits["train"])
     write_json(folder / LEARNED.name, {"train": learned})
     print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
-    refused = import_module("pipeline.outcomes.early").warning(maker, params, splits["calibration"], taken)
-    if refused is not None:
-        print(refused)
 
 
 def report(too_long: dict[str, int]) -> str:

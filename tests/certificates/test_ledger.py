@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from gistgate.certificates.judged import Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
 
+from gistgate.certificates.judged import Ledger, Look, digest, fingerprint_of, hash_of, sequence_of
 from gistgate.core.utils import UserError
 
 OLD = [hash_of([1, number]) for number in range(20)]

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from gistgate.certificates.judged import PARTS, SOMETIMES, Ledger, Look, Looks, level, publish, way_of
 
 from gistgate.certificates.calibration import Request
+from gistgate.certificates.judged import PARTS, SOMETIMES, Ledger, Look, Looks, level, publish, way_of
 from gistgate.core.utils import UserError
 
 LOOKS = Looks("pair, task: gate", [[1, n] for n in range(20)], 0.05, "code", "choice", "Set prompts.draw to 2.")

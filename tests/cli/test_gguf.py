@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import typer
-from gistgate.cli.tools import heading
 from typer.testing import CliRunner, Result
 
 from gistgate.cli.main import app
+from gistgate.cli.tools import heading
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.calibrate import Options, load_models

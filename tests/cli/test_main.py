@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 
-from gistgate.cli.main import main as command_line
 from gistgate.cli import show
+from gistgate.cli.main import main as command_line
 from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_proof
 from gistgate.core.gate import Gate

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.demo.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 from tests.demo.playing import decoding_threads, playground, served, wait_for
-from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 
 pytest.importorskip("uvicorn")
 __all__ = ["browser"]

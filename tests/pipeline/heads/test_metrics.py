@@ -4,8 +4,8 @@ import itertools
 
 import numpy as np
 import pytest
-from pipeline.heads.data import as_classes
 
+from pipeline.heads.data import as_classes
 from pipeline.heads.metrics import measure, precision_recall, probability_metrics, rank_metrics, reliability
 
 

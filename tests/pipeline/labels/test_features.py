@@ -8,8 +8,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import yaml
-from pipeline.heads.data import read_rows, rows_of
-from pipeline.heads.fit import fit_logistic
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import extract
@@ -17,6 +15,8 @@ from gistgate.core.files import read_json, save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.rules import make_rule
+from pipeline.heads.data import read_rows, rows_of
+from pipeline.heads.fit import fit_logistic
 from pipeline.heads.metrics import rank_metrics
 from pipeline.labels.features import FeatureReader, divergence
 from pipeline.labels.mining import MismatchRecorder, stamped

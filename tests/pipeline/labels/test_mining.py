@@ -9,9 +9,9 @@ from tqdm import tqdm
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
+from pipeline.labels import mining
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
 from pipeline.labels.mining import GIVEN_UP, MismatchRecorder, stamped, strict_collector
-from pipeline.labels import mining
 from pipeline.labels.rollouts import Cost, Ended, Rollout, rejoined_at
 from pipeline.labels.schema import (
     LABELS,

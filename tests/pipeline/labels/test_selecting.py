@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pipeline.heads.data import split_by_problem
 
+from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import is_asked_of, is_intact
 from pipeline.labels.mining import chosen_rows
 from pipeline.labels.schema import picked

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline.labels.vllm import Asked, ServedRoller, VllmEngine, VllmStates
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
@@ -18,6 +17,7 @@ from gistgate.rules import make_rule
 from pipeline.labels import labelling as tools
 from pipeline.labels import vllm as served_rollouts
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, Memories, Roller, Rollout
+from pipeline.labels.vllm import Asked, ServedRoller, VllmEngine, VllmStates
 from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends

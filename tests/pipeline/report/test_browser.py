@@ -3,7 +3,7 @@
 import pytest
 
 from pipeline.report.tables import explained, page
-from tests.pages.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
+from tests.demo.chromium import BACKGROUNDS, backgrounds, browser, note_of, opener, underlines
 
 __all__ = ["browser"]
 pytestmark = pytest.mark.slow

@@ -10,8 +10,8 @@ import pytest
 
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.utils import UserError
-from pipeline.report.summary import as_csv, certified_bound, frontier, read_results, summarise
 from pipeline.report import tables
+from pipeline.report.summary import as_csv, certified_bound, frontier, read_results, summarise
 from pipeline.report.tables import page
 from pipeline.stages import report
 from tests.pipeline.report.made_up import LENGTHS, PARAMS, calibration, folder

@@ -1,0 +1,251 @@
+"""The compiled engine writes what the eager one writes, with the memory and the programs of earlier requests too."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.scripted import random_gate
+
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.compiled import rounds as drafting
+from gistgate.compiled import rounds as reading
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.request import Usage
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
+from gistgate.models.lighter import quantise
+from gistgate.rules import make_rule
+from tests.architectures import greedy, pair, prompts, tiny_model
+from tests.core.watching import HalfGate
+from tests.rules.extremes import OPEN
+
+BATCH = prompts(5, 17, 1, 10)
+"""A ragged batch; the third prompt has no token before its last."""
+NUM = 20
+"""New tokens."""
+
+
+def both(
+    kind: str, rule: Any, block: int, batch: list[list[int]] = BATCH, drafter: str = "model", **request: Any
+) -> Any:
+    """Ids and reasons of either engine; a fall-back is an error."""
+    answers = []
+    for engine in ("eager", "compiled"):
+        made = ModelDrafter(pair(kind)[1]) if drafter == "model" else PromptLookup()
+        decoder = Decoder(pair(kind)[0], made, rule, block, gate=HalfGate(), engine=engine)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)
+            answers.append(decoder.generate(batch, max_new_tokens=NUM, **request))
+    return [[(one.ids, one.reasons, one.finish) for one in answer] for answer in answers]
+
+
+@pytest.mark.parametrize("block", [0, 1, 4])
+@pytest.mark.parametrize("rows", [1, 3, 4])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+def test_it_writes_the_greedy_texts(traced: None, kind: str, rows: int, block: int):
+    eager, compiled = both(kind, make_rule("exact"), block, BATCH[:rows])
+    assert compiled == eager
+    assert [ids for ids, _, _ in compiled] == [greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:rows]]
+
+
+@pytest.mark.parametrize("sampling", [Sampling(0.8), Sampling(1.3, top_k=20), Sampling(1.0, top_p=0.7)])
+def test_it_draws_the_same_tokens(traced: None, sampling: Sampling):
+    eager, compiled = both("llama", make_rule("exact"), 3, sampling=sampling, seeds=[3, 1, 4, 1])
+    assert compiled == eager
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8)])
+def test_large_drafts_are_programs_of_one_step(traced: None, sampling: Sampling, monkeypatch: pytest.MonkeyPatch):
+    """Steps of one draft are the same programs whatever K is, since building them takes long."""
+    monkeypatch.setattr(drafting, "MOST_LAYERS", 0)
+    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    for block in (2, 5):
+        eager, compiled = both("llama", make_rule("exact"), block, sampling=sampling, seeds=[3, 1, 4, 1])
+        assert compiled == eager
+    names = [key[2:4] for key in store.store_of(pair("llama")[1]).programs]
+    built = [name for name in names if name[0] != "draft"]  # whole blocks call those of one step
+    assert sorted(built, key=str) == [("draft token", 1), ("draft token", 2), ("prefill", reading.STRETCH["cpu"])]
+    assert sorted(name[1] for name in names if name[0] == "draft") == [2, 5]
+
+
+def test_protocol_tokens_are_strict_in_programs_too(traced: None):
+    """Every other token is accepted loosely; a second request on the same programs protects other tokens."""
+    target, draft = pair("llama", noise=0.1)
+    answers = {}
+    for engine in ("eager", "compiled"):
+        for protected in ((), tuple(range(3, 130))):
+            rule = make_rule("random", rate=1.0)
+            decoder = Decoder(target, ModelDrafter(draft), rule, 4, protocol_ids=protected, engine=engine)
+            for ends in ([], list(range(200, 259))):
+                done = decoder.generate(BATCH, max_new_tokens=NUM, eos_ids=ends, seeds=[1, 2, 3, 4])
+                answers[engine, protected, len(ends)] = [(one.ids, one.reasons, one.finish) for one in done]
+            assert not decoder.engine.fell_back
+    by_engine = [[one for key, one in answers.items() if key[0] == engine] for engine in ("eager", "compiled")]
+    assert by_engine[0] == by_engine[1]
+    assert len({str(one) for one in by_engine[1]}) == 4  # protection and ends change the texts
+
+
+@pytest.mark.parametrize("block", [0, 3])
+def test_without_a_draft_model(traced: None, block: int):
+    eager, compiled = both("llama", make_rule("exact"), block, drafter="lookup")
+    assert compiled == eager
+
+
+def test_stops_inside_a_block(traced: None):
+    text = greedy("llama", tuple(BATCH[0]), NUM)
+    eager, compiled = both("llama", make_rule("exact"), 4, eos_ids=[text[6]])
+    assert compiled == eager and compiled[0][0] == text[: text.index(text[6]) + 1]
+
+
+@pytest.mark.parametrize("heavy", [False, True])
+def test_texts_longer_than_a_stretch_and_one_session_after_another(
+    traced: None, monkeypatch: pytest.MonkeyPatch, heavy: bool
+):
+    """Memory is used again, full of the request before; heavy models read prompts without a program."""
+    monkeypatch.setitem(reading.STRETCH, "cpu", 8)
+    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    if heavy:  # as few tokens at a time as memory for the scores allows
+        monkeypatch.setattr(reading, "HEAVY", 0)
+        monkeypatch.setattr(reading, "FEWEST", 3)
+        monkeypatch.setattr(reading, "MOST_SCORES", 1)
+    for batch in ([prompts(30, seed=1)[0]], [prompts(9, seed=2)[0]], [prompts(8, seed=3)[0]], BATCH):
+        eager, compiled = both("llama", make_rule("exact"), 4, batch)
+        assert compiled == eager
+    programs = [key for model in pair("llama") for key in store.store_of(model).programs]
+    assert any("prefill" in key for key in programs) is not heavy
+
+
+def test_what_a_broken_request_left_reaches_no_other(traced: None):
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, engine="compiled")
+    wanted = decoder.generate(BATCH[:2], max_new_tokens=NUM)
+    for model in (target, draft):
+        for memory in store.store_of(model).memories.values():
+            for kept in memory:
+                kept.fill_(torch.nan)
+    assert [one.ids for one in decoder.generate(BATCH[:2], max_new_tokens=NUM)] == [one.ids for one in wanted]
+
+
+@pytest.mark.slow
+def test_a_gate_is_where_the_target_is_before_it_is_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
+    order = []
+
+    class Moving(HalfGate):
+        def to(self, device: torch.device) -> None:
+            order.append(device)
+
+    monkeypatch.setattr(store, "build", lambda *given, **named: order.append("build") or program.build(*given, **named))
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 3, gate=Moving(), engine="compiled")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        decoder.generate(BATCH[:1], max_new_tokens=2)
+    assert order[0] == target.device
+
+
+def test_programs_belong_to_their_inputs_and_to_the_form_of_the_model(traced: None):
+    """A rule that draws feeds a draft program with numbers that another rule has not."""
+    target, draft = tiny_model("llama"), tiny_model("llama", seed=1)
+    for rule in (make_rule("exact"), make_rule("random", rate=0.5)):
+        Decoder(target, ModelDrafter(draft), rule, 3, engine="compiled").generate(BATCH[:1], max_new_tokens=6)
+    known, kept = store.store_of(draft), store.store_of(target)
+    assert len([key for key in known.programs if "draft" in key]) == 2
+    quantise(draft, "int8")
+    assert store.store_of(draft) is not known and store.store_of(target) is kept
+
+
+def test_the_model_is_left_as_it_was(traced: None):
+    target, draft = pair("llama")
+    before = (target.config._attn_implementation, draft.config._attn_implementation)
+    both("llama", make_rule("exact"), 2)
+    assert before == (target.config._attn_implementation, draft.config._attn_implementation) == ("sdpa", "sdpa")
+
+
+def test_weights_are_read_where_they_lie(traced: None):
+    """A weight that changes in place between two requests changes the second answer."""
+    model = tiny_model("llama", seed=7)
+    decoder = Decoder(model, None, make_rule("exact"), 0, engine="compiled")
+    first = decoder.generate(BATCH[:1], max_new_tokens=8)[0].ids
+    with torch.no_grad():
+        model.get_output_embeddings().weight.neg_()
+    second = decoder.generate(BATCH[:1], max_new_tokens=8)[0].ids
+    plain = Decoder(model, None, make_rule("exact"), 0).generate(BATCH[:1], max_new_tokens=8)[0].ids
+    assert second == plain != first
+
+
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_more_prompts_than_slots_run_in_batches(traced: None, drafter: str):
+    """A program cannot refill slots: every batch runs to its end, and the last one may be smaller."""
+    prompts, usage, steps = [*BATCH, BATCH[0][::-1]], Usage(), []
+    made = ModelDrafter(pair("llama")[1]) if drafter == "model" else PromptLookup()
+    decoder = Decoder(pair("llama")[0], made, make_rule("exact"), 4, engine="compiled")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        answers = decode_all(
+            decoder, prompts, batch_size=2, usage=usage, progress=steps.append, max_new_tokens=NUM, eos_ids=range(20)
+        )
+    plain = Decoder(pair("llama")[0], None, make_rule("exact"), 0)
+    expected = [plain.generate([prompt], max_new_tokens=NUM, eos_ids=range(20))[0].ids for prompt in prompts]
+    assert [answer.ids for answer in answers] == expected and len({len(ids) for ids in expected}) > 2
+    assert steps == [1] * 5 and usage.idle > 0
+    assert usage.busy == sum(answer.statistics.forwards for answer in answers)
+
+
+def test_unknown_engine():
+    with pytest.raises(UserError, match="no engine 'fast'"):
+        Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="fast")
+
+
+def test_memory_sizes_are_few():
+    sizes = [store.rounded(num) for num in range(1, 5000)]
+    assert all(size >= num for num, size in enumerate(sizes, 1))
+    assert sorted(set(sizes)) == [256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_heavy_programs_are_called_from_python(monkeypatch: pytest.MonkeyPatch):
+    """The compiler is told to write no calls in C++ where they would take most of its time."""
+    import torch._inductor as inductor
+
+    options: list[Any] = []
+    monkeypatch.setattr(
+        inductor,
+        "compile",
+        lambda *args, real=inductor.compile, **how: options.append(how["options"]) or real(*args, **how),
+    )
+    target, texts = tiny_model("llama", seed=9), []
+    plain = Decoder(target, None, make_rule("exact"), 0).generate(BATCH[:1], max_new_tokens=NUM)[0].ids
+    for heavy in (program.HEAVY, 0):
+        monkeypatch.setattr(program, "HEAVY", heavy)
+        monkeypatch.setattr(store, "_stores", type(store._stores)())
+        decoder = Decoder(target, None, make_rule("exact"), 0, engine="compiled")
+        texts.append(decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids)
+    assert texts == [plain, plain] and options == [{"cpp_wrapper": True}] * 2 + [{}] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(program.missing_compiler(torch.device("cpu")) is not None, reason="no C++ compiler")
+def test_compiled_for_real():
+    """Strict decoding, a trained kind of gate, and the rules beside it in the tables, through the compiler."""
+    target, draft = pair("llama", noise=0.1)
+    torch.manual_seed(0)  # some untrained gates open nowhere
+    gate, loose = random_gate(target), {}
+    rules = [("exact", {}), ("autojudge", {"risk": 0.5}), ("ensemble", {"w": 0.2}), ("fly", OPEN["fly"])]
+    for (rule_id, settings), block in zip(rules, (2, 4, 4, 4), strict=True):
+        eager, compiled = (
+            Decoder(target, ModelDrafter(draft), make_rule(rule_id, **settings), block, gate=gate, engine=engine)
+            for engine in ("eager", "compiled")
+        )
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # falling back
+            wanted, found = (one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in (eager, compiled))
+        assert (found.ids, found.reasons) == (wanted.ids, wanted.reasons)
+        loose[rule_id] = found.statistics.loose
+    assert loose.pop("exact") == 0 and min(loose.values()) > 0

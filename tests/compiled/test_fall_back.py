@@ -1,0 +1,164 @@
+"""Every rule runs compiled or says why it cannot, and what cannot become a program runs on the eager engine."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.compiled import memory as store
+from gistgate.compiled import program
+from gistgate.compiled import session as compiled
+from gistgate.core import decoder as choice
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.drafters.cascade import CascadeDrafter
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import TokenRecycling
+from gistgate.rules import RULES, make_rule
+from gistgate.rules.history import PairCounts
+from tests.architectures import greedy, pair, prompts
+from tests.core.watching import HalfGate, Markers
+from tests.rules.extremes import OPEN
+
+BATCH = prompts(5, 17, 1, 10)
+"""A ragged batch; the third prompt has no token before its last."""
+NUM = 20
+"""New tokens."""
+
+FALLS_BACK = {
+    "csd": "counts while it decodes",
+    "reflective": "reads drafts a second time",
+    "regret-budget": "remembers something",
+    "wisv": "remembers something",
+}
+"""Rules that no program can hold, and why; all others run compiled."""
+
+
+@pytest.mark.filterwarnings("ignore:This runs on the eager engine")
+@pytest.mark.parametrize("rule_id", RULES)
+def test_every_rule_loosely(traced: None, rule_id: str):
+    """Both engines write the same; a rule either runs compiled or says why it cannot."""
+    rule = make_rule(rule_id, **{"ensemble": {"w": 0.2}, **OPEN}.get(rule_id, {}))
+    sampling = Sampling() if rule.temperatures != "sampled" else Sampling(0.9)
+    target, draft = pair("llama", noise=0.1)
+    eager, compiled = (
+        Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=Markers(), engine=engine)
+        for engine in ("eager", "compiled")
+    )
+    answers = [one.generate(BATCH, max_new_tokens=NUM, sampling=sampling) for one in (eager, compiled)]
+    assert [(a.ids, a.reasons) for a in answers[0]] == [(a.ids, a.reasons) for a in answers[1]]
+    assert any(a.statistics.loose for a in answers[1]) == (rule_id not in {"exact", "block", "traversal"})
+    why = FALLS_BACK.get(rule_id)
+    assert len(compiled.engine.fell_back) == (why is not None)
+    assert all(str(why) in said for said in compiled.engine.fell_back)
+
+
+def test_one_warning_says_why():
+    decoder = Decoder(pair("mistral")[0], ModelDrafter(pair("mistral")[1]), make_rule("exact"), 4, engine="compiled")
+    with pytest.warns(UserWarning, match="eager engine instead .* sliding window"):
+        decoder.generate(BATCH, max_new_tokens=NUM)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        answers = decoder.generate(BATCH, max_new_tokens=NUM)
+    assert [answer.ids for answer in answers] == [greedy("mistral", tuple(prompt), NUM) for prompt in BATCH]
+
+
+@pytest.mark.parametrize(
+    ("drafter", "why"),
+    [
+        (lambda: TokenRecycling(), "looks at every block"),
+        (lambda: ModelDrafter(pair("gemma2")[1]), "sliding window"),
+        (lambda: CascadeDrafter(pair("llama")[1]), "asks its model in a way of its own"),
+    ],
+)
+def test_fall_backs(drafter: Any, why: str):
+    decoder = Decoder(pair("llama")[0], drafter(), make_rule("exact"), 3, engine="compiled")
+    with pytest.warns(UserWarning, match=why):
+        answers = decoder.generate(BATCH[:1], max_new_tokens=NUM)
+    assert answers[0].ids == greedy("llama", tuple(BATCH[0]), NUM)
+
+
+def test_models_on_different_devices_fall_back():
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 3, engine="compiled")
+    elsewhere = SimpleNamespace(device=torch.device("meta"))
+    parts = replace(decoder.parts, drafter=ModelDrafter(draft))
+    parts.drafter.model = elsewhere  # type: ignore[union-attr, assignment]
+    assert choice.reason_against(parts, [None]) == "target and draft model are on different devices"  # type: ignore[list-item]
+
+
+def test_a_table_that_changed_is_another_program(traced: None):
+    """Two rules with one path, or one table that another rule goes on filling, must not share what was traced."""
+    target, draft = pair("llama", noise=0.1)
+    table = PairCounts()
+    rule = make_rule("csd", counts=table, tau_c=1e-9, min_count=0)
+    decoders = [Decoder(target, ModelDrafter(draft), rule, 4, engine=engine) for engine in ("eager", "compiled")]
+    before = [one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in decoders]
+    counting = make_rule("csd", counts=table, table="online", tau_c=2.0)
+    Decoder(target, ModelDrafter(draft), counting, 4).generate(BATCH, max_new_tokens=NUM)
+    eager, compiled = (one.generate(BATCH[:1], max_new_tokens=NUM)[0] for one in decoders)
+    assert before[0].ids == before[1].ids and compiled.ids == eager.ids
+    assert compiled.statistics.loose == eager.statistics.loose > 0 == before[1].statistics.loose
+    with pytest.warns(UserWarning, match="'csd' counts while it decodes"):
+        Decoder(target, ModelDrafter(draft), counting, 4, engine="compiled").generate(BATCH[:1], max_new_tokens=2)
+
+
+def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
+    decoder = Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="compiled")
+    with pytest.warns(UserWarning, match="40 rows are more than"):
+        decoder.generate([[5, 6]] * 40, max_new_tokens=1)
+    monkeypatch.setattr(program, "missing_compiler", lambda _device: "there is no C++ compiler")
+    with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
+        decoder.generate([[5, 6]], max_new_tokens=1)
+
+
+class Peeking(type(make_rule("prob"))):  # type: ignore[misc]
+    """Looks at a value."""
+
+    def accept(self, block: Any, state: Any) -> Any:
+        return block.valid if bool(block.valid.any()) else ~block.valid
+
+
+def test_a_rule_that_looks_at_a_value_is_not_traced(traced: None, monkeypatch: pytest.MonkeyPatch):
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), Peeking(0.1), 3, engine="compiled")
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        decoder.generate(BATCH[:1], max_new_tokens=5)
+    monkeypatch.setattr(compiled, "CompiledSession", None)  # it is not tried again
+    decoder.generate(BATCH[:1], max_new_tokens=5)
+
+
+def test_one_rules_failure_is_not_anothers(traced: None, monkeypatch: pytest.MonkeyPatch):
+    strict = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 3, engine="compiled")
+    with pytest.warns(UserWarning, match="cannot be traced"):
+        strict.having(rule=Peeking(0.1)).generate(BATCH[:1], max_new_tokens=5)
+    sessions: list[Any] = []
+    made = compiled.CompiledSession
+    monkeypatch.setattr(compiled, "CompiledSession", lambda *args: sessions.append(args) or made(*args))
+    strict.generate(BATCH[:1], max_new_tokens=5)
+    assert len(sessions) == 1
+
+
+def test_without_memory_for_programs_the_eager_engine_gets_what_they_held(
+    traced: None, monkeypatch: pytest.MonkeyPatch
+):
+    """The next request may find more, so that nothing is remembered."""
+    target, draft = pair("llama")
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 3, engine="compiled")
+    wanted = decoder.generate(BATCH[:1], max_new_tokens=5)[0].ids
+    assert all(store.store_of(model).memories for model in (target, draft))
+
+    def full(*_: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as little:
+        little.setattr(compiled, "CompiledSession", full)
+        with pytest.warns(UserWarning, match="there is not enough memory for it"):
+            assert decoder.generate(BATCH[:1], max_new_tokens=5)[0].ids == wanted
+    assert not any(store.store_of(model).memories for model in (target, draft))
+    assert decoder.generate(BATCH[:1], max_new_tokens=5)[0].ids == wanted
+    assert all(store.store_of(model).memories for model in (target, draft))

@@ -1,0 +1,134 @@
+"""Closed gate, temperature 0: the target's own greedy ids, whatever the architecture, the block and the company."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.core.block import Reason
+from gistgate.core.decoder import Decoder
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
+from gistgate.rules import RULES, make_rule
+from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
+from tests.core.watching import HalfGate, Markers
+from tests.rules.extremes import CLOSED
+
+BATCH = prompts(5, 17, 2, 10)
+"""A ragged batch; the second prompt is longer than the windows."""
+NUM = 20
+"""New tokens."""
+
+
+def expected(kind: str) -> list[list[int]]:
+    return [greedy(kind, tuple(prompt), NUM) for prompt in BATCH]
+
+
+def drafter(name: str, kind: str) -> Any:
+    return ModelDrafter(pair(kind)[1]) if name == "model" else PromptLookup()
+
+
+@pytest.mark.parametrize("name", ["model", "lookup"])
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_ragged_batch_writes_the_greedy_texts(kind: str, name: str):
+    for block in range(1, 17):
+        decoder = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block)
+        assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected(kind), block
+
+
+@pytest.mark.parametrize("name", ["model", "lookup"])
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_single_row_writes_the_greedy_text(kind: str, name: str):
+    for block in (1, 2, 3, 5, 8, 16):
+        decoder = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block)
+        assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == expected(kind)[0], block
+
+
+@pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"])
+def test_every_closed_rule_writes_it_too(rule_id: str):
+    decoder = Decoder(
+        pair("llama")[0],
+        drafter("model", "llama"),
+        make_rule(rule_id, **CLOSED[rule_id]),
+        8,
+        gate=HalfGate(),
+        tokenizer=Markers(),
+    )
+    assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected("llama")
+
+
+@pytest.mark.parametrize("kind", SIZES)
+def test_plain_decoding_without_a_draft(kind: str):
+    target = pair(kind)[0]
+    for decoder in (
+        Decoder(target, None, make_rule("exact"), 8),
+        Decoder(target, drafter("model", kind), make_rule("fly"), 0),
+        Decoder(target, drafter("lookup", kind), make_rule("exact"), 0),
+    ):
+        answers = decoder.generate(BATCH, max_new_tokens=NUM)
+        assert [answer.ids for answer in answers] == expected(kind)
+        assert all(answer.statistics.mean_accepted_length == 1 for answer in answers)
+        assert all(set(answer.reasons) == {Reason.OWN} for answer in answers)
+
+
+def test_a_round_in_which_nothing_is_found_gives_one_plain_token():
+    """No token repeats, so that lookup has nothing to copy."""
+    prompt, text = BATCH[0], greedy("llama", tuple(BATCH[0]), NUM)
+    until = next(num for num in range(NUM) if text[num] in [*prompt, *text[:num]])
+    assert len(set(prompt)) == len(prompt) and until >= 3
+    answer = Decoder(pair("llama")[0], PromptLookup(), make_rule("exact"), 8).generate([prompt], max_new_tokens=until)[
+        0
+    ]
+    assert answer.ids == text[:until]
+    assert answer.statistics.histogram == {0: until} and answer.statistics.draft_forwards == 0
+
+
+@pytest.mark.parametrize("block", [1, 4, 16])
+def test_a_perfect_draft_is_kept_whole(block: int):
+    target = pair("llama")[0]
+    for num in (1, 2, 7, NUM):
+        answer = Decoder(target, ModelDrafter(target), make_rule("exact"), block).generate(BATCH, max_new_tokens=num)
+        assert [one.ids for one in answer] == [text[:num] for text in expected("llama")]
+        for one in answer:
+            whole, rest = divmod(num, block + 1)
+            # the last block is as long as there is room, and the own token always finds a place
+            lengths = {block: whole, **({rest - 1: (whole if rest - 1 == block else 0) + 1} if rest else {})}
+            assert one.statistics.histogram == {length: count for length, count in lengths.items() if count}
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_an_answer_may_fill_the_context_to_the_last_token(kind: str):
+    """A row near the end must not be pushed over the edge by a longer draft for its neighbour."""
+    target, draft = pair(kind)
+    batch = prompts(CONTEXT - 30, 3, CONTEXT - 30, seed=4)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 16)
+    answers = decoder.generate(batch, max_new_tokens=30)
+    assert [answer.ids for answer in answers] == [greedy(kind, tuple(prompt), 30) for prompt in batch]
+
+
+def test_no_answer_at_all():
+    decoder = Decoder(pair("llama")[0], drafter("model", "llama"), make_rule("exact"), 8)
+    assert decoder.generate([], max_new_tokens=NUM) == []
+    answers = decoder.generate(BATCH, max_new_tokens=0)
+    assert [(answer.ids, answer.finish, answer.statistics.forwards) for answer in answers] == [([], "length", 0)] * 4
+
+
+def test_output_layers_of_different_padding():
+    """The target's is padded to 272 rows, the draft's to 264; only 259 ids exist, and padding may not leak."""
+    target, draft = tiny_model("llama", 272), noisy_copy(tiny_model("llama", 264, seed=3), 0.1)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, vocabulary=259)
+    text, answer = list(BATCH[0]), decoder.generate(BATCH[:1], max_new_tokens=NUM)[0]
+    assert decoder.vocabulary == 259
+    for token in answer.ids:
+        with torch.no_grad():
+            z = target(torch.tensor([text])).logits[0, -1]
+        assert token == z[:259].argmax().item()
+        text.append(token)
+
+
+def test_the_caller_s_prompts_stay_as_they_were():
+    batch = [list(prompt) for prompt in BATCH]
+    Decoder(pair("llama")[0], drafter("model", "llama"), make_rule("exact"), 4).generate(batch, max_new_tokens=5)
+    assert batch == BATCH

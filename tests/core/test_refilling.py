@@ -1,0 +1,259 @@
+"""Rows that take the slot of a finished one are decoded as if they were alone, and slots do not stay empty."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from benchmarks.refilling import lengths_of, scripted, to_their_end
+
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder, Prefilled, decode_all, longest_first, read_ahead
+from gistgate.core.drafter import Drafter
+from gistgate.core.guards import LoopGuard
+from gistgate.core.reader import WASTE
+from gistgate.core.request import Generation, Row, Slots, Stop, Usage
+from gistgate.core.session import Session, Start, Waiting
+from gistgate.core.utils import UserError
+from gistgate.drafters.cascade import CascadeDrafter
+from gistgate.drafters.choice import ChoiceDrafter, Costs, HybridDrafter, Option
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.text import PromptLookup, TokenRecycling
+from gistgate.rules import make_rule
+from gistgate.trees.drafter import TreeDrafter
+from tests.architectures import greedy, pair, prompts
+from tests.core.test_independence import seen
+from tests.core.watching import HalfGate, Markers
+from tests.rules.extremes import LOOSE
+
+MANY = prompts(5, 60, 1, 17, 2, 33, 9, 40, 3, 12)
+SEEDS = list(range(30, 40))
+ENDS = range(0, 259, 12)
+"""Ids that end an answer: some after one token, some not before the limit."""
+NUM = 24
+RULES: list[tuple[str, dict[str, Any]]] = [
+    ("exact", {}),
+    ("fly", {"theta": 0.2, "window": 1, "strict_window": False}),
+    ("csd", LOOSE["csd"]),
+    ("regret-budget", {"budget": 3.0}),
+    ("wisv", {"risk": 0.3}),
+    ("random", {"rate": 0.4}),
+    ("autojudge", {"risk": -1.0}),
+    ("autojudge", {"risk": 0.5}),
+]
+
+
+def drafter_of(kind: str, name: str) -> Drafter:
+    draft = pair(kind, noise=0.05)[1]
+    options = [Option(PromptLookup(), 0.0), Option(ModelDrafter(draft), 0.1)]
+    made: dict[str, Any] = {
+        "model": lambda: ModelDrafter(draft),
+        "lookup": PromptLookup,
+        "suffix": SuffixDrafter,
+        "recycle": TokenRecycling,
+        "cascade": lambda: CascadeDrafter(draft),
+        "choice": lambda: ChoiceDrafter(options),
+        "hybrid": lambda: HybridDrafter(ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4),
+        "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
+    }
+    drafter: Drafter = made[name]()
+    return drafter
+
+
+def decoder_of(
+    rule: str = "exact", settings: dict[str, Any] | None = None, kind: str = "llama", draft: str = "model", **parts: Any
+) -> Decoder:
+    made = make_rule(rule, **(settings or {}))
+    return Decoder(pair(kind)[0], drafter_of(kind, draft), made, 4, gate=HalfGate(), tokenizer=Markers(), **parts)
+
+
+def alone(decoder: Decoder, **request: Any) -> list[Any]:
+    rows = zip(MANY, SEEDS, strict=True)
+    return [seen(decoder.generate([prompt], seeds=[seed], **request))[0] for prompt, seed in rows]
+
+
+def check_refilled(decoder: Decoder, batch_size: int = 3, **request: Any) -> list[Generation]:
+    """Equal answers alone and in slots, which are returned; every count of a row belongs to a slot of a round."""
+    request = {"max_new_tokens": NUM, "eos_ids": ENDS, **request}
+    usage, steps = Usage(), []
+    answers = decode_all(
+        decoder, MANY, batch_size=batch_size, seeds=SEEDS, usage=usage, progress=steps.append, **request
+    )
+    expected = alone(decoder, **request)
+    for (ids, reasons, finish, counts), (own_ids, own_reasons, own_finish, own) in zip(
+        seen(answers), expected, strict=True
+    ):
+        assert (ids, reasons, finish) == (own_ids, own_reasons, own_finish)
+        extra, own_extra = counts.pop("extra"), own.pop("extra")
+        assert counts == own and extra == pytest.approx(own_extra, abs=1e-3)
+    assert steps == [1] * len(MANY)
+    assert usage.busy == sum(answer.statistics.forwards for answer in answers)
+    assert len({len(answer.ids) for answer in answers}) > 3
+    return answers
+
+
+def test_some_answers_end_with_their_first_token_and_others_at_the_limit():
+    lengths = [len(ids) for ids, *_ in alone(decoder_of(), max_new_tokens=NUM, eos_ids=ENDS)]
+    assert min(lengths) == 1 and max(lengths) == NUM
+
+
+@pytest.mark.parametrize("rule, settings", RULES)
+def test_every_kind_of_state_follows_its_row(rule: str, settings: dict[str, Any]):
+    answers = check_refilled(decoder_of(rule, settings))
+    is_strict = rule == "exact" or settings.get("risk", 0.0) < 0
+    assert any(answer.statistics.loose for answer in answers) != is_strict
+
+
+@pytest.mark.parametrize("draft", ["lookup", "suffix", "recycle", "cascade", "choice", "hybrid", "tree"])
+@pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": 0.5})])
+def test_every_drafter_follows_its_rows(draft: str, rule: str, settings: dict[str, Any]):
+    check_refilled(decoder_of(rule, settings, draft=draft))
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "gpt2"])
+def test_windows_and_other_positions(kind: str):
+    check_refilled(decoder_of("prob", {"r": 0.02}, kind))
+
+
+@pytest.mark.parametrize("sampling", [Sampling(1.0), Sampling(0.7, top_k=20, top_p=0.9)])
+def test_sampled_answers_do_not_depend_on_slots(sampling: Sampling):
+    check_refilled(decoder_of(), sampling=sampling)
+
+
+def test_guards_follow_their_rows():
+    check_refilled(decoder_of("prob", {"r": 0.02}, guards=[LoopGuard(period=2, repeats=2, window=5)]))
+
+
+@pytest.mark.parametrize("rule, settings", [("exact", {}), ("autojudge", {"risk": -1.0})])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_closed_the_ids_are_those_of_the_target(rule: str, settings: dict[str, Any], batch_size: int):
+    answers = decode_all(decoder_of(rule, settings), MANY, batch_size=batch_size, max_new_tokens=NUM)
+    assert [answer.ids for answer in answers] == [greedy("llama", tuple(prompt), NUM) for prompt in MANY]
+
+
+@pytest.mark.parametrize("num", [0, 1, 2])
+def test_answers_that_leave_no_room_for_a_draft(num: int):
+    """The draft model reads nothing while there is no room, and rows come in beside it all the same."""
+    answers = decode_all(decoder_of(), MANY, batch_size=3, max_new_tokens=num, eos_ids=ENDS)
+    assert [answer.ids for answer in answers] == [
+        ids for ids, *_ in alone(decoder_of(), max_new_tokens=num, eos_ids=ENDS)
+    ]
+
+
+def test_one_prompt_no_prompt_and_no_slots():
+    decoder = decoder_of()
+    [answer] = decode_all(decoder, MANY[:1], batch_size=4, max_new_tokens=NUM)
+    assert answer.ids == greedy("llama", tuple(MANY[0]), NUM)
+    assert decode_all(decoder, [], batch_size=4, max_new_tokens=NUM) == []
+    with pytest.raises(UserError, match="batch of 0 rows"):
+        decode_all(decoder, MANY, batch_size=0, max_new_tokens=NUM)
+
+
+@pytest.mark.parametrize("draft", ["model", "lookup", "choice"])
+def test_prompts_that_are_remembered_come_in_as_well(draft: str):
+    decoder, memory = decoder_of(draft=draft), Prefilled(limit_mb=1)
+    request: dict[str, Any] = {"max_new_tokens": NUM, "eos_ids": ENDS}
+    expected = [ids for ids, *_ in alone(decoder, **request)]
+    for _ in range(2):
+        steps: list[int] = []
+        answers = memory.decode_all(decoder, MANY, batch_size=3, seeds=SEEDS, progress=steps.append, **request)
+        assert [answer.ids for answer in answers] == expected and steps == [1] * len(MANY)
+
+
+def test_continued_texts_come_in_as_others_are_decided():
+    """Memories are asked for when there is a slot, `ahead` of them at a time, and come back fit to go on from."""
+    decoder, asked = decoder_of("prob", {"r": 0.02}), []
+
+    def read(places: range) -> Any:
+        asked.append(list(places))
+        return decoder.remember([MANY[place] for place in places])
+
+    done = decoder.resume(
+        read_ahead(read, len(MANY), 4),
+        [(len(prompt), []) for prompt in MANY],
+        [len(prompt) for prompt in MANY],
+        max_new_tokens=NUM,
+        is_decided=lambda row: "enough" if len(row.answer) > 2 * row.index else None,
+        slots=Slots(3),
+    )
+    assert asked == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    for index, (prompt, (answer, memory)) in enumerate(zip(MANY, done, strict=True)):
+        whole = decoder.generate([prompt], max_new_tokens=NUM)[0].ids
+        assert answer.finish == "enough" and answer.ids == whole[: len(answer.ids)]
+        assert 2 * index < len(answer.ids) <= 2 * index + 5
+        assert memory is not None
+        [(again, _)] = decoder.resume(
+            [memory], [(len(memory.text), [])], [len(prompt)], max_new_tokens=NUM, remember=False
+        )
+        assert again.ids == whole
+
+
+@pytest.mark.parametrize("number", [4, 16])
+def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
+    ends, plain = lengths_of(20 * number), Decoder(pair("llama")[0], None, make_rule("exact"), 0)
+    usage, lengths = scripted(plain, number, ends)
+    assert lengths == ends and usage.busy == sum(ends)
+    assert 0 < usage.idle < 0.1
+    assert to_their_end(number, ends) > 0.4
+
+
+def test_few_free_slots_wait_for_company():
+    waiting = Waiting([Start(Row(index, [1], 1)) for index in range(40)], 32)
+    assert len(waiting.next(0)) == 32 and waiting.next(32) == [] and waiting.next(29) == []
+    assert [start.row.index for start in waiting.next(28)] == [32, 33, 34, 35]
+    assert len(waiting.next(0)) == 4 and waiting.next(0) == []
+
+
+def test_a_cache_is_no_longer_than_its_longest_row_has_been():
+    """Forty rows one after the other through four slots: without packing the cache would hold all of them."""
+    batch, slots = prompts(*[6] * 40), []
+
+    class Watching:
+        layers, wants_q = (), False
+
+        def __call__(self, *_: Any) -> None:
+            slots.append(session.verifier.reader.slots)
+
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, observer=Watching())
+    rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
+    stop = Stop(NUM, frozenset(ENDS))
+    session = Session(decoder.parts, Waiting(map(Start, rows), 4), stop, Sampling(), Slots(4))
+    with torch.inference_mode():
+        answers = session.run()
+    assert sum(len(answer.ids) for answer, _ in answers) > 4 * 60
+    assert max(slots) <= 2 * (6 + NUM)
+
+
+def test_longest_prompts_first():
+    assert longest_first([[1], [1, 2, 3], [1, 2], [4, 5, 6]]) == [1, 3, 2, 0]
+
+
+def test_holes_are_given_back_while_no_row_leaves():
+    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
+    batch, slots, texts = prompts(*[6] * 8), [], []
+
+    class Watching:
+        layers, wants_q = (), False
+
+        def __call__(self, _block: Any, _acceptance: Any, rows: Any) -> None:
+            slots.append(session.verifier.reader.slots)
+            texts.append(max(len(row.text) for row in rows))
+
+    target, draft = pair("llama", noise=0.1)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=Watching())
+    rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
+    session = Session(
+        decoder.parts, Waiting(map(Start, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8)
+    )
+    with torch.inference_mode():
+        answers = session.run()
+    assert [answer.ids for answer, _ in answers] == [greedy("llama", tuple(prompt), 60) for prompt in batch]
+    assert all(held <= WASTE * text + 5 for held, text in zip(slots, texts, strict=True))
+
+
+def test_a_drafter_keeps_nothing_of_a_request():
+    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4)
+    decoder.generate(prompts(5, 6), max_new_tokens=8)
+    assert decoder.drafter.reader.slots == 0  # type: ignore[union-attr]

@@ -1,0 +1,86 @@
+"""The page of a trace as text: what stands in it, that it loads nothing, and that no text of a model becomes HTML."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from gistgate.demo.page import trace_page, visible
+from tests.demo.answers import LOOSE, STRICT, answer
+
+HOSTILE = (
+    "<script>alert(1)</script>",
+    "\" onmouseover='x'",
+    "</span><img src=http://x.y/z>",
+    "{{ 7 * 7 }}",
+    "]]>&amp;",
+)
+
+
+class Reader(HTMLParser):
+    """Collects the elements of a page and the text outside scripts and styles."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_every_token_stands_with_its_reason_and_probabilities():
+    page = Reader(trace_page("Tom has", LOOSE, STRICT))
+    tokens = [values for tag, values in page.elements if "token" in (values.get("class") or "") and "role" in values]
+    assert [values["class"] for values in tokens[:4]] == ["token strict", "token loose", "token carried", "token own"]
+    assert tokens[1]["data-note"] == "loose, gate 0.934, target 0.081"
+    assert tokens[3]["data-note"] == "own, target 0.703"
+
+
+def test_differences_have_the_same_numbers_on_both_sides():
+    page = Reader(trace_page("Tom has", LOOSE, STRICT))
+    assert [values["data-difference"] for tag, values in page.elements if tag == "mark"] == ["1", "1"]
+
+
+def test_numbers_are_those_of_the_statistics():
+    text = re.sub(r"\s+", " ", Reader(trace_page("Tom has", LOOSE)).text)
+    assert "mean accepted length (tau)2.00" in text and "loose tokens per hundred25.0" in text
+    assert "seconds2.00" in text and "tokens per second2.0" in text
+
+
+def test_certificate_and_provenance_are_shown_where_they_are_given():
+    page = trace_page("Tom", LOOSE, certificate={"bound": 0.02, "scope": {"task": "sums"}}, provenance={"seed": 1})
+    assert "Certificate" in page and "scope.task" in page and "0.02" in page and "Provenance" in page
+    assert "<details>" not in trace_page("Tom", LOOSE)
+
+
+def test_hostile_text_stays_text():
+    """Whatever a model or a gate's files say, the page has the elements of a harmless one."""
+    tame = answer("a", *[("x", "strict", None, 0.5) for _ in HOSTILE])
+    wild = answer(HOSTILE[0], *[(text, "strict", None, 0.5) for text in HOSTILE])
+    harmless = Reader(trace_page("x", tame, tame, certificate={"x": "x"}, title="x"))
+    hostile = Reader(trace_page(HOSTILE[0], wild, wild, certificate={HOSTILE[2]: HOSTILE[1]}, title=HOSTILE[0]))
+    assert [(tag, sorted(values)) for tag, values in hostile.elements] == [
+        (tag, sorted(values)) for tag, values in harmless.elements
+    ]
+    assert all(text in hostile.text for text in HOSTILE)
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("a\u202eb", "a⟨U+202E⟩b"), ("\u200f", "⟨U+200F⟩"), ("\x00\x1b", "⟨U+0000⟩⟨U+001B⟩"), ("\ud800", "⟨U+D800⟩"),
+    ("a\nb", "a↵\nb"), ("", "∅"), ("é שלום 👩‍🚀", "é שלום 👩‍🚀"),
+])  # fmt: skip
+def test_what_cannot_be_seen_or_reorders_text_is_written_out(text, expected):
+    assert visible(text) == expected
+
+
+def test_the_page_names_no_address_and_forbids_requests():
+    html = trace_page("Tom has", LOOSE, STRICT)
+    page = Reader(html)
+    policy = next(values["content"] for _, values in page.elements if "http-equiv" in values)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", html.replace("// ", ""))
+    assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy

@@ -1,0 +1,296 @@
+"""Two servers, one claim: what is certified, what is refused, and what survives a broken run."""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter, sleep
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from gistgate import endpoints as client
+from gistgate import endpoints as command
+from gistgate import endpoints as module
+from gistgate.certificates.bounds import exact_bound
+from gistgate.certificates.judged import LOCAL, Ledger, Look, fingerprint_of
+from gistgate.cli.main import app
+from gistgate.core.files import write_json_lines
+from gistgate.core.utils import UserError
+from gistgate.endpoints import Asked, KeptAnswers, Options, certify, continued
+from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval.prompts import hashes_of
+from gistgate.lm_eval.task import TaskSpec
+from tests.endpoints.scripted import Script, serving
+from tests.tiny import write_task
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Certify one script against another, with 80 documents."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(client, "RETRIES", 2)
+    monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=80), False))
+
+    def certified(strict: Script, loose: Script, **changes: Any) -> Any:
+        with ExitStack() as servers:
+            first, second = (servers.enter_context(serving(script)) for script in (strict, loose))
+            options = {"strict_endpoint": first, "loose_endpoint": second, "budget": 0.1, "prompts": 80, **changes}
+            return certify(Options("sums", **options, out=tmp_path / "out"))
+
+    return certified
+
+
+def test_the_bound_is_that_of_the_losses_and_gains(run):
+    loose = Script(wrong=frozenset({3, 4}), rambling=frozenset({5}))
+    proof, path = run(Script(wrong=frozenset({4, 9})), loose)
+    assert (proof.n, proof.losses, proof.gains, proof.differing) == (80, 1, 1, 2)
+    assert proof.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
+    assert proof.certified and proof.refusal is None
+    assert (proof.strict_answers.capped, proof.loose_answers.capped) == (0, 1 / 80)
+    assert proof.loose_answers.tokens == 9 and proof.loose_answers.score == pytest.approx(78 / 80)
+    written = json.loads(path.read_text())
+    assert written["loose"]["model"] == "adder" and written["losses"] == 1
+
+
+def test_a_loss_is_refused_and_the_file_says_so(run):
+    proof, path = run(Script(), Script(wrong=frozenset(range(40))))
+    assert not proof.certified and "budget of 10.00% is lost" in proof.refusal
+    assert not json.loads(path.read_text())["certified"]
+
+
+def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run, capsys):
+    run(Script(), Script(drops={7: 1}), concurrent=4)
+    strict, dying = Script(), Script(drops={7: 99})
+    with ExitStack() as servers:
+        first, second = (servers.enter_context(serving(script)) for script in (strict, dying))
+        options = {"strict_endpoint": first, "loose_endpoint": second, "budget": 0.1, "concurrent": 1}
+        with pytest.raises(UserError, match="cannot be reached, after 2 repetitions.*answers that have come are kept"):
+            certify(Options("sums", **options))
+        came = len(strict.asked), len(dying.asked)
+        dying.drops.clear()
+        proof, _ = certify(Options("sums", **options))
+    assert proof.certified and "answers come from a run that was interrupted" in capsys.readouterr().out
+    assert len(strict.asked) == proof.n and len(dying.asked) == proof.n, f"nothing was asked twice after {came}"
+
+
+@pytest.mark.parametrize(
+    "loose, message",
+    [
+        (Script(statuses={7: 400}), "refused a request with status 400: .*no 7 today"),
+        (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
+        (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
+        (Script(model="other"), "does not serve 'adder'. It serves: other"),
+    ],
+)
+def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
+    with pytest.raises(UserError, match=message):
+        run(Script(), loose, loose_model="adder")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_chat_is_asked_with_messages_and_further_entries(run):
+    strict, loose = Script(), Script()
+    run(strict, loose, chat=True, system="Add.", num_fewshot=1, loose_body='{"top_k": 1}')
+    roles = [message["role"] for message in loose.asked[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    assert loose.asked[0]["top_k"] == 1 and "top_k" not in strict.asked[0]
+    assert {body["temperature"] for body in loose.asked} == {0.0}
+
+
+def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
+    """A server would close that message and begin another one; what the user says comes last."""
+    asked = [{"role": "user", "content": "Write f."}, {"role": "assistant", "content": "```python\n"}]
+    assert continued(asked) == {"continue_final_message": True, "add_generation_prompt": False}
+    assert continued(asked[:1]) == continued("Write f.") == {}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"loose_body": "[1]"}, "is no JSON object"),
+        ({"loose_body": "{"}, "is no JSON"),
+        ({"budget": 0.001}, "cannot certify a budget"),
+        ({"confidence": 1.0}, "cannot be certified"),
+        ({"loose_endpoint": "localhost:1"}, "is no address of a server"),
+        ({"loose_endpoint": "http://HOST:PORT/v1"}, "is no address of a server"),
+        ({"loose_endpoint": "http://127.0.0.1:9/v1"}, "cannot be reached"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
+    with pytest.raises(UserError, match=message):
+        run(Script(), Script(), **changes)
+
+
+def test_prompts_are_judged_once_for_a_claim(run):
+    with serving(Script()) as strict, serving(Script()) as loose:
+        both = {"strict_endpoint": strict, "loose_endpoint": loose, "prompts": 40}
+        run(Script(), Script(), **both)
+        for changes in ({}, {"stop": "planned"}, {"chat": True}):  # without a change the servers may be others
+            with pytest.raises(UserError, match="already been judged.*--draw 2"):
+                run(Script(), Script(), **both, **changes)
+        proof, _ = run(Script(), Script(), **both, stop="planned", draw=2)
+        assert proof.n == 40
+        with pytest.raises(UserError, match="too few for draw 3"):
+            run(Script(), Script(), **both, draw=3)
+
+
+def numbers(script: Script) -> list[int]:
+    """The n of every n + 1 that a server was asked, in order."""
+    return sorted(int(re.findall(r"(\d+) \+ 1", body["prompt"])[-1]) for body in script.asked)
+
+
+def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
+    """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
+    task = command.load_task(TaskSpec("sums"))
+    marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
+    look = Look("claim", fingerprint_of(["a"]), "code", "sequence", 0.05, "of a pipeline")
+    known = Ledger()
+    known.admit(replace(look, problems=fingerprint_of(marks[:40])), ["a"], 0.05, problems=marks[:40])
+    known.write(LOCAL)
+    asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
+    gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
+    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    strict, loose = Script(), Script()
+    assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
+    assert numbers(strict) == numbers(loose) == [*range(55, 80)]
+    options = Options("sums", "strict", "loose", prompts=80)
+    assert len(command.documents(task, options, None)) == 40
+    gate.config.problems = ""
+    with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
+        assert len(command.documents(task, replace(options, gate="folder"), gate)) == 40
+
+
+def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
+    prompting = {"num_fewshot": 1, "chat_template": True, "system": "Add."}
+    gate = SimpleNamespace(config=SimpleNamespace(problems="00", prompting=prompting, labels={}))
+    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    strict = Script()
+    run(strict, Script(), gate="folder", budget=0.3)
+    messages = strict.asked[0]["messages"]
+    assert messages[0] == {"role": "system", "content": "Add."} and len(messages) == 4
+    strict = Script()
+    with pytest.raises(UserError, match="A system text needs a chat"):
+        run(strict, Script(), gate="folder", chat=False, system="Add.")
+
+
+def test_prompts_of_a_finished_run_in_this_folder_are_not_asked(run, tmp_path):
+    """Those of every split of the run; what lies there of another task does not matter."""
+    for place, split in enumerate(("train", "development", "calibration", "guard", "test")):
+        used = [{"doc": {"question": f"{number} + 1?"}} for number in range(11 * place, 11 * place + 11)]
+        write_json_lines(tmp_path / f"data/prompts/{split}.jsonl", [*used, {"doc": {"prompt": "Write f."}}])
+    strict, loose = Script(), Script()
+    assert run(strict, loose, budget=0.3)[0].n == 25
+    assert numbers(strict) == numbers(loose) == [*range(55, 80)]
+
+
+def test_the_command_line_compares_servers(run, tmp_path, capsys):
+    with serving(Script()) as strict, serving(Script(wrong=frozenset({3}))) as loose:
+        given = ["--task", "sums", "--budget", "0.1", "--strict-endpoint", strict, "--prompts", "80"]
+        answer = CliRunner().invoke(app, ["calibrate", *given, "--loose-endpoint", loose, "--json"])
+        assert answer.exit_code == 0, answer.output
+        shown = json.loads(answer.stdout)
+        assert shown["certificate"]["losses"] == 1 and Path(shown["path"]).is_file()
+        for more, message in (
+            ([], "name both"),
+            (["--loose-endpoint", loose, "--rule", "fly"], "--rule means nothing"),
+            (["--loose-endpoint", loose, "--score", "capped"], "--score means nothing where two servers"),
+            (["--loose-endpoint", loose, "--set", "r=0.3"], "--set means nothing where two servers"),
+            (["--loose-endpoint", loose, "--quantise-draft", "int8"], "--quantise-draft means nothing"),
+        ):
+            refused = CliRunner().invoke(app, ["calibrate", *given, *more])
+            assert isinstance(refused.exception, UserError) and message in str(refused.exception)
+
+
+def test_one_server_with_one_request_is_no_comparison(run):
+    with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
+        run(Script(), Script(), strict_endpoint=url, loose_endpoint=url)
+
+
+def test_a_damaged_file_of_answers_is_named(run, tmp_path):
+    command.KEPT.parent.mkdir()
+    command.KEPT.write_text("no database, but long enough to be read as one" * 10)
+    with pytest.raises(UserError, match="cannot be read.*Remove it"):
+        run(Script(), Script())
+
+
+@pytest.mark.parametrize("content", ["[1]", '{"a": "twice"}'])
+def test_a_damaged_count_of_comparisons_is_named(run, content):
+    command.FINISHED.parent.mkdir()
+    command.FINISHED.write_text(content)
+    with pytest.raises(UserError, match="does not count comparisons. Remove it"):
+        run(Script(), Script())
+
+
+def test_comparisons_are_counted_apart(run):
+    assert [command.times_finished("a", 1), command.times_finished("b"), command.times_finished("a")] == [1, 0, 1]
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    monkeypatch.setattr(client, "RETRIES", 0)
+    return lambda run="a": KeptAnswers(tmp_path / "kept.sqlite", run)
+
+
+def asked(*numbers: int) -> list[Asked]:
+    return [Asked(f"{n} + 1", (), 9) for n in numbers]
+
+
+def test_a_new_run_asks_the_servers_as_they_are_now(kept):
+    with serving(script := Script()) as url:
+        endpoint = client.connect(url, None, {})
+        kept().answers(endpoint, asked(3), 1)
+        script.wrong = frozenset({3})
+        assert "#### 4" in kept().answers(endpoint, asked(3), 1)[0].text  # the same run goes on
+        assert "#### 5" in kept("b").answers(endpoint, asked(3), 1)[0].text
+        kept().finish()
+        assert (len(kept()), len(kept("b"))) == (0, 1)
+
+
+def test_two_processes_may_ask_the_same_while_a_third_one_writes(kept, tmp_path):
+    """SQLite locks by connection, and every run has its own; answers that come meanwhile wait for the lock."""
+    runs = [kept() for _ in range(2)]
+    writing = closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None))
+    with serving(Script()) as url, ThreadPoolExecutor() as pool, writing as other:
+        other.execute("begin immediate")
+        waiting = [pool.submit(one.answers, client.connect(url, None, {}), asked(0, 1, 2, 3), 4) for one in runs]
+        sleep(0.5)
+        assert not any(one.done() for one in waiting) and len(kept()) == 0
+        other.execute("rollback")
+        assert waiting[0].result() == waiting[1].result() and len(kept()) == 4
+
+
+def test_ctrl_c_waits_for_nobody_and_keeps_what_has_come(kept, monkeypatch):
+    def interrupted(waiting):
+        sleep(0.5)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "as_completed", interrupted)
+    with serving(script := Script()) as url:
+        script.delays = {2: 3.0}
+        started = perf_counter()
+        with pytest.raises(KeyboardInterrupt):
+            kept().answers(client.connect(url, None, {}), asked(0, 1, 2), 3)
+        assert perf_counter() - started < 2.5 and len(kept()) == 2
+
+
+def test_a_full_disk_is_one_sentence(kept, monkeypatch):
+    def full(*_: Any) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    monkeypatch.setattr(KeptAnswers, "_keep", full)
+    with serving(Script()) as url, pytest.raises(UserError, match="disk is full.*Make room"):
+        kept().answers(client.connect(url, None, {}), asked(0), 1)
+
+
+@pytest.mark.parametrize("page", ["<html>", {"model": "adder", "choices": ["x"]}, {"model": "adder", "choices": [{}]}])
+def test_an_answer_that_is_no_completion_is_one_sentence(kept, page):
+    with serving(Script(pages={0: page})) as url, pytest.raises(UserError, match="OpenAI protocol|is not whole"):
+        kept().answers(client.connect(url, None, {}), asked(0), 1)

@@ -1,0 +1,168 @@
+"""An exported gate decodes with plain transformers exactly as the library does."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.gate import Gate
+from gistgate.drafters.model import ModelDrafter
+from gistgate.rules import make_rule
+from tests.export.exported import EOS, PAD, PROMPTS, RISKS
+from tests.tiny import write_task
+
+REQUESTS: dict[str, dict[str, Any]] = {
+    "one": {"prompts": PROMPTS[:1], "arguments": {"max_new_tokens": 24}},
+    "batch": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24}},
+    "paths": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "draft_model": "{place}/draft"}},
+    "loaded": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24}},
+    "budget": {"prompts": PROMPTS, "arguments": {"max_length": 60, "budget": 0.05}},
+    "by hand": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "risk": 0.25, "block": 7}},
+    "too small a budget": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "budget": 0.01}},
+    "sampled": {
+        "prompts": PROMPTS,
+        "arguments": {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    },
+    "stops": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "stop_strings": ["m", "n", "#"]}},
+    "lookup": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "drafter": "lookup", "draft_model": None}},
+    "fly": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "rule": "fly"}},
+    "guarded": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "guards": ["loop"]}},
+    "compiled": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "engine": "compiled"}},
+}
+
+
+@pytest.fixture(scope="module")
+def answers(place: Path) -> dict[str, Any]:
+    """What plain transformers answered, in a process that cannot import gistgate."""
+    requests = json.dumps(REQUESTS).replace("{place}", place.as_posix())
+    (place / "requests.json").write_text(requests)
+    run_plain(place, sys.executable, "-I", str(Path(__file__).with_name("plain.py")), str(place))
+    read: dict[str, Any] = json.loads((place / "answers.json").read_text())
+    return read
+
+
+def run_plain(place: Path, *command: str) -> str:
+    """A command in another folder, with a modules cache of its own and without our package on its path."""
+    ours = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONSAFEPATH": "1"}
+    homes = {"HF_MODULES_CACHE": str(place / "modules"), "HF_DATASETS_CACHE": str(place / "datasets")}
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | ours | homes
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: int = 4, **request: Any) -> Any:
+    """The same request to the library's own decoder, as rows that begin with the padded prompt."""
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), rule, block, gate=gate, tokenizer=tokenizer)
+    encoded = tokenizer(REQUESTS[name]["prompts"], return_tensors="pt", padding=True)
+    prompts = tokenizer(REQUESTS[name]["prompts"]).input_ids
+    limit = REQUESTS[name]["arguments"]
+    length = limit.get("max_new_tokens") or limit["max_length"] - encoded.input_ids.shape[1]
+    found = decoder.generate(prompts, max_new_tokens=length, eos_ids=[EOS], **request)
+    longest = max(len(answer.ids) for answer in found)
+    new = [answer.ids + [PAD] * (longest - len(answer.ids)) for answer in found]
+    return [[*row, *tail] for row, tail in zip(encoded.input_ids.tolist(), new, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["one", "batch", "paths", "loaded"])
+def test_plain_transformers_gives_the_librarys_ids(
+    name: str, answers: Any, pair: Any, tokenizer: Any, gate: Gate
+) -> None:
+    assert answers[name]["ids"] == library(pair, tokenizer, gate, name, make_rule("autojudge", risk=RISKS[0.03]))
+    assert answers[name]["loose"] > 0
+    assert not answers[name]["warnings"]
+
+
+def test_a_budget_chooses_its_own_setting(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
+    found, rule = answers["budget"], make_rule("autojudge", risk=RISKS[0.05])
+    assert found["ids"] == library(pair, tokenizer, gate, "budget", rule)
+    assert found["ids"] != answers["batch"]["ids"]
+    assert not found["warnings"]
+
+
+def test_a_setting_by_hand_is_taken_with_a_warning(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
+    found = answers["by hand"]
+    assert found["ids"] == library(pair, tokenizer, gate, "by hand", make_rule("autojudge", risk=0.25), block=7)
+    assert found["warnings"] == [
+        "No certificate covers this: risk 0.25 is not among the certified values (0.2, 0.3); block is 7, but 4 was "
+        "certified."
+    ]
+
+
+def test_without_a_certificate_it_decodes_strictly_and_says_so(answers: Any, pair: Any, tokenizer: Any) -> None:
+    found = answers["too small a budget"]
+    inputs = tokenizer(PROMPTS, return_tensors="pt", padding=True, return_token_type_ids=False)
+    assert found["ids"] == pair[0].generate(**inputs, max_new_tokens=24, do_sample=False).tolist()
+    assert "no setting certified for a budget of 0.01" in found["warnings"][0]
+    assert found["loose"] == 0
+
+
+def test_sampling_repeats_with_the_seed_and_is_not_certified(
+    answers: Any, pair: Any, tokenizer: Any, gate: Gate
+) -> None:
+    torch.manual_seed(7)
+    request = {"sampling": Sampling(0.8, 20, 0.9), "seeds": torch.randint(2**62, (3,)).tolist()}
+    rule = make_rule("autojudge", risk=RISKS[0.03])
+    assert answers["sampled"]["ids"] == library(pair, tokenizer, gate, "sampled", rule, **request)
+    assert "sampled at temperature 0.8" in answers["sampled"]["warnings"][0]
+
+
+def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
+    stops = REQUESTS["stops"]["arguments"]["stop_strings"]
+    rule = make_rule("autojudge", risk=RISKS[0.03])
+    found = answers["stops"]
+    assert found["ids"] == library(pair, tokenizer, gate, "stops", rule, stops=stops)
+    assert found["ids"] != answers["batch"]["ids"]
+
+
+@pytest.mark.parametrize("name", ["lookup", "fly", "guarded", "compiled"])
+def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
+    assert "This folder carries what its gate was certified with" in answers[name]["error"]
+    assert "`pip install .` in its clone" in answers[name]["error"]
+
+
+def test_the_folder_is_small(place: Path) -> None:
+    """Whoever passes trust_remote_code=True has to be able to read it."""
+    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 12
+
+
+@pytest.mark.slow
+def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenizer: Any, gate: Gate) -> None:
+    tasks = write_task(place, num_test=4)
+    code = "import sys; sys.modules['gistgate'] = None; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    shared = [
+        sys.executable, "-c", code, "run", "--model", "hf", "--model_args", "pretrained=target,dtype=float32",
+        "--tasks", "sums", "--include_path", str(tasks), "--batch_size", "2", "--device", "cpu", "--log_samples",
+    ]  # fmt: skip
+    gated = ["custom_generate=gate", "trust_remote_code=True", "gate=gate", "draft_model=draft", "risk=0.3"]
+    log = run_plain(place, *shared, "--output_path", "loose", "--gen_kwargs", *gated)
+    assert "No certificate covers" not in log  # the task asks for nothing that was not certified
+    found = served(place / "loose")
+    decoder = Decoder(
+        pair[0], ModelDrafter(pair[1]), make_rule("autojudge", risk=0.3), 4, gate=gate, tokenizer=tokenizer
+    )
+    loose = 0
+    for prompt, text in found.items():
+        ids = tokenizer(prompt).input_ids
+        answer = decoder.generate([ids], max_new_tokens=12, eos_ids=[EOS], stops=["\n", "Q:"])[0]
+        expected = tokenizer.decode(answer.ids, skip_special_tokens=True)
+        assert text == expected.split("\n")[0].split("Q:")[0]
+        loose += answer.statistics.loose
+    assert len(found) == 4
+    assert loose > 0
+
+
+def served(folder: Path) -> dict[str, str]:
+    """Prompt -> answer, as lm-eval logged them."""
+    rows = [json.loads(line) for path in folder.rglob("samples_*.jsonl") for line in path.read_text().splitlines()]
+    return {row["arguments"]["gen_args_0"]["arg_0"]: row["resps"][0][0] for row in rows}

@@ -1,0 +1,237 @@
+"""Decoders from names: what a certificate covers, what is certified of a gate, and drafters that know texts."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.core.certificate import Proof, check_request
+from gistgate.core.decoder import Decoder
+from gistgate.core.files import fingerprint
+from gistgate.core.gate import Gate, GateConfig
+from gistgate.core.guards import LoopGuard
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.utils import UserError
+from gistgate.models.build import KNOWN, Choice, build_decoder, other_parts
+from gistgate.models.options import Wishes
+from gistgate.retrieval.corpus import CorpusDrafter
+from gistgate.retrieval.sense import SenDrafter, SenTree
+from pipeline.params import PromptingParams
+from tests.architectures import pair
+from tests.certificates import proofs
+from tests.retrieval.test_sen import store_of
+from tests.tiny import byte_tokenizer, tiny_pair
+
+TOKENIZER = byte_tokenizer()
+TARGET, DRAFT = pair("llama")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a draft model, a gate and certificates of `prob` and of `sen`."""
+    folder = tmp_path_factory.mktemp("parts")
+    DRAFT.save_pretrained(folder / "draft")
+    config = GateConfig(
+        {"type": "linear"}, {"h_tok:post": 32}, identify_model(TARGET), identify_model(DRAFT),
+        identify_tokenizer(TOKENIZER),
+    )  # fmt: skip
+    gate = Gate(config)
+    gate.save(folder / "gate")
+    proofs.proof_for(gate, proofs.point(0.03, settings={"risk": 0.7})).save(folder / "gate")
+    proof().save(folder / "proof")
+    return folder
+
+
+def proof(settings: dict[str, Any] | None = None, **changes: Any) -> Proof:
+    """A proof of `prob` with the draft model, whose scope names everything that can be compared."""
+    scope = {
+        "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
+        "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),
+        "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
+    }  # fmt: skip
+    found = proofs.point(0.01, settings=settings or {"r": 0.4})
+    return proofs.proof(found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes})
+
+
+def build(place: Path, **parts: Any) -> Decoder:
+    return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
+
+
+def certified(place: Path, **parts: Any) -> Decoder:
+    return build(place, certificate=str(place / "proof"), **parts)
+
+
+def test_a_certificate_says_everything(place: Path) -> None:
+    decoder = certified(place)
+    assert (decoder.rule.id, decoder.rule.r, decoder.block) == ("prob", 0.4, 5)  # type: ignore[attr-defined]
+    same = certified(place, rule="prob", drafter="model", block=5, settings={"r": 0.4}, budget=0.02)
+    assert same.rule == decoder.rule
+
+
+@pytest.mark.parametrize(
+    "asked, sentence",
+    [
+        ({"rule": "fly"}, "says rule prob, and rule fly is asked for"),
+        ({"drafter": "lookup"}, "says drafter model"),
+        ({"block": 0}, "says block 5"),
+        ({"settings": {"r": 0.1}}, "says r 0.4"),
+        ({"settings": {"other": 1}}, "says other none"),
+        ({"segments": "somewhere"}, "says segments none"),
+        ({"budget": 0.005}, "no setting certified for a budget of 0.005"),
+        ({"guards": ["loop"]}, r"another guards \(none certified, \['loop'\] here\)"),
+        ({"gate": "gate"}, r"another gate \(none certified"),
+        ({"draft": None}, "needs a draft model"),
+    ],
+)
+def test_what_a_certificate_does_not_say_is_refused(place: Path, asked: dict[str, Any], sentence: str) -> None:
+    if "gate" in asked:
+        asked = {"gate": str(place / "gate")}
+    with pytest.raises(UserError, match=sentence):
+        certified(place, **asked)
+
+
+def test_a_folder_without_a_certificate_is_refused(place: Path) -> None:
+    with pytest.raises(UserError, match="holds no certificate.json"):
+        build(place, certificate=str(place / "draft"))
+
+
+def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path) -> None:
+    assert certified(place, engine="compiled").engine.name == "compiled"
+    target = tiny_pair()[0].to(torch.bfloat16)
+    proof(scope={"target": model_scope(identify_model(target)), "draft": None}).save(tmp_path)
+    parts: dict[str, Any] = {"draft": str(place / "draft"), "certificate": str(tmp_path)}
+    assert build_decoder(target, TOKENIZER, Wishes(**parts)).engine.name == "eager"
+    with pytest.raises(UserError, match=r"another engine \(eager certified, compiled here\)"):
+        build_decoder(target, TOKENIZER, Wishes(**parts, engine="compiled"))
+
+
+@pytest.mark.parametrize(
+    "request_, sentence",
+    [
+        ({"temperature": 0.7}, r"another temperature \(0.0 certified, 0.7 here\)"),
+        ({"chat": True}, r"another prompting \(chat_template False certified, chat_template True here\)"),
+        ({"chat": True, "system": "Be brief."}, "system none certified"),
+    ],
+)
+def test_requests_unlike_the_certified_ones_are_refused(request_: dict[str, Any], sentence: str) -> None:
+    check_request(proof())
+    check_request(proof(), system="without a chat template it is not used")
+    with pytest.raises(UserError, match=sentence):
+        check_request(proof(), **request_)
+
+
+def gated(place: Path, **parts: Any) -> tuple[Decoder, list[str]]:
+    """The decoder of the gate, and what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decoder = build(place, gate=str(place / "gate"), **parts)
+    return decoder, [str(warning.message) for warning in caught]
+
+
+def test_a_gate_at_another_block_or_drafter_says_that_nothing_is_certified(place: Path) -> None:
+    decoder, said = gated(place)
+    assert (decoder.block, decoder.rule.risk, said) == (4, 0.7, [])  # type: ignore[attr-defined]
+    decoder, said = gated(place, block=6)
+    assert decoder.block == 6
+    assert said == ["No certificate covers this: block is 6, but 4 was certified."]
+    assert "drafter is lookup, but model was certified" in gated(place, drafter="lookup")[1][0]
+
+
+def test_a_block_of_zero_is_plain_decoding(place: Path) -> None:
+    decoder, said = gated(place, block=0)
+    assert (decoder.block, said) == (0, [])
+
+
+def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "texts.txt").write_text("Tom has five apples.\n\nAnna has two.\n")
+    decoder = build(place, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
+    assert isinstance(decoder.drafter, CorpusDrafter)
+    text, (known,) = TOKENIZER("Tom has").input_ids, TOKENIZER([" five"], add_special_tokens=False).input_ids
+    assert decoder.drafter.continuation(text, 5) == known
+    store_of("llama", [TOKENIZER("Tom has").input_ids]).save(tmp_path / "store")
+    for name, kind in (("sen", SenDrafter), ("sen-lexical", SenDrafter), ("sen-tree", SenTree)):
+        made = build(place, drafter=name, datastore=str(tmp_path / "store"))
+        assert type(made.drafter) is kind and made.drafter.semantic == (name != "sen-lexical")
+        assert made.generate([text], max_new_tokens=8)[0].ids == build(place).generate([text], max_new_tokens=8)[0].ids
+
+
+@pytest.mark.parametrize(
+    "parts, sentence",
+    [
+        ({"drafter": "sen"}, "datastore=<folder>"),
+        ({"drafter": "corpus"}, "corpus=<file>"),
+        ({"drafter": "corpus", "corpus": "/nowhere.txt"}, "missing"),
+        ({"drafter": "senn"}, "Did you mean 'sen'"),
+        ({"drafter": "model", "draft": None}, "needs a draft model"),
+        ({"guards": ["lop"]}, "no guard 'lop'"),
+        ({"engine": "quick"}, "no engine 'quick'"),
+        ({"speculate_up_to": "often"}, "or 'auto'"),
+        ({"speculate_up_to": "-1"}, "or 'auto'"),
+    ],
+)
+def test_what_is_missing_is_one_sentence(place: Path, parts: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        build(place, **parts)
+
+
+def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> None:
+    for name, text in (("store", "Tom has"), ("other", "Anna gave")):
+        store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
+    data = fingerprint(tmp_path / "store")
+    proof(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
+    assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
+    with pytest.raises(UserError, match="another drafter_data"):
+        certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
+
+
+@pytest.mark.parametrize(
+    "dtype, engine, texts, words",
+    [
+        (torch.bfloat16, "eager", "own", ()),
+        (torch.bfloat16, "compiled", "own", ("the engine is compiled, but eager was certified",)),
+        (torch.float32, "compiled", "own", ()),
+        (torch.float32, "eager", "other", ("the drafter reads other texts than the certified ones",)),
+    ],
+)
+def test_a_certificate_beside_a_gate_doubts_other_parts(
+    tmp_path: Path, dtype: torch.dtype, engine: str, texts: str, words: tuple[str, ...]
+) -> None:
+    for name in ("own", "other"):
+        (tmp_path / name).write_text(name)
+    known = proof(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
+    choice, wishes = Choice("prob", {"r": 0.5}, 4, "corpus"), Wishes(engine=engine, corpus=str(tmp_path / texts))
+    target: Any = SimpleNamespace(dtype=dtype)
+    assert other_parts(choice, known, wishes, target, None) == words
+    assert other_parts(replace(choice, drafter="none"), known, wishes, target, None) == ()
+
+
+def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
+    decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to="4")
+    assert (decoder.parts.guards.guards, decoder.engine.name, decoder.speculate_up_to) == (
+        (LoopGuard(),),
+        "compiled",
+        4,
+    )
+    assert build(place, speculate_up_to="auto").speculate_up_to is None
+
+
+def test_the_command_line_names_every_drafter() -> None:
+    from gistgate.cli.options import Drafter
+
+    said = Drafter.__metadata__[0].help.split(";")[0].replace(" or ", ", ").split(", ")
+    assert said == list(KNOWN)
+
+
+def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> None:
+    gate = Gate.load(place / "gate")
+    proof(rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}).save(tmp_path)
+    decoder = build(place, gate=str(place / "gate"), certificate=str(tmp_path))
+    assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match="gate"):
+        build(place, certificate=str(tmp_path))

@@ -1,0 +1,197 @@
+"""params.yaml: what it accepts, and the sentence it answers with otherwise."""
+
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gistgate.core.files import write_text
+from gistgate.core.utils import UserError
+from pipeline.params import ChoiceParams, Params, parse_params, read_params
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_projects_own_file_reads():
+    params = read_params(ROOT / "params.yaml")
+    assert params.method("autojudge").learned and not params.method("fly").learned
+    assert params.method("fly").settings({"window": 2}, 0.5) == {"entropy": "top3", "window": 2, "theta": 0.5}
+
+
+def test_an_empty_file_means_the_defaults():
+    assert parse_params({}).decoding.block == 8
+
+
+def test_a_nested_block_keeps_its_own_defaults():
+    """A draft with one key changed is still a draft, not a target."""
+    assert parse_params({"pair_training": {"draft": {"steps": 3}}}).pair_training.draft.hidden_size == 128
+
+
+def test_yaml_reads_1e_3_as_text_and_we_do_not():
+    assert parse_params({"train": {"lr": "1e-3"}}).train.lr == 0.001
+
+
+def test_environment_names_the_file(tmp_path, monkeypatch):
+    (tmp_path / "mine.yaml").write_text("seed: 7\n")
+    monkeypatch.setenv("GISTGATE_PARAMS", str(tmp_path / "mine.yaml"))
+    assert read_params().seed == 7
+
+
+FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        ({"collect": {"shard_promts": 3}}, "unknown key 'collect.shard_promts'. Did you mean 'shard_prompts'?"),
+        ({"tasks": "gsm8k"}, "Did you mean 'task'?"),
+        ({"decoding": {"block": 0}}, "'decoding.block' is 0, but it has to be at least 1"),
+        ({"decoding": {"block": "8"}}, "has to be a whole number"),
+        ({"seed": True}, "has to be a whole number"),
+        ({"train": {"lr": float("nan")}}, "has to be a number"),
+        ({"calibrate": {"budgets": [0.02, 3]}}, "'calibrate.budgets' is 3,"),
+        ({"calibrate": {"budgets": 0.02}}, "has to be a list"),
+        ({"prompts": None}, "has to be a block of keys"),
+        ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),
+        ({"methods": {"free": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}}, "goes up and down"),
+        ({"methods": {"free": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}}}, "'fly' goes from loose to strict"),
+        ({"methods": {"free": {"fly": {**FLY, "knob": None}}}}, "needs both 'knob' and 'grid'"),
+        ({"methods": {"free": {"fly": {}}}}, "lacks the key 'methods.free.fly.rule'"),
+        ({"methods": {"free": {"fly": {**FLY, "head": "mlp"}}}}, "needs 'head' if and only if"),
+        ({"methods": {"learned": {"judge": {**FLY, "head": "mpl"}}}}, "Did you mean 'mlp'?"),
+        ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in two groups"),
+        ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
+        ({"methods": {"lossless": {"a": {"rule": "fly"}}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"methods": {"free": {"a": {"rule": "fly-amd"}}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
+        ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
+        ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
+        ({"train": {"map": "plat"}}, "'train.map' names 'plat'. Did you mean 'platt'?"),
+        ([1], "has to be a block of keys"),
+    ],
+)
+def test_bad_input_is_one_sentence(content, sentence):
+    with pytest.raises(UserError) as caught:
+        parse_params(content)
+    assert sentence in str(caught.value)
+
+
+def test_an_unknown_method_offers_the_nearest():
+    with pytest.raises(UserError, match="Did you mean 'fly'"):
+        parse_params({"methods": {"free": {"fly": FLY}}}).method("fyl")
+
+
+@pytest.mark.parametrize("text", ["seed: [", "\tseed: 1"])
+def test_damaged_yaml_is_one_sentence(tmp_path, text):
+    (tmp_path / "params.yaml").write_text(text)
+    with pytest.raises(UserError, match="not valid YAML"):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_a_missing_file_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="missing"):
+        read_params(tmp_path / "params.yaml")
+
+
+def test_what_is_calibrated_has_a_knob():
+    """The graph has a calibration for every method that is not lossless; without a knob it would write nothing."""
+    params = read_params(ROOT / "params.yaml")
+    assert [name for name, method in params.methods.items() if method.knob is None] == ["exact"]
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(content["methods"]["lossless"]) == ["exact"]
+
+
+def missing_keys(params, content, where=""):
+    """Fields that the file does not mention, as dotted places."""
+    for field in fields(params):
+        value, place = getattr(params, field.name), f"{where}{field.name}"
+        if field.name not in content:
+            yield place
+        elif is_dataclass(value):
+            yield from missing_keys(value, content[field.name], f"{place}.")
+
+
+def test_the_projects_own_file_shows_every_key():
+    """DVC tracks what stands in the file; a default that only the code knows could change unnoticed."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert list(missing_keys(read_params(ROOT / "params.yaml"), content)) == []
+
+
+def contradictions(default, content, where=""):
+    """Keys of the file whose value differs from the default in the code, as dotted places."""
+    for key, value in content.items():
+        own, place = getattr(default, key), f"{where}{key}"
+        if isinstance(value, dict) and not isinstance(own, dict):
+            yield from contradictions(own, value, f"{place}.")
+        elif (list(own) if isinstance(own, tuple) else own) != value:
+            yield place
+
+
+def test_no_default_contradicts_the_projects_own_file():
+    """A file that leaves a key out runs as the project's own file does."""
+    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    assert parse_params({}).methods == parse_params({"methods": content.pop("methods")}).methods
+    content["prompts"].pop("draw")  # says which prompts of the embedded world were judged before
+    assert list(contradictions(Params(), content)) == []
+    retrieval = yaml.safe_load((ROOT / "pipeline/studies/retrieval/params.yaml").read_text())
+    assert list(contradictions(ChoiceParams(), retrieval["choice"])) == []
+
+
+def params_of_a_pair(folder: Path, monkeypatch: pytest.MonkeyPatch, **content: Any) -> Params:
+    """The parameters of a project whose pair drafts with `suffix`."""
+    monkeypatch.chdir(folder)
+    write_text(folder / "models/pairs/alone.yaml", yaml.safe_dump({"target": {"model": "t"}, "drafter": "suffix"}))
+    write_text(folder / "params.yaml", yaml.safe_dump({"pair": "alone", **content}))
+    return read_params()
+
+
+def test_methods_draft_with_the_drafter_of_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    methods = params_of_a_pair(tmp_path, monkeypatch).methods
+    assert {method.drafter for method in methods.values()} == {"suffix"} and "autojudge" in methods
+    named = {"lossless": {"exact": {"rule": "exact"}, "other": {"rule": "exact", "drafter": "lookup"}}}
+    methods = params_of_a_pair(tmp_path, monkeypatch, methods=named).methods
+    assert (methods["exact"].drafter, methods["other"].drafter) == ("suffix", "lookup")
+
+
+def test_heads_that_read_draft_probabilities_are_left_out_without_a_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = params_of_a_pair(tmp_path, monkeypatch).train
+    assert "logistic+draft" in Params().train.heads
+    assert train.heads == ("logistic", "linear", "mlp") and train.extra_features == ()
+
+
+def test_a_head_names_features_that_are_read() -> None:
+    with pytest.raises(UserError, match=r"the head 'mlp\+h_tok:layer:1' .* sees 'h_tok:layer:1', which is not among"):
+        parse_params({"train": {"heads": ["logistic", "mlp+h_tok:layer:1"]}})
+
+
+@pytest.mark.parametrize(
+    "content, sentence",
+    [
+        (
+            {"methods": {"free": {"mixed": {"rule": "ensemble", "knob": "w", "grid": [0.9, 0.5]}}}},
+            "the method 'mixed' has the rule 'ensemble', which reads draft probabilities, .* 'suffix' has none",
+        ),
+        ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
+        (
+            {"train": {"headline_head": "logistic+draft"}},
+            "'train.headline_head' is 'logistic.draft', which reads draft",
+        ),
+        (
+            {
+                "methods": {
+                    "learned": {"a": {"rule": "autojudge", "head": "logistic+draft", "knob": "risk", "grid": [0.1]}}
+                }
+            },
+            "'methods.learned.a.head' is 'logistic.draft', which reads draft probabilities",
+        ),
+    ],
+)
+def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        params_of_a_pair(tmp_path, monkeypatch, **content)

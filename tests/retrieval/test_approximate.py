@@ -1,0 +1,96 @@
+"""FAISS in front of the stored keys finds nearly what the exact search finds."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gistgate.core.utils import UserError
+from gistgate.retrieval import index as choosing
+from gistgate.retrieval.index import ExactIndex, index_for
+from gistgate.retrieval.sense import SenDrafter
+from gistgate.retrieval.store import Datastore
+from pipeline.retrieval import index_writer, planned_index
+from tests.architectures import pair, prompts
+from tests.retrieval.test_sen import store_of
+
+faiss = pytest.importorskip("faiss")
+from gistgate.retrieval.index import (
+    FaissIndex,
+    fill,
+    new_index,
+    read_index,
+)
+
+
+def low_rank(num: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    mixed = torch.randn(num, 6, generator=generator) @ torch.randn(6, 16, generator=generator)
+    return torch.nn.functional.normalize(mixed, dim=-1).half()
+
+
+@pytest.mark.parametrize("kind", ["ivf", "hnsw"])
+def test_neighbours_are_nearly_the_exact_ones_and_a_file_keeps_them(kind, tmp_path: Path):
+    keys = low_rank(3000)
+    index = fill(new_index(kind, 3000, 16), keys[:2000], keys.split(1000))
+    faiss.write_index(index, str(tmp_path / "index"))
+    queries = keys[::100].float()
+    exact = ExactIndex(keys).search(queries, 8)[1]
+    for one in (index, read_index(tmp_path / "index")):
+        cosines, found = FaissIndex(one, keys, effort=64, refine=16).search(queries, 8)
+        hits = sum(len(set(a) & set(b)) for a, b in zip(found.tolist(), exact.tolist(), strict=True))
+        assert hits / exact.numel() >= 0.9 and bool((cosines.diff(dim=-1) <= 0).all())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of so many keys that its folder has an index."""
+    monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10)
+    store = store_of("llama", prompts(5, 17, 2, 10, 6, 8, 4, 12))
+    store.save(tmp_path / "store", index_writer(store, planned_index(*store.keys.shape)))
+    return tmp_path / "store"
+
+
+def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    store = Datastore.load(folder, pair("llama")[0])
+    assert isinstance(index_for(store), FaissIndex) and isinstance(SenDrafter(store).search, FaissIndex)
+    assert isinstance(index_for(store.first(1)), ExactIndex), "what is in memory has no index file"
+    query = store.keys[7:8].float()
+    assert index_for(store).search(query, 3)[1][0, 0] == ExactIndex(store.keys).search(query, 3)[1][0, 0] == 7
+    monkeypatch.setattr(choosing, "find_spec", lambda name: None)
+    with pytest.warns(UserWarning, match=r"'\.\[retrieval\]'"):
+        assert isinstance(index_for(store), ExactIndex)
+    monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10_000)
+    assert isinstance(index_for(store), ExactIndex) and planned_index(*store.keys.shape) is None
+
+
+def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(UserError, match="width 50"):
+        planned_index(20_000, 50)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(UserError, match=r"'\.\[retrieval\]'"):
+        planned_index(20_000, 64)
+
+
+def test_a_truncated_or_missing_index_is_named_on_load(folder: Path):
+    file = folder / "index.faiss"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"index.faiss has 100 bytes instead of \d+. Build the datastore again"):
+        Datastore.load(folder, pair("llama")[0])
+    file.unlink()
+    with pytest.raises(UserError, match=r"index.faiss is missing. Build the datastore again"):
+        Datastore.load(folder, pair("llama")[0])
+
+
+def test_an_index_that_does_not_fit_is_refused(tmp_path: Path):
+    keys = low_rank(500)
+    index = fill(new_index("hnsw", 500, 16), keys, [keys])
+    with pytest.raises(UserError, match="holds 500 keys of width 16, the datastore 499"):
+        FaissIndex(index, keys[:-1])
+    faiss.write_index(index, str(tmp_path / "index"))
+    (tmp_path / "index").write_bytes((tmp_path / "index").read_bytes()[:200])
+    with pytest.raises(UserError, match="damaged or no FAISS index"):
+        read_index(tmp_path / "index")

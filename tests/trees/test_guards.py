@@ -1,0 +1,119 @@
+"""Guards and trees: a greedy tree is closed with all its paths and counts once, a sampled one is lossless anyway."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import CLOSED, Verdict, Watched
+from gistgate.core.request import Generation, Row
+from gistgate.core.rule import Rule
+from gistgate.rules import make_rule
+from gistgate.trees.drafter import TreeDrafter
+from tests.architectures import greedy, pair, prompts
+from tests.compiled.test_eager_only import Weary, strange
+
+BATCH = prompts(5, 17, 2, 10)
+NUM = 24
+LOOSE: list[tuple[str, dict[str, Any]]] = [
+    ("prob", {"r": 1e-3}),
+    ("typical", {"superset": False, "greedy": "raw", "scale": 0.1}),
+    ("ensemble", {"w": 0.2, "superset": False, "replacement": "argmax_nu"}),
+    ("fsd", {"threshold": 0.05, "reduced": False}),
+    ("random", {"rate": 0.9}),
+]
+
+
+class Asked:
+    """A guard that closes every row and keeps what it was asked."""
+
+    id = "asked"
+    layers: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, int, int]] = []
+        """Of every question the paths, their rows, and the tokens of the longest path."""
+
+    def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
+        self.told.append((len(rows), len({row.index for row in rows}), block.draft_ids.shape[1]))
+        return [CLOSED] * len(rows)
+
+    def committed(self, rows: Sequence[Row]) -> None:
+        """Look at nothing."""
+
+
+def answers(rule: Rule, *guards: Any, batch: Any = BATCH, sampling: Sampling | None = None) -> list[Generation]:
+    target, draft = pair("llama", noise=0.1)
+    decoder = Decoder(target, TreeDrafter(draft, nodes=12), rule, 5, guards=guards)
+    return decoder.generate(batch, max_new_tokens=NUM, sampling=sampling)
+
+
+def texts(rows: Sequence[Generation]) -> list[list[int]]:
+    return [row.ids for row in rows]
+
+
+@pytest.mark.parametrize(("rule_id", "settings"), LOOSE)
+def test_a_closed_row_writes_the_greedy_text_whichever_path_is_best(rule_id: str, settings: dict[str, Any]):
+    rule, guard = make_rule(rule_id, **settings), Asked()
+    closed, free = answers(rule, guard), answers(rule)
+    strict = [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
+    assert texts(closed) == strict != texts(free) and any(row.statistics.loose for row in free)
+    assert {why for row in closed for why in row.reasons} == {Reason.STRICT, Reason.OWN}
+    assert any(paths > rows for paths, rows, _ in guard.told), "some row was asked about with several paths"
+
+
+def test_a_round_of_a_tree_counts_once():
+    rows = answers(make_rule("prob", r=1e-3), strange())
+    assert texts(rows) == [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
+    for row in rows:
+        assert row.statistics.extra["domain_far"] == 1
+        assert row.statistics.extra["domain_rounds"] == row.statistics.forwards
+
+
+def test_the_loop_guard_closes_the_rounds_behind_its_alarm():
+    """Every row for itself; from then on each round counts once, and what it keeps is there because of the guard."""
+    rule, guard = make_rule("prob", r=1e-3), Weary(window=None)
+    together = answers(rule, guard)
+    for row, prompt in zip(together, BATCH, strict=True):
+        [alone] = answers(rule, guard, batch=[prompt])
+        assert (alone.ids, alone.reasons, alone.statistics.extra) == (row.ids, row.reasons, row.statistics.extra)
+        ends = [place + 1 for place, why in enumerate(row.reasons) if why == Reason.OWN]
+        noticed = next(end for end in ends if end > 3)
+        behind = row.reasons[noticed:]
+        assert set(behind) == {Reason.LOOP, Reason.OWN} and Reason.LOOP not in row.reasons[:noticed]
+        rounds = behind.count(Reason.OWN) + (behind[-1] != Reason.OWN)
+        assert row.statistics.extra["loop_rounds"] == rounds > 1
+        own = "loop_alarms" if Reason.LOOSE in row.reasons else "loop_target"
+        assert row.statistics.extra[own] == 1
+    assert any(row.statistics.loose for row in together)
+
+
+@pytest.mark.parametrize("rule_id", ["exact", "traversal"])
+def test_sampled_trees_are_not_guarded(rule_id: str):
+    """No guard is asked about a tree, and texts and reasons stay; a round without a draft is none."""
+    rule, sampling, guard = make_rule(rule_id), Sampling(1.0), Asked()
+    free = [(row.ids, row.reasons) for row in answers(rule, sampling=sampling)]
+    for guards in ([guard, strange()], [Weary(window=None)]):
+        guarded = answers(rule, *guards, sampling=sampling)
+        assert [(row.ids, row.reasons) for row in guarded] == free
+        assert {why for row in guarded for why in row.reasons} == {Reason.STRICT, Reason.OWN}
+        for row in guarded:
+            counted = row.statistics.extra
+            assert counted.keys().isdisjoint({"loop_alarms", "domain_loose"})
+            assert counted.get("loop_rounds", 0) <= 1 and counted.get("domain_rounds", 0) <= 1
+    assert all(length == 0 for *_, length in guard.told)
+
+
+def test_the_domain_guard_measures_the_path_that_is_kept(monkeypatch: pytest.MonkeyPatch):
+    """As many states as the text has tokens; the last round may have seen some behind its end."""
+    seen: list[float] = []
+    monkeypatch.setattr(Watched, "see", lambda self, _total, number: seen.append(number))
+    (row,) = answers(make_rule("prob", r=1.0), replace(strange(), far=inf), batch=BATCH[:1])
+    assert row.statistics.mean_accepted_length > 1.5
+    assert len(row.ids) <= sum(seen) + 1 and sum(seen[:-1]) < len(row.ids)
