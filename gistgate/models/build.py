@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field
-from typing import Any, Literal
-from gistgate.models.options import DecodeOptions
-from gistgate.core.certificate import TASK
-from gistgate.core.certificate import OperatingPoint
-from gistgate.core.certificate import Certificate
-from gistgate.core.utils import UserError
-from gistgate.rules import RULES
-from gistgate.rules import complete
-from gistgate.rules import make_rule
-from gistgate.rules import meant
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from gistgate.drafters import DRAFTERS
-from gistgate.core.drafter import Drafter
-from gistgate.drafters.choice import Costs
-from gistgate.drafters.choice import HybridDrafter
-from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.stopping import Stopping
-from gistgate.drafters.stopping import stopping_from
-from gistgate.core.utils import nearest
 import shutil
-from dataclasses import replace
-from transformers import PreTrainedModel
-from gistgate.core.certificate import CERTIFICATE_FILE
-from gistgate.core.certificate import read_certificate
-from gistgate.core.files import fingerprint
-from gistgate.core.files import read_json
-from gistgate.core.gate import Gate
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
 import torch
-from gistgate.models.loading import load_draft
-from gistgate.models.options import take_options
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.certificate import CERTIFICATE_FILE, TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.decoder import Decoder
-from gistgate.core.files import named_files
+from gistgate.core.drafter import Drafter
+from gistgate.core.files import fingerprint, named_files, read_json
+from gistgate.core.gate import Gate
 from gistgate.core.reader import num_ids
-from typing import TYPE_CHECKING
+from gistgate.core.utils import UserError, nearest
+from gistgate.drafters import DRAFTERS
+from gistgate.drafters.choice import Costs, HybridDrafter
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping, stopping_from
+from gistgate.models.loading import load_draft
+from gistgate.models.options import DecodeOptions, take_options
+from gistgate.rules import RULES, complete, make_rule, meant
 
 if TYPE_CHECKING:
     from gistgate.retrieval.suffix_array import SuffixArray
@@ -411,9 +393,8 @@ def stored(drafter: str, sources: Sources) -> Drafter:
     Raises:
         UserError: there is no datastore, or it belongs to another target.
     """
+    from gistgate.retrieval.sense import SenDrafter, SenTree
     from gistgate.retrieval.store import Datastore
-    from gistgate.retrieval.sense import SenDrafter
-    from gistgate.retrieval.sense import SenTree
 
     if sources.datastore is None:
         raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
@@ -551,8 +532,7 @@ def guards_of(options: DecodeOptions, gate: Gate | None, target: PreTrainedModel
     Raises:
         UserError: there is no such guard, or it was fitted with another gate or on other weights.
     """
-    from gistgate.core.guards import check_guards
-    from gistgate.core.guards import make_guards
+    from gistgate.core.guards import check_guards, make_guards
 
     guards = make_guards(options.guards, options.gate)
     check_guards(guards, gate, target)

@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-import torch
-from gistgate.core.utils import UserError
 import math
-from collections.abc import Mapping
-from typing import Any
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import cached_file
-from gistgate.core.files import read_json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from weakref import WeakKeyDictionary, WeakSet
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file, has_file
-from gistgate.core.utils import first_line
-from gistgate.core.utils import is_out_of_memory
-from collections.abc import Iterator
-from typing import Protocol
-from transformers import PreTrainedModel
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from gistgate.models.lighter import Subset
-from gistgate.models.lighter import check_kind
-from gistgate.models.lighter import quantise
-from gistgate.core.request import eos_ids
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file, has_file
+
+from gistgate.core.files import read_json
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.models.lighter import Subset, check_kind, quantise
 
 # ---- Whether memory suffices for models, said before they are loaded.
 

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-from gistgate.core.utils import UserError
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from typing import TYPE_CHECKING
+
+from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
-    from gistgate.models.loading import Target
     from gistgate.core.certificate import Certificate
+    from gistgate.models.loading import Target
 
 AUTO = "auto"
 """In place of a number of rows: measure up to which batch size speculation pays."""

@@ -15,7 +15,6 @@ from gistgate.export.write import write_code
 from tests.certificates.proofs import point, proof_for
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
-
 PROMPTS = ["Q: 12 + 1?\nA:", "Anna has three red apples and buys two.", "x"]
 EOS, PAD = 2, 0
 RISKS = {0.03: 0.2, 0.05: 0.3}
