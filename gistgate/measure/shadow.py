@@ -60,7 +60,7 @@ class Shadow(LooseRule):
         return self.rule.needs
 
     @property
-    def verifier(self) -> str:  # type: ignore[override]
+    def verifier(self) -> Any:  # type: ignore[override]
         return self.rule.verifier
 
     @property

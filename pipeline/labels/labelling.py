@@ -31,7 +31,6 @@ from pipeline.labels.rollouts import (
     Rollout,
     Way,
     decided,
-    plain_of,
     rejoined_at,
 )
 from pipeline.labels.schema import Table, Texts, num_rows, picked
@@ -232,7 +231,7 @@ class Tools:
         self.roller.kept = self.sampler.kept = kept
 
     def _rolling(self, way: Way) -> Roller:
-        decoder = plain_of(self.decoder) if way == "plain" else self.decoder
+        decoder = self.decoder.plain() if way == "plain" else self.decoder
         return Roller(decoder, self.memories, self.batch_size, self.cost, **self.request)
 
     def judge(self, rejoin: int | None) -> Judge:

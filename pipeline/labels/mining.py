@@ -23,7 +23,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
 from gistgate.core.reader import RowCache
-from gistgate.core.request import Generation, Memory, Row, Slots
+from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from pipeline.decode import make_decoder, request_of
 from pipeline.heads.data import split_by_problem
@@ -180,7 +180,7 @@ class Walk:
     prompt: list[int]
     reference: list[int]
     """The target's own answer; every answer behind a forced token is compared with it."""
-    memory: Memory
+    memory: PrefixState
     """What both models know of the prompt and of what the last scout wrote."""
     keep: int
     """Tokens of the memory's text, prompt included, that the next scout goes on from."""
@@ -202,7 +202,7 @@ class Walk:
         """Whether every mismatch of a complete text is judged."""
         return self.at_end and not self.steps
 
-    def scouted(self, met: Table, memory: Memory, may_go_on: bool) -> None:
+    def scouted(self, met: Table, memory: PrefixState, may_go_on: bool) -> None:
         """Take over what a scout has met on its way from `keep`, and the text that it wrote."""
         self.memory, self.keep, self.added, self.at_end = memory, len(memory.text), [], not may_go_on
         rows = torch.arange(num_rows(met) if met else 0)
@@ -329,9 +329,9 @@ class Miner:
             walk.scouted(table, memory, may_go_on=answer.finish == FAR_ENOUGH)
 
 
-def unread(prompt: Sequence[int]) -> Memory:
+def unread(prompt: Sequence[int]) -> PrefixState:
     """A text of which nothing has been read."""
-    return Memory(list(prompt), RowCache([]), RowCache([]))
+    return PrefixState(list(prompt), RowCache([]), RowCache([]))
 
 
 # ---- The two passes that collect mismatches: on the target's own and sequential texts, and on the texts of a gate.

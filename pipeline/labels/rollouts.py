@@ -22,10 +22,9 @@ from gistgate.core.block import Sampling
 from gistgate.core.config import opened
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json, write_json
-from gistgate.core.request import Generation, Memory, Row, Slots, Stop, Usage
-from gistgate.core.session import Session, Start, Waiting
+from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, Usage
+from gistgate.core.session import Queue, QueuedRow, Session
 from gistgate.measure.speed import synchronise_race as synchronise
-from gistgate.rules import make_rule
 from pipeline.decode import make_decoder, request_of
 from pipeline.pair.pair import load_pair
 from pipeline.params import MethodParams, Params
@@ -170,10 +169,10 @@ class Memories:
         self.decoder, self.batch_size, self.limit = decoder, batch_size, limit_mb * 1_000_000
         self.read = 0
         """Texts that were read here; the others were taken in."""
-        self._known: OrderedDict[tuple[int, ...], Memory] = OrderedDict()
+        self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
         self._held = 0
 
-    def of(self, texts: Sequence[tuple[int, ...]]) -> list[Memory]:
+    def of(self, texts: Sequence[tuple[int, ...]]) -> list[PrefixState]:
         """The memory of each text (prompt and answer as token ids)."""
         missing = [text for text in dict.fromkeys(texts) if text not in self._known]
         # Texts of about the same length waste no padding.
@@ -188,7 +187,7 @@ class Memories:
         self._forget(keep=len(set(texts)))
         return found
 
-    def put(self, memory: Memory) -> None:
+    def put(self, memory: PrefixState) -> None:
         """Take in what was read elsewhere."""
         key = tuple(memory.text)
         if key not in self._known:
@@ -436,7 +435,7 @@ class Roller:
         supply = supply if self.kept is None else self.kept.over(supply, sampling)
         coming = Coming(supply, self.memories, self.batch_size)
         slots = Slots(self.batch_size, retire)
-        waiting = Waiting(coming, self.batch_size)
+        waiting = Queue(coming, self.batch_size)
         session = Session(
             self.decoder.parts, waiting, self.stop, sampling or Sampling(), slots, is_decided=coming.is_decided
         )
@@ -444,7 +443,7 @@ class Roller:
         self.cost.use(slots.usage)
 
 
-class Coming(Iterator[Start]):
+class Coming(Iterator[QueuedRow]):
     """The rows of a session that waits for a supply: it may be exhausted, and go on once a rollout has ended."""
 
     def __init__(self, supply: Supply, memories: Memories, ahead: int) -> None:
@@ -452,9 +451,9 @@ class Coming(Iterator[Start]):
         self.supply, self.memories, self.ahead = supply, memories, ahead
         self.rollouts: list[Rollout] = []
         """Those that were taken, by the index of their row."""
-        self._next: deque[Start] = deque()
+        self._next: deque[QueuedRow] = deque()
 
-    def __next__(self) -> Start:
+    def __next__(self) -> QueuedRow:
         while self._next or self._taken():
             start = self._next.popleft()
             reason = self.is_decided(start.row)
@@ -481,12 +480,12 @@ class Coming(Iterator[Start]):
         self.supply.end(self.rollouts[index], Ended(answer.ids, answer.finish))
 
 
-def started(index: int, rollout: Rollout, memory: Memory) -> Start:
+def started(index: int, rollout: Rollout, memory: PrefixState) -> QueuedRow:
     """The row of a rollout with its forced token; the keys and values in front of that are known."""
     row = begun(index, rollout)
     row.text.append(rollout.token)
     row.reasons = [0] * len(row.answer)
-    return Start(row, memory, len(rollout.prompt) + rollout.position)
+    return QueuedRow(row, memory, len(rollout.prompt) + rollout.position)
 
 
 def begun(index: int, rollout: Rollout) -> Row:
@@ -546,7 +545,7 @@ def threads_of(params: Params) -> Iterator[None]:
 def measured(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> dict[str, Any]:
     """The faster way behind these prompts, as many as a batch holds, and both rates in tokens per second."""
     memories = decoder.remember(prompts)
-    decoders = {"plain": plain_of(decoder), "speculative": decoder}
+    decoders = {"plain": decoder.plain(), "speculative": decoder}
     rates = {}
     for way, one in decoders.items():
         for num in (2, request["max_new_tokens"]):  # the first round warms up
@@ -562,9 +561,3 @@ def measured(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any)
             synchronise(one.target.device)
             rates[way] = sum(len(answer.ids) for answer, _ in done) / (perf_counter() - started)
     return {"way": max(rates, key=lambda way: rates[way]), "rows": len(prompts), "tokens_per_second": rates}
-
-
-def plain_of(decoder: Decoder) -> Decoder:
-    """The same target without a drafter."""
-    rule, tokenizer = make_rule("exact"), decoder.tokenizer
-    return Decoder(decoder.target, None, rule, tokenizer=tokenizer, vocabulary=decoder.vocabulary)
