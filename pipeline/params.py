@@ -670,7 +670,7 @@ class SegmentParams:
     """Segments that each model writes behind each prefix."""
     temperature: Annotated[Number, between(1e-6)] = 0.7
     """Temperature of these samples."""
-    judge: Literal["answer", "exact", "truth", "nli", "embedding"] = "answer"
+    judge: Literal["answer", "exact", "nli", "embedding"] = "answer"
     """Whose groups are the labels."""
     judge_model: str | None = None
     """Model of the judges nli and embedding; None for the others."""
