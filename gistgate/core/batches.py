@@ -63,7 +63,7 @@ def read_ahead(read: Callable[[range], list[PrefixState]], total: int, ahead: in
         yield from read(range(start, min(total, start + ahead)))
 
 
-class PrefixCache:
+class PromptCache:
     """Prompts that many settings decode are read once: both models' keys and values wait for the next setting."""
 
     def __init__(self, limit_mb: int) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, hints
 
 State = dict[str, Tensor]
 """What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
@@ -36,6 +36,7 @@ class Rule:
 
     Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
     synchronisation. The defaults are those of a rule that needs nothing but the target's rows and remembers nothing.
+    Subclasses say who they are as class keywords: `class Prob(Rule, id="prob", knob="r", looser="down")`.
     """
 
     id: ClassVar[str]
@@ -56,6 +57,19 @@ class Rule:
     """The subclass of `gistgate.core.session.Verifier` with which the target reads a draft; None: in one forward."""
     superset: bool = True
     """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        for name, value in traits.items():
+            setattr(cls, name, value)
+
+    def check(self, fits: bool, ranges: str) -> None:
+        """Refuse settings that are out of their ranges, or none of the names that a setting may have."""
+        values = {name: (getattr(self, name), hint) for name, hint in hints(type(self)).items()}
+        if not fits or any(
+            get_origin(hint) is Literal and value not in get_args(hint) for value, hint in values.values()
+        ):
+            settings = ", ".join(f"{name} {value!r}" for name, (value, _) in values.items())
+            raise UserError(f"{self.id}: {settings} do not fit: {ranges}.")
 
     @property
     def known_by(self) -> tuple[object, ...]:
@@ -81,9 +95,6 @@ class Rule:
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         """What the rule has to know about the tokenizer and about each request."""
         return Context()
-
-
-LooseRule = Rule  # until every rule says so
 
 
 def kept_probs(block: Block, rule: str) -> Tensor:
@@ -197,12 +208,8 @@ def target_draw(block: Block, length_B: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Exact(Rule):
+class Exact(Rule, id="exact", knob=None, looser="up"):
     """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
-
-    id: ClassVar[str] = "exact"
-    knob: ClassVar[str | None] = None
-    looser: ClassVar[Literal["up", "down"]] = "up"
 
     def accept(self, block: Block, state: State) -> Tensor:
         return block.strict

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.batches import PrefixCache, decode_all, longest_first, read_ahead
+from gistgate.core.batches import PromptCache, decode_all, longest_first, read_ahead
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
@@ -153,7 +153,7 @@ def test_one_prompt_no_prompt_and_no_slots():
 
 @pytest.mark.parametrize("draft", ["model", "lookup", "choice"])
 def test_prompts_that_are_remembered_come_in_as_well(draft: str):
-    decoder, memory = decoder_of(draft=draft), PrefixCache(limit_mb=1)
+    decoder, memory = decoder_of(draft=draft), PromptCache(limit_mb=1)
     request: dict[str, Any] = {"max_new_tokens": NUM, "eos_ids": ENDS}
     expected = [ids for ids, *_ in alone(decoder, **request)]
     for _ in range(2):
