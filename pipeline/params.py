@@ -157,7 +157,6 @@ class LabelParams:
     audit: Natural = 96
     rollouts: Count = 3
     temperature: Positive = 0.7
-    way: Literal["auto", "plain", "speculative"] = "auto"
     budget: Count | None = None
     strategy: Literal["uncertain", "random"] = "random"
 
@@ -236,7 +235,7 @@ class SegmentParams:
     prefixes: Count = 2
     samples: Annotated[int, between(2)] = 8
     temperature: Annotated[Number, between(1e-6)] = 0.7
-    judge: Literal["answer", "exact", "truth", "nli", "embedding"] = "answer"
+    judge: Literal["answer", "exact", "nli", "embedding"] = "answer"
     judge_model: str | None = None
     similarity: Share = 0.95
     shard_problems: Count = 40
