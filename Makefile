@@ -18,38 +18,15 @@ export DVC_NO_ANALYTICS := 1
 export GIT_PYTHON_REFRESH := quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit mutants
+.PHONY: help install repro test test-all test-long test-vllm quality format \
+	docs smoke ui publish bench stale seeds gpu reliability sweep audit mutants
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
-	@python -m pipeline.common.forecast
-	python -m pipeline.repro
+	dvc repro
 
-studies: table certify retrieval segments speed  ## run every study below pipeline/studies that has stages
-
-table: $(STAMP)  ## compare every rule of the library at the headline budget; shares what `repro` has done
-	python -m pipeline.repro pipeline/studies/table/dvc.yaml
-
-certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
-	python -m pipeline.repro pipeline/studies/certify/dvc.yaml
-
-retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter, compare drafters and rules
-	python -m pipeline.repro pipeline/studies/retrieval/dvc.yaml
-
-segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
-	python -m pipeline.repro pipeline/studies/segments/dvc.yaml
-
-speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
-	python -m pipeline.repro pipeline/studies/speed/dvc.yaml
-	python -m benchmarks.speed
-	python -m benchmarks.speed --again
-
-real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folder DATA=folder, or HF_HUB_OFFLINE=0 for the hub
-	python -m pipeline.studies.real.study $(if $(MODELS),--models "$(MODELS)") $(if $(DATA),--data "$(DATA)")
-	python -m pipeline.studies.real.publish
 
 test: $(STAMP)  ## run the fast tests, two at a time
 	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow and not long"
@@ -71,10 +48,6 @@ quality: $(STAMP)  ## check style and types: the gate of every commit
 format: $(STAMP)  ## bring the code into the form that `quality` wants
 	ruff check --fix .
 	ruff format .
-
-deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports of its stages
-	python -m pipeline.common.closure --write
-	python -m pipeline.project.shared --write
 
 docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict

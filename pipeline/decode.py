@@ -1,4 +1,4 @@
-"""Decoding as the stages need it: a method of params.yaml as a decoder, its certified setting, a whole split through it."""
+"""Decoding as the stages need it: a method as a decoder, its certified setting, a whole split through it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from pipeline.run import bar
 
 if TYPE_CHECKING:
     from gistgate.lm_eval.task import Task
+
 
 def make_decoder(
     pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, gate: Gate | None = None, **parts: Any
@@ -101,14 +102,14 @@ class Operating:
         return asdict(self)
 
 
-def calibration_file(params: Params, name: str) -> Path:
+def calibration_file(_params: Params, name: str, reports: Path = REPORTS) -> Path:
     """Where the calibration of a method is written."""
-    return REPORTS / "calibration" / f"{name}.json"
+    return reports / "calibration" / f"{name}.json"
 
 
-def evaluation_folder(params: Params, name: str) -> Path:
+def evaluation_folder(_params: Params, name: str, reports: Path = REPORTS) -> Path:
     """Where lm-eval's verdict on a method lies."""
-    return REPORTS / "evaluation" / name
+    return reports / "evaluation" / name
 
 
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:

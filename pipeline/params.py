@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gistgate.core.utils import UserError, nearest
-from pipeline.paths import HEADS, PAIR_REPORT, PAIRS, PARAMS, read_yaml
+from pipeline.paths import HEADS, PAIR_REPORT, PAIRS, PARAMS, REPORTS, read_yaml
 from pipeline.reading import Count, Natural, Number, Positive, Share, between, block, build
 
 # ---- What is decoded: prompts, the embedded world, the training of its pair.
@@ -252,7 +252,7 @@ class SegmentParams:
     def __post_init__(self) -> None:
         if self.judge in ("nli", "embedding") and not self.judge_model:
             raise UserError(
-                f"params.yaml: the judge '{self.judge}' of 'segments' needs a model. Name one as 'segments.judge_model'."
+                f"params.yaml: the judge '{self.judge}' of 'segments' needs a model: 'segments.judge_model'."
             )
 
 
@@ -376,6 +376,11 @@ class Params:
     adversarial: AdversarialParams = field(default_factory=AdversarialParams)
     tracking: TrackingParams = field(default_factory=TrackingParams)
 
+    @property
+    def reports(self) -> Path:
+        """Where results are put together."""
+        return REPORTS
+
     def method(self, name: str) -> MethodParams:
         """The method of that name; a mistyped one is refused."""
         if name not in self.methods:
@@ -451,7 +456,7 @@ def check_method(name: str, method: MethodParams, train: TrainParams) -> None:
     if method.rule.startswith(SEGMENT) != (method.drafter == SEGMENT):
         raise UserError(f"params.yaml: the method '{name}' needs both a rule and the drafter '{SEGMENT}', or neither.")
     if method.gate and method.after == str(PAIR_REPORT):
-        raise UserError(f"params.yaml: the method '{name}' asks a gate. Name its folder, as in 'after: {HEADS}/logistic'.")
+        raise UserError(f"params.yaml: the method '{name}' asks a gate. Name it, as in 'after: {HEADS}/logistic'.")
     if method.gate and method.gate.parent == HEADS and method.head not in train.heads:
         raise UserError(
             f"params.yaml: 'methods.{name}.after' names the head '{method.head}', which is not among 'train.heads'. "

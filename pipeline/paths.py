@@ -15,7 +15,7 @@ SCRATCH = Path(".scratch")  # finished pieces of unfinished work; not in Git
 
 DATA = Path("data")
 TASKS = DATA / "tasks"
-DOCUMENTS_NOTE = TASKS / "documents.json"  # the fingerprint of documents outside of the project that replace the task's own
+DOCUMENTS_NOTE = TASKS / "documents.json"  # the fingerprint of documents from elsewhere
 WORLD = DATA / "world"
 PROMPTS = DATA / "prompts"
 LEARNED = PROMPTS / "problems.json"  # hashes of the training problems, which gates carry with them
@@ -59,5 +59,7 @@ def read_yaml(path: Path) -> Any:
     try:
         content = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path} is not valid YAML ({' '.join(str(error).split())}). Mend the line it names.") from error
+        raise UserError(
+            f"{path} is not valid YAML ({' '.join(str(error).split())}). Mend the line it names."
+        ) from error
     return {} if content is None else content

@@ -1,4 +1,4 @@
-"""From YAML to frozen dataclasses by pydantic: what is wrong becomes one sentence that names the place and the remedy."""
+"""From YAML to frozen dataclasses by pydantic: a refusal is one sentence with place and remedy."""
 
 from __future__ import annotations
 
@@ -56,7 +56,6 @@ Positive = Annotated[Number, between(0)]
 Share = Annotated[Number, between(0, 1)]
 Count = Annotated[int, between(1, 2**53)]
 Natural = Annotated[int, between(0, 2**53)]
-
 
 
 def read(cls: type[T], path: Path) -> T:

@@ -1,9 +1,10 @@
-"""How a stage runs: one sentence on failure, pieces over worker processes and torchrun ranks, shards that survive a kill."""
+"""How a stage runs: one sentence on failure, pieces over workers and torchrun ranks, shards that survive a kill."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 import typer
 from torch import Tensor
@@ -43,6 +45,13 @@ def run(main: Callable[..., object]) -> None:
         sys.exit(130)
 
 
+def seed_everything(seed: int) -> None:
+    """Seed Python, numpy and torch."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
     """A progress bar on a terminal; nothing in a log."""
     return tqdm(pieces, desc=title, unit=unit, total=total, disable=None)
@@ -52,13 +61,18 @@ def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) 
 
 
 def rank() -> int:
-    """Number of this process, from 0; the first one joins what all of them have made."""
+    """Number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
 
 
 def num_ranks() -> int:
     """Number of processes that torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", 1))
+
+
+def is_first() -> bool:
+    """Whether this process joins what all of them have made."""
+    return rank() == 0
 
 
 def wait() -> None:
@@ -73,7 +87,7 @@ def wait() -> None:
 
 def before_others(work: Callable[[], Any]) -> Any:
     """Let the first process work before the others, which then find the files that it has written."""
-    if rank() == 0:
+    if is_first():
         found = work()
         wait()
         return found
@@ -98,7 +112,9 @@ _work: Callable[[Any], Any] | None = None
 _failed: UserError | None = None  # an exception in the preparation itself would look like a killed process
 
 
-def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str) -> None:
+def side_by_side(
+    prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
+) -> None:
     """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once.
 
     Raises:
@@ -120,7 +136,7 @@ def side_by_side(prepare: Prepare, settings: Any, pieces: Sequence[Any], workers
         with ProcessPoolExecutor(workers, context, initializer=_start, initargs=(prepare, settings)) as pool:
             try:
                 futures = [pool.submit(_one, piece) for piece in pieces]
-                for future in bar(as_completed(futures), title=title, unit="piece", total=len(futures)):
+                for future in bar(as_completed(futures), title=title, unit=unit, total=len(futures)):
                     future.result()
             except BrokenProcessPool as error:
                 raise UserError(
@@ -174,7 +190,8 @@ def code_version() -> str:
 class Shards:
     """Numbered safetensors files that are made one by one and published together.
 
-    DVC empties outputs before every start, so finished shards wait in .scratch under a fingerprint of what they depend on.
+    DVC empties outputs before every start, so finished shards wait in .scratch, under a fingerprint of what they
+    depend on.
     """
 
     def __init__(self, name: str, *parts: Any) -> None:

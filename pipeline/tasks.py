@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lm_eval.evaluator import evaluate
-
 from gistgate.core.files import read_json_lines
 from gistgate.core.request import Statistics, Usage, total
 from gistgate.core.utils import UserError
@@ -50,6 +48,8 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
     Raises:
         UserError: lm-eval serves other token ids than the prompts have, so the file is out of date.
     """
+    from lm_eval.evaluator import evaluate
+
     # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
     wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
     task.restart_examples()

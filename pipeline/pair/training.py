@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.lightning import WholeCheckpoints, lightning_bar
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
-from pipeline.run import WholeCheckpoints, lightning_bar
 
 # ---- Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
 

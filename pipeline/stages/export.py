@@ -1,6 +1,6 @@
 """The headline gate as a folder that decodes with plain transformers, registered as a model.
 
-    python -m pipeline.stages.export     models/heads/<head>, reports/calibration/learned/<method>.json -> models/export
+    python -m pipeline.stages.export     models/heads/<head>, reports/calibration/<method>.json -> models/export
 
 The method is the learned one that asks `train.headline_head`. Equal inputs give equal bytes.
 """
@@ -49,7 +49,7 @@ from pipeline.tracking import register_gate
 # isort: split
 
 Report = dict[str, Any]
-"""reports/calibration/learned/<method>.json."""
+"""reports/calibration/<method>.json."""
 
 
 def main() -> None:
@@ -57,6 +57,10 @@ def main() -> None:
     name = exported_method(params)
     report = read_json(calibration_file(params, name))
     gate = Gate.load(gate_folder(params.train.headline_head))
+    try:
+        save(Study(params).guard())
+    except NothingToGuardError as error:  # too few prompts for a certificate leave nothing to guard
+        save(None, str(error))
     certificate = proof_for(gate, report)
     text = card(gate.config, certificate, report, evaluations(name))
     write_atomic(EXPORT, lambda part: write_folder(gate, certificate, text, part))
@@ -76,7 +80,7 @@ def exported_method(params: Params) -> str:
             return name
     raise UserError(
         f"No method of params.yaml asks the head '{head}', so nothing is calibrated for it. Add one under "
-        "'methods.learned', or change 'train.headline_head'."
+        "'methods', or change 'train.headline_head'."
     )
 
 
@@ -90,7 +94,7 @@ def proof_for(gate: Gate, report: Report) -> Certificate:
     if certificate.scope["gate"] != gate_hash(gate):
         raise UserError(
             f"The calibration of '{report['method']}' was made with other weights than the gate's. "
-            "Run the stage `calibrate_learned` again."
+            "Run the stage `calibrate` again."
         )
     return certificate
 
@@ -165,7 +169,7 @@ class Study:
                 f"'{self.point.method}' has no certified setting, so it runs strictly and needs no guard. "
                 "Calibrate with more prompts or a larger budget."
             )
-        self.gate: Gate | None = load_gate(self.point.head, self.pair) if self.point.head else None
+        self.gate: Gate | None = load_gate(self.point.as_method(), self.pair)
 
     def guard(self) -> DomainGuard:
         """What prompts as usual look like, from prompts that serve no other purpose and certify nothing."""
