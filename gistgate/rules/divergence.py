@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, own_token, target_draw
+from gistgate.core.rule import Rule, State, own_token, target_draw
 
 LOG_FLOOR = 1e-10
 """Smallest probability that a logarithm sees."""
@@ -70,7 +70,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FSD(LooseRule, id="fsd", knob="threshold", looser="up"):
+class FSD(Rule, id="fsd", knob="threshold", looser="up"):
     """Fuzzy speculative decoding (arXiv 2502.20704): accept where Div(p, q) <= threshold, whatever the token.
 
     Reduced, only the tokens that the strict test refused are judged so. The full variant, as published, judges every
@@ -105,7 +105,7 @@ class FSD(LooseRule, id="fsd", knob="threshold", looser="up"):
 
 
 @dataclass(frozen=True)
-class KLJudge(LooseRule, id="kl-judge", knob="tau", looser="up"):
+class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
     """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
@@ -138,7 +138,7 @@ class KLJudge(LooseRule, id="kl-judge", knob="tau", looser="up"):
 
 
 @dataclass(frozen=True)
-class Ensemble(LooseRule, id="ensemble", knob="w", looser="down"):
+class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
     """Accept against nu = w p + (1 - w) q (arXiv 2604.07622, static form): its argmax, or with min(1, nu(x) / q(x)).
 
     Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those

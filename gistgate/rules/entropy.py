@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State
+from gistgate.core.rule import Rule, State
 
 
 @dataclass(frozen=True)
-class Fly(LooseRule, id="fly", knob="theta", looser="down"):
+class Fly(Rule, id="fly", knob="theta", looser="down"):
     """FLy (arXiv 2511.22972): entropy gate and deferred window, in the form of the vLLM port unless set otherwise.
 
     Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches,
@@ -49,7 +49,7 @@ class Fly(LooseRule, id="fly", knob="theta", looser="down"):
 
 
 @dataclass(frozen=True)
-class Sense(LooseRule, id="sense", knob="gamma", looser="down"):
+class Sense(Rule, id="sense", knob="gamma", looser="down"):
     """SENSE's gate (arXiv 2606.00021): keep x where Hn(p) > gamma and x is in the top k or few mismatches follow.
 
     It serves any drafter. The paper leaves the window, its kernel and tau_c open: a box over the next `window`

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
-from gistgate.core.rule import Context, LooseRule, State
+from gistgate.core.rule import Context, Rule, State
 from gistgate.core.utils import UserError
 
 STRIDE = 1 << 31
@@ -134,7 +134,7 @@ class Counting(Context):
 
 
 @dataclass(frozen=True)
-class Csd(LooseRule, id="csd", knob="tau_c", looser="down"):
+class Csd(Rule, id="csd", knob="tau_c", looser="down"):
     """CSD (arXiv 2604.13634): keep x where (x, t*) was met more than min_count times and z(x) - z(t*) >= ln tau_c.
 
     A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
@@ -222,7 +222,7 @@ def met_so_far(block: Block) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RegretBudget(LooseRule, id="regret-budget", knob="budget", looser="up"):
+class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
     """Regret budget (huggingface/transformers#48636): accept while the request's sum of max z - z(x) stays within it.
 
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.rule import Context, LooseRule, State, kept_probs
+from gistgate.core.rule import Context, Rule, State, kept_probs
 from gistgate.rules.divergence import Ensemble
 
 
 @dataclass(frozen=True)
-class AutoJudge(LooseRule, id="autojudge", knob="risk", looser="up"):
+class AutoJudge(Rule, id="autojudge", knob="risk", looser="up"):
     """AutoJudge (arXiv 2504.20039): accept where P(harm) = 1 - P(meaning kept) <= risk, by a calibrated gate."""
 
     risk: float = 0.05  # largest tolerated probability that the draft token changes the meaning; below 0 is strict
@@ -31,7 +31,7 @@ class AutoJudge(LooseRule, id="autojudge", knob="risk", looser="up"):
 
 
 @dataclass(frozen=True)
-class Judge(LooseRule, id="judge", knob="delta", looser="down"):
+class Judge(Rule, id="judge", knob="delta", looser="down"):
     """Judge Decoding (arXiv 2501.19309): accept where P(token is fine) > delta; `autojudge` limits the opposite.
 
     The published gate is linear, reads the target's state after the token before the final normalisation, and is
@@ -51,7 +51,7 @@ class Judge(LooseRule, id="judge", knob="delta", looser="down"):
 
 
 @dataclass(frozen=True)
-class EnsembleGate(LooseRule, id="ensemble-gate", knob="risk", looser="up"):
+class EnsembleGate(Rule, id="ensemble-gate", knob="risk", looser="up"):
     """Accept where `ensemble` accepts at w and P(harm) <= risk; the draft's confidence may thus veto the gate.
 
     Each of the two may be looser than it could be alone. At w = 0 every greedy draft token passes the mixture, and the
@@ -96,7 +96,7 @@ class Costs(Context):
 
 
 @dataclass(frozen=True)
-class Wisv(LooseRule, id="wisv", knob="risk", looser="up"):
+class Wisv(Rule, id="wisv", knob="risk", looser="up"):
     """WISV (arXiv 2604.17701): accept where P(harm) <= min(risk + kappa cost, limit), the request's cost in [0, 1].
 
     It loosens when a round is expensive, and counts the bytes that the draft side sends. An unknown cost is 0. Quality

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, draw, own_token
+from gistgate.core.rule import Rule, State, draw, own_token
 
 
 @dataclass(frozen=True)
-class BlockVerification(LooseRule, id="block", knob=None, looser="up", lossless=True, superset=False):
+class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
     """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j.
 
     A later token may redeem an earlier one. Texts are distributed as by `exact`, with other tokens for the same seed,

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Context, LooseRule, State, allowed, own_token, target_draw
+from gistgate.core.rule import Context, Rule, State, allowed, own_token, target_draw
 from gistgate.core.utils import UserError
 
 
 @dataclass(frozen=True)
-class Prob(LooseRule, id="prob", knob="r", looser="down"):
+class Prob(Rule, id="prob", knob="r", looser="down"):
     """Accept where p(x) >= r."""
 
     r: float = 0.1  # smallest target probability of a tolerated draft token
@@ -34,7 +34,7 @@ class Prob(LooseRule, id="prob", knob="r", looser="down"):
 
 
 @dataclass(frozen=True)
-class ProbRatio(LooseRule, id="prob-ratio", knob="r", looser="down"):
+class ProbRatio(Rule, id="prob-ratio", knob="r", looser="down"):
     """Accept where p(x) / p(t*) >= r."""
 
     r: float = 0.3  # smallest ratio of the draft token's probability to the best token's
@@ -50,7 +50,7 @@ class ProbRatio(LooseRule, id="prob-ratio", knob="r", looser="down"):
 
 
 @dataclass(frozen=True)
-class TopK(LooseRule, id="top-k", knob="k", looser="up"):
+class TopK(Rule, id="top-k", knob="k", looser="up"):
     """Accept where x is among the target's k most probable tokens."""
 
     k: int = 2  # rank, counted from 1, that is still tolerated; 1 is strict
@@ -64,7 +64,7 @@ class TopK(LooseRule, id="top-k", knob="k", looser="up"):
 
 
 @dataclass(frozen=True)
-class Random(LooseRule, id="random", knob="rate", looser="up"):
+class Random(Rule, id="random", knob="rate", looser="up"):
     """The blind control: accept each mismatch with probability `rate`, reproducibly for the request's seed."""
 
     rate: float = 0.1  # share of mismatches tolerated; 0 is strict, 1 keeps every draft token
@@ -82,7 +82,7 @@ class Random(LooseRule, id="random", knob="rate", looser="up"):
 
 
 @dataclass(frozen=True)
-class Typical(LooseRule, id="typical", knob="scale", looser="down"):
+class Typical(Rule, id="typical", knob="scale", looser="down"):
     """Typical acceptance (arXiv 2401.10774): accept where p(x) > scale * min(eps, delta * exp(-H(p))).
 
     The form "ascend" is vllm-ascend's: scale * min(exp(-0.4 H), 0.95). As published, greedy requests are decoded
@@ -125,7 +125,7 @@ class Typical(LooseRule, id="typical", knob="scale", looser="down"):
 
 
 @dataclass(frozen=True)
-class Lenience(LooseRule, id="lenience", knob="lenience", looser="down"):
+class Lenience(Rule, id="lenience", knob="lenience", looser="down"):
     """Lenience (arXiv 2211.17192, appendix): accept with min(1, p(x) / (l q(x))).
 
     A refused token is replaced from the residual norm([p - q]_+), and no token becomes more than 1 / l times as
@@ -149,7 +149,7 @@ class Lenience(LooseRule, id="lenience", knob="lenience", looser="down"):
 
 
 @dataclass(frozen=True)
-class SglThreshold(LooseRule, id="sgl-threshold", knob="single", looser="down"):
+class SglThreshold(Rule, id="sgl-threshold", knob="single", looser="down"):
     """SGLang's thresholds (sgl-project/sglang): accept where u <= p(x) / acc or p(x) >= single; greedy without u.
 
     The draft's probabilities are ignored on purpose: with acc = single = 1 the text has the distribution p for any
@@ -188,7 +188,7 @@ def two_best(block: Block) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Mars(LooseRule, id="mars", knob="theta", looser="down"):
+class Mars(Rule, id="mars", knob="theta", looser="down"):
     """MARS (arXiv 2601.15498): accept one of the target's two best tokens where z(2) / z(1) > theta.
 
     The ratio means what it should only for positive logits: shifting all of them leaves p as it is but not the ratio.
@@ -208,7 +208,7 @@ class Mars(LooseRule, id="mars", knob="theta", looser="down"):
 
 
 @dataclass(frozen=True)
-class MarsMargin(LooseRule, id="mars-margin", knob="margin", looser="up"):
+class MarsMargin(Rule, id="mars-margin", knob="margin", looser="up"):
     """Accept one of the target's two best tokens where z(1) - z(2) <= margin, which no shift of the logits changes.
 
     The difference is that of ln p at the request's temperature: halving the temperature doubles it.
@@ -271,7 +271,7 @@ def between_markers(ids: Sequence[int], thinking: bool, markers: tuple[int, int]
 
 
 @dataclass(frozen=True)
-class TrtRelaxed(LooseRule, id="trt-relaxed", knob="delta", looser="up"):
+class TrtRelaxed(Rule, id="trt-relaxed", knob="delta", looser="up"):
     """TensorRT-LLM's relaxed acceptance: keep x among the top k with p(x) >= p(t*) - delta, between think markers.
 
     delta is a difference of probabilities, as in the released kernel. In the mode "ratio" it is a share of p(t*):
