@@ -30,7 +30,6 @@ from pipeline.labels.rollouts import (
     RolloutRunner,
     Runner,
     decided,
-    plain_of,
     rejoined_at,
 )
 from pipeline.labels.schema import Table, Texts, num_rows, picked
@@ -213,7 +212,7 @@ class Tools:
         if engine is None:
             self.runner, self.sampler = (
                 RolloutRunner(one, self.prefixes, self.batch_size, cost, **request)
-                for one in (plain_of(decoder), decoder)
+                for one in (decoder.plain(), decoder)
             )
         else:
             self.runner = self.sampler = EngineRunner(engine, meaning.tokenizer, cost, **request)

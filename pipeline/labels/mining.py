@@ -23,7 +23,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
 from gistgate.core.reader import RowCache
-from gistgate.core.request import Generation, Memory, Row, Slots
+from gistgate.core.request import Generation, PrefixState, Row, Slots
 from gistgate.core.rule import Exact, allowed
 from pipeline.decode import make_decoder, request_of
 from pipeline.heads.data import split_by_problem
@@ -169,7 +169,7 @@ class Walk:
     problem: int
     prompt: list[int]
     reference: list[int]  # the target's own answer; every answer behind a forced token is compared with it
-    memory: Memory  # what both models know of the prompt and of what the last lookahead wrote
+    memory: PrefixState  # what both models know of the prompt and of what the last lookahead wrote
     keep: int  # tokens of the memory's text, prompt included, that the next lookahead goes on from
     added: list[int] = field(default_factory=list)  # put behind them: the target's own token where the draft's did harm
     candidates: list[Candidate] = field(default_factory=list)  # in the order of their places
@@ -186,7 +186,7 @@ class Walk:
         """Whether every mismatch of a complete text is judged."""
         return self.at_end and not self.candidates
 
-    def extend(self, met: Table, memory: Memory, may_go_on: bool) -> None:
+    def extend(self, met: Table, memory: PrefixState, may_go_on: bool) -> None:
         """Take over what a lookahead has met on its way from `keep`, and the text that it wrote."""
         self.memory, self.keep, self.added, self.at_end = memory, len(memory.text), [], not may_go_on
         rows = range(num_rows(met))
@@ -225,7 +225,13 @@ class SequentialLabelling:
     ) -> tuple[list[Table], list[AnswerText]]:
         """Records of every mismatch on the walks, with their outcomes, and the texts that these lie on."""
         self._walks = [
-            Walk(problem, list(prompt), list(reference), Memory(list(prompt), RowCache([]), RowCache([])), len(prompt))
+            Walk(
+                problem,
+                list(prompt),
+                list(reference),
+                PrefixState(list(prompt), RowCache([]), RowCache([])),
+                len(prompt),
+            )
             for problem, prompt, reference in zip(problems, prompts, references, strict=True)
         ]
         with bar(title="walks", unit="walk", total=len(problems)) as self._bar:

@@ -19,9 +19,8 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json
-from gistgate.core.request import Memory, Row, Slots, Stop, Usage
-from gistgate.core.session import Session, Start, Waiting
-from gistgate.rules import make_rule
+from gistgate.core.request import PrefixState, Row, Slots, Stop, Usage
+from gistgate.core.session import Queue, QueuedRow, Session
 from pipeline.run import bar
 
 REJOINED, ANSWERED = "rejoined", "answered"
@@ -147,12 +146,6 @@ def stop_of(
     return Stop(max_new_tokens, frozenset(eos_ids), tuple(filter(None, stops)), tokenizer)
 
 
-def plain_of(decoder: Decoder) -> Decoder:
-    """The same target without a drafter: one token for each forward."""
-    rule, tokenizer = make_rule("exact"), decoder.tokenizer
-    return Decoder(decoder.target, None, rule, tokenizer=tokenizer, vocabulary=decoder.vocabulary)
-
-
 @dataclass
 class Cost:
     """What labels cost, counted while they are made."""
@@ -205,10 +198,10 @@ class PrefixCache:
         self.decoder, self.batch_size, self.limit = decoder, batch_size, limit_mb * 1_000_000
         self.read = 0
         """Texts that were read here; the others were put in."""
-        self._known: OrderedDict[tuple[int, ...], Memory] = OrderedDict()
+        self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
         self._held = 0
 
-    def of(self, texts: Sequence[tuple[int, ...]]) -> list[Memory]:
+    def of(self, texts: Sequence[tuple[int, ...]]) -> list[PrefixState]:
         """What is remembered of each text (prompt and answer as token ids)."""
         # Texts of about the same length waste no padding.
         missing = sorted((text for text in dict.fromkeys(texts) if text not in self._known), key=len)
@@ -223,7 +216,7 @@ class PrefixCache:
             self._held -= self._known.popitem(last=False)[1].num_bytes
         return memories
 
-    def put(self, memory: Memory) -> None:
+    def put(self, memory: PrefixState) -> None:
         """Take in what was read elsewhere."""
         key = tuple(memory.text)
         if key not in self._known:
@@ -252,7 +245,7 @@ class RolloutRunner:
             source.end(rollout, FinishedRollout(answer.ids, answer.finish))
 
         rows, slots = SourceRows(source, self.prefixes, self.batch_size), Slots(self.batch_size, retire)
-        waiting = Waiting(rows, self.batch_size)
+        waiting = Queue(rows, self.batch_size)
         session = Session(
             self.decoder.parts, waiting, self.stop, sampling or Sampling(), slots, is_decided=rows.is_decided
         )
@@ -260,7 +253,7 @@ class RolloutRunner:
         self.cost.use(slots.usage)
 
 
-class SourceRows(Iterator[Start]):
+class SourceRows(Iterator[QueuedRow]):
     """The rows of a session that waits for a source: it may be exhausted, and go on once a rollout has ended."""
 
     def __init__(self, source: RolloutSource, prefixes: PrefixCache, ahead: int) -> None:
@@ -268,9 +261,9 @@ class SourceRows(Iterator[Start]):
         self.source, self.prefixes, self.ahead = source, prefixes, ahead
         self.rollouts: list[Rollout] = []
         """Those that were taken, by the index of their row."""
-        self._next: deque[Start] = deque()
+        self._next: deque[QueuedRow] = deque()
 
-    def __next__(self) -> Start:
+    def __next__(self) -> QueuedRow:
         while self._next or self._take():
             start = self._next.popleft()
             if (reason := self.is_decided(start.row)) is None:
@@ -286,7 +279,7 @@ class SourceRows(Iterator[Start]):
             row = rollout.row(len(self.rollouts))
             row.text.append(rollout.token)
             row.reasons = [0] * len(row.answer)
-            self._next.append(Start(row, memory, len(rollout.prompt) + rollout.position))
+            self._next.append(QueuedRow(row, memory, len(rollout.prompt) + rollout.position))
             self.rollouts.append(rollout)
         return bool(taken)
 

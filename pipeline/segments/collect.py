@@ -16,8 +16,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, AutoToke
 from transformers.utils import cached_file
 
 from gistgate.certificates.calibration import task_hash
+from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import decode_all
 from gistgate.core.files import read_json, read_json_lines, write_json_lines
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError

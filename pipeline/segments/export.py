@@ -20,7 +20,7 @@ from gistgate.segments.probes import load_probes
 from pipeline.decode import calibration_file
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import HEADS, MODELS, SEGMENTS
+from pipeline.paths import MODELS, SEGMENTS
 from pipeline.report.summary import at_budget
 from pipeline.run import run
 
@@ -36,7 +36,7 @@ def main() -> None:
 
     def fill(folder: Path) -> None:
         probes.save(folder, pair.target, pair.draft_model, **notes)
-        shutil.copytree(HEADS / params.segments.head, folder / GATE)
+        shutil.copytree(SEGMENTS / GATE, folder / GATE)
         write_text(folder / "README.md", card(certificate))
         write_code(folder, CODE)
 

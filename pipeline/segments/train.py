@@ -1,18 +1,21 @@
 """Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment, from its own states.
 
-    python -m pipeline.segments.train      data/prompts, data/reference -> models/segments
+    python -m pipeline.segments.train      data/prompts, data/reference, models/heads -> models/segments
 
 Segments are sampled and grouped by meaning first (pipeline.segments.collect). Both probes are trained on what the draft
-wrote, because that is what they judge, and the target's on its own segments as well. report.json in the folder says how
-far the judges agree and what the probes are worth on problems that they have not seen.
+wrote, because that is what they judge, and the target's on its own segments as well. The folder holds the token gate
+`segments.head` for refused segments too, and report.json: how far the judges agree, and what the probes are worth on
+problems that they have not seen.
 """
 
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -27,11 +30,12 @@ from gistgate.core.features import tap
 from gistgate.core.files import write_atomic, write_json
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
+from gistgate.segments.build import GATE
 from gistgate.segments.probes import Probe, Probes
 from pipeline.heads.data import split_by_problem
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, SegmentParams, read_params
-from pipeline.paths import SEGMENTS
+from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, agreement, collected, shares
 from pipeline.tasks import load_task
@@ -50,8 +54,9 @@ def main() -> None:
         probes[role], report[role] = fit_and_measure(examples, role, params)
     trained = Probes(probes["target"], probes["draft"], own.style, own.limit)
 
-    def write(folder: Any) -> None:
+    def write(folder: Path) -> None:
         trained.save(folder, pair.target, pair.draft_model, settings=asdict(own), seed=params.seed)
+        shutil.copytree(HEADS / own.head, folder / GATE)
         write_json(folder / "report.json", report)
 
     write_atomic(SEGMENTS, write)

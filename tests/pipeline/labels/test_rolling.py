@@ -7,7 +7,7 @@ import pytest
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.rollouts import Cost, PrefixCache, Rollout, RolloutRunner, plain_of
+from pipeline.labels.rollouts import Cost, PrefixCache, Rollout, RolloutRunner
 from tests.pipeline.labels.ends import ends
 from tests.pipeline.labels.test_mining import PROMPTS, REQUEST, pair  # noqa: F401
 
@@ -42,7 +42,7 @@ class OneAfterTheOther:
 def parts(pair, request):  # noqa: F811
     target, draft = pair
     decoder, cost = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4), Cost()
-    one = plain_of(decoder) if request.param == "plain" else decoder
+    one = decoder.plain() if request.param == "plain" else decoder
     return RolloutRunner(one, PrefixCache(decoder, 8), 8, cost, **REQUEST), decoder, cost
 
 
