@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +22,6 @@ from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, untimed
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, read_text, write_text
 from gistgate.core.gate import Gate
-from gistgate.core.request import Usage
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
@@ -37,8 +35,6 @@ from pipeline.tasks import load_task
 TOGETHER = 2
 """Batches that calibration decodes between two looks at whether a setting is lost."""
 SPLITS = ("development", "calibration")
-SLOTS, USED, IDLE = "slots", "slots_used", "idle_share_of_slots"
-"""Entries of a JSON file: slots that the rounds had, those that held a row, and the share that held none."""
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
@@ -60,7 +56,6 @@ class Setup:
         self.prompts = {split: read_prompts(split) for split in SPLITS}
         self.memory = PromptCache(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
-        self.usage = defaultdict[str, Usage](Usage)  # how the slots of decoded answers were used, by method
 
     @cached_property
     def reference(self) -> dict[str, dict[str, Any]]:
@@ -88,10 +83,10 @@ class Setup:
             if key not in known:
                 decoder = make_decoder(self.pair, method, settings, block, gate=gate)
                 values = ", ".join(f"{key} {value}" for key, value in settings.items())
-                seeds, usage = seeds_of(self.params, prompts, start), self.usage[name]
+                seeds = seeds_of(self.params, prompts, start)
                 with bar(title=f"{name} {values}", unit="prompt", total=len(prompts)) as shown:
                     size = self.params.decoding.batch_size
-                    known[key] = decode_prompts(decoder, prompts, seeds, size, self.memory, shown.update, usage)
+                    known[key] = decode_prompts(decoder, prompts, seeds, size, self.memory, shown.update)
             return known[key]
 
         return Outcomes(self.prompts, self.scorer, strict, loose, chunk)
@@ -164,29 +159,6 @@ def read_differences(path: Path) -> Array:
     places = sorted({int(row["setting"]) for row in rows})
     found = [[row for row in rows if int(row["setting"]) == place] for place in places]
     return np.array([[float(row["strict"]) - float(row["loose"]) for row in one] for one in found])
-
-
-def as_json(usage: Usage | None) -> dict[str, int | float | None]:
-    """How the slots of a batch were used, as entries of a JSON file."""
-    if usage is None:
-        return {SLOTS: None, USED: None, IDLE: None}
-    return {SLOTS: usage.available, USED: usage.busy, IDLE: usage.idle if usage.available else None}
-
-
-def told(entries: Mapping[str, Any]) -> Usage | None:
-    """What a JSON file says about its slots."""
-    slots, used = entries.get(SLOTS), entries.get(USED)
-    return None if slots is None or used is None else Usage(busy=used, available=slots)
-
-
-def summed(usages: Iterable[Usage | None]) -> Usage | None:
-    """The slots of all of them; None where one is not known."""
-    found = Usage()
-    for usage in usages:
-        if usage is None:
-            return None
-        found.count(usage.busy, usage.available)
-    return found
 
 
 # ---- Calibration prompts are judged once for every claim.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gistgate.core.files import read_json_lines
-from gistgate.core.request import Statistics, Usage, total
+from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import task as tasks
 from gistgate.lm_eval.model import GatedLM
@@ -28,8 +28,6 @@ class Judged:
     """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
     statistics: Statistics
     """The sum over the prompts."""
-    usage: Usage = field(default_factory=Usage)
-    """How the slots of what was decoded for this verdict were used."""
 
     @property
     def accuracy(self) -> float:

@@ -363,7 +363,8 @@ class Session:
         )
         count_notes(self.rows, draft.notes, self.stop.max_new_tokens)
         draft = draft.to(self.device)
-        return draft.only(parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None])
+        fits = parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
+        return replace(draft, valid=draft.valid & fits)
 
     def _accept(self, block: Block, draft: Draft) -> Judged:
         judged = self.parts.form.judge(block, draft, self.parts.rule, self._settle)

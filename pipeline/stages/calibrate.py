@@ -23,7 +23,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
 from pipeline.decode import calibration_file, load_gate
-from pipeline.outcomes import Setup, as_json, chunk_of, looks_of, method_of, scope_of, write_records
+from pipeline.outcomes import Setup, chunk_of, looks_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
 from pipeline.run import run
 
@@ -73,7 +73,6 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
         "look": look.record,
-        **as_json(setup.usage[name]),
     }
     return finding, report
 

@@ -9,16 +9,12 @@ summary says so.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
-from gistgate.core.batches import decode_all
 from gistgate.core.certificate import scope_mismatch
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import read_json, write_json, write_json_lines
 from gistgate.core.gate import Gate
-from gistgate.core.request import Usage
 from gistgate.core.utils import UserError
 from pipeline.decode import (
     Operating,
@@ -29,7 +25,7 @@ from pipeline.decode import (
     operating_point,
     read_prompts,
 )
-from pipeline.outcomes import as_json, scope_of
+from pipeline.outcomes import scope_of
 from pipeline.pair.pair import load_pair, read_pair
 from pipeline.params import Params, read_params
 from pipeline.run import run
@@ -70,7 +66,6 @@ class Evaluation:
         """lm-eval's verdict on a decoder."""
         from gistgate.lm_eval.model import GatedLM
 
-        usage = Usage()
         lm = GatedLM(
             self.pair.target,
             decoder=decoder,
@@ -78,9 +73,8 @@ class Evaluation:
             batch_size=self.params.decoding.batch_size,
             max_length=context_length(read_pair(self.params.pair)),
             seed=self.params.seed,
-            decode=partial(decode_all, usage=usage),
         )
-        return replace(judge(lm, self.task, self.prompts), usage=usage)
+        return judge(lm, self.task, self.prompts)
 
     def check_certificate(self, point: Operating, gate: Gate | None) -> None:
         """Refuse a certificate that was made for other models, prompts or settings."""
@@ -103,7 +97,6 @@ class Evaluation:
             "mean_accepted_length": counted.mean_accepted_length,
             "loose_per_100": counted.loose_per_100,
             "statistics": counted.as_dict(timed=False),
-            **as_json(judged.usage),
         }
 
 
