@@ -1,4 +1,4 @@
-"""From budgets to a proof: choose settings on development prompts, then test them on calibration prompts.
+"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts.
 
 No prompt does both. Decoding is handed in as `Outcomes`; the command, the pipeline and its studies share this engine.
 """
@@ -19,7 +19,7 @@ from gistgate.certificates.judged import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.planning import confidence_of_test
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
-from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -111,18 +111,18 @@ class Finding:
             refusal=self.verdicts.refusal(budget),
         )
 
-    def proof(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Proof:
-        """The proof for all budgets of the request.
+    def certificate(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Certificate:
+        """The certificate for all budgets of the request.
 
         Args:
             score: id of the score that was compared.
-            scope: everything that the proof depends on.
+            scope: everything that the certificate depends on.
             source: where the prompts come from, for people.
             made: date in UTC; empty where equal inputs have to give equal bytes.
         """
         method, budgets = self.method, sorted(self.request.budgets)
         headline = self.request.headline_budget
-        return Proof(
+        return Certificate(
             rule=method.rule,
             drafter=method.drafter,
             block=method.block,

@@ -1,4 +1,4 @@
-"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget, one proof.
+"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget.
 
 The stages of the pipeline use the same engine, `gistgate.certificates.calibration`.
 """
@@ -33,8 +33,9 @@ from gistgate.certificates.outcomes import (
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.attention import keep_freed_memory
-from gistgate.core.certificate import Proof
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.batches import PromptCache
+from gistgate.core.certificate import Certificate
+from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, identify_model, model_scope
@@ -56,8 +57,8 @@ SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that a
 SCORES = ["task", "capped", "logprob", "judge"]
 
 
-def certify(options: Options) -> tuple[Proof, Path]:
-    """Plan, choose, test, write; returns the proof and its file, and refuses where nothing could be certified."""
+def certify(options: Options) -> tuple[Certificate, Path]:
+    """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing could be certified."""
     check_options(options)
     models = load_models(options)
     task = load_task(spec_of(options, models.gate))
@@ -87,12 +88,12 @@ def certify(options: Options) -> tuple[Proof, Path]:
     if isinstance(scorer, TaskScore):
         warn_of_little_to_lose(options.budget, scorer, outcomes)
     source = f"training documents of the task '{options.task}' and prompts like these"
-    proof = finding.proof(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
+    certificate = finding.certificate(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
     folder = options.out or Path(options.gate or ".")
-    path = proof.save(folder)
+    path = certificate.save(folder)
     if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(folder)
-    return proof, path
+    return certificate, path
 
 
 def check_options(options: Options) -> None:
@@ -319,11 +320,11 @@ def method_of(options: Options, models: Models) -> Method:
     if rule.knob in said:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
-    proof = models.gate.proof if models.gate is not None else None
+    certificate = models.gate.certificate if models.gate is not None else None
     return Method(
         rule=rule_id,
-        drafter=options.drafter or usual_drafter(proof, models.draft),
-        block=options.block if options.block is not None else (proof.block if proof else BLOCK),
+        drafter=options.drafter or usual_drafter(certificate, models.draft),
+        block=options.block if options.block is not None else (certificate.block if certificate else BLOCK),
         knob=rule.knob,
         grid=tuple(rule.grid),
         fixed=fixed,
@@ -331,9 +332,9 @@ def method_of(options: Options, models: Models) -> Method:
     )
 
 
-def usual_drafter(proof: Proof | None, draft: PreTrainedModel | None) -> str:
+def usual_drafter(certificate: Certificate | None, draft: PreTrainedModel | None) -> str:
     """The drafter that the gate's certificate names; where it would ask a draft model that is not there, `lookup`."""
-    certified = proof.drafter if proof is not None else "model"
+    certified = certificate.drafter if certificate is not None else "model"
     return "lookup" if draft is None and asks_draft(certified) else certified
 
 
@@ -360,7 +361,7 @@ def outcomes_of(
     options: Options, models: Models, method: Method, prompts: dict[str, list[Prompt]], scorer: Scorer
 ) -> Outcomes:
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
-    memory = Prefilled(MEMORY_MB)
+    memory = PromptCache(MEMORY_MB)
     shared = scope_with(models.draft, options, models, method)
     machine = (str(models.target.device), torch.__version__)  # an interrupted start goes on where rounding is the same
     depends = (shared, *machine, Path(gistgate.__file__).parent)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, own_token, target_draw
+from gistgate.core.rule import Rule, State, own_token, target_draw
 from gistgate.core.utils import UserError
 
 # ---- How far two distributions are apart. p and q `[..., V]` sum to 1 over the last axis; results `[...]` are in nats.
@@ -75,7 +75,7 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FSD(LooseRule):
+class FSD(Rule):
     """Accept where Div(p, q) <= threshold.
 
     Reduced, only the tokens that the strict test refused are judged so. The full variant judges every token so: where
@@ -128,7 +128,7 @@ class FSD(LooseRule):
 
 
 @dataclass(frozen=True)
-class KLJudge(LooseRule):
+class KLJudge(Rule):
     """Accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
@@ -174,7 +174,7 @@ class KLJudge(LooseRule):
 
 
 @dataclass(frozen=True)
-class Ensemble(LooseRule):
+class Ensemble(Rule):
     """Accept against nu = w p + (1 - w) q: its argmax when greedy, else with min(1, nu(x) / q(x)).
 
     Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those

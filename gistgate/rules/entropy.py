@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State
+from gistgate.core.rule import Rule, State
 from gistgate.core.utils import UserError
 
 # ---- FLy: tolerate a mismatch where the target is undecided and then agrees with the draft (arXiv 2511.22972).
 
 
 @dataclass(frozen=True)
-class Fly(LooseRule):
+class Fly(Rule):
     """Entropy gate and deferred window, in the form of the vLLM port unless set otherwise.
 
     Presets: `fly-paper` (entropy of the whole vocabulary, normalised), `fly-amd` (five following matches,
@@ -72,7 +72,7 @@ class Fly(LooseRule):
 
 
 @dataclass(frozen=True)
-class Sense(LooseRule):
+class Sense(Rule):
     """Tolerate a mismatch where Hn(p) > gamma and x is among the top k or few mismatches follow; for any drafter.
 
     The paper leaves the window, its kernel and tau_c open: a box over the next `window` positions is our choice.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
-from gistgate.core.rule import Context, LooseRule, State
+from gistgate.core.rule import Context, Rule, State
 from gistgate.core.utils import UserError
 
 # ---- How often the target refused a draft token x in favour of its own t: a bounded table of pairs (x, t).
@@ -141,7 +141,7 @@ class Counting(Context):
 
 
 @dataclass(frozen=True)
-class Csd(LooseRule):
+class Csd(Rule):
     """Accept where the pair (x, t*) was counted more than `min_count` times and z(x) - z(t*) >= ln tau_c.
 
     A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
@@ -240,7 +240,7 @@ def met_so_far(block: Block) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RegretBudget(LooseRule):
+class RegretBudget(Rule):
     """Accept while the request's sum of max z - z(x) over accepted draft tokens stays within the budget.
 
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.

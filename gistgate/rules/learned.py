@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.rule import Context, LooseRule, State, kept_probs
+from gistgate.core.rule import Context, Rule, State, kept_probs
 from gistgate.core.utils import UserError
 from gistgate.rules.divergence import Ensemble
 
@@ -18,7 +18,7 @@ from gistgate.rules.divergence import Ensemble
 
 
 @dataclass(frozen=True)
-class AutoJudge(LooseRule):
+class AutoJudge(Rule):
     """Accept where P(harm) <= risk, with P(harm) = 1 - P(meaning kept) from a calibrated gate."""
 
     risk: float = 0.05
@@ -41,7 +41,7 @@ class AutoJudge(LooseRule):
 
 
 @dataclass(frozen=True)
-class Judge(LooseRule):
+class Judge(Rule):
     """Accept where P(token is fine) > delta; `autojudge` limits the probability of the opposite.
 
     The published gate is linear, reads the target's state after the token before the final normalisation, and is
@@ -70,7 +70,7 @@ class Judge(LooseRule):
 
 
 @dataclass(frozen=True)
-class EnsembleGate(LooseRule):
+class EnsembleGate(Rule):
     """Accept where `ensemble` accepts at w and P(harm) <= risk; the draft's confidence may thus veto the gate.
 
     Each of the two may be looser than it could be alone. At w = 0 every greedy draft token passes the mixture, and the
@@ -118,7 +118,7 @@ class Costs(Context):
 
 
 @dataclass(frozen=True)
-class Wisv(LooseRule):
+class Wisv(Rule):
     """Accept where P(harm) <= min(risk + kappa cost, limit), with the request's cost in [0, 1], 0 where unknown.
 
     Quality depends on the cost, and calibration decodes without costs. A certificate therefore holds at kappa = 0, and

@@ -13,13 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, draw, own_token
+from gistgate.core.rule import Rule, State, draw, own_token
 
 # ---- The lossless reference: token-wise speculative sampling (arXiv 2211.17192).
 
 
 @dataclass(frozen=True)
-class BlockVerification(LooseRule):
+class BlockVerification(Rule):
     """Keep the longest prefix j whose own number passes: u_j <= h_j, where a later token may redeem an earlier one.
 
     Texts are distributed as by `exact`, with other tokens for the same seed, and at least as many accepted on

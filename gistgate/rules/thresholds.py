@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import Context, LooseRule, State, allowed, own_token, target_draw
+from gistgate.core.rule import Context, Rule, State, allowed, own_token, target_draw
 from gistgate.core.utils import UserError
 
 
@@ -24,7 +24,7 @@ def log_of_threshold(rule_id: str, r: float) -> float:
 
 
 @dataclass(frozen=True)
-class Prob(LooseRule):
+class Prob(Rule):
     """Accept where p(x) >= r."""
 
     r: float = 0.1
@@ -42,7 +42,7 @@ class Prob(LooseRule):
 
 
 @dataclass(frozen=True)
-class ProbRatio(LooseRule):
+class ProbRatio(Rule):
     """Accept where p(x) / p(t*) >= r."""
 
     r: float = 0.3
@@ -62,7 +62,7 @@ class ProbRatio(LooseRule):
 
 
 @dataclass(frozen=True)
-class TopK(LooseRule):
+class TopK(Rule):
     """Accept where x is among the target's k most probable tokens."""
 
     k: int = 2
@@ -84,7 +84,7 @@ class TopK(LooseRule):
 
 
 @dataclass(frozen=True)
-class Typical(LooseRule):
+class Typical(Rule):
     """Accept where p(x) > scale * min(eps, delta * exp(-H(p))), as Medusa does, or in the form of vllm-ascend.
 
     As published, greedy requests are decoded exactly. Where p is peaked, eps is the threshold, and where p is flat,
@@ -143,7 +143,7 @@ class Typical(LooseRule):
 
 
 @dataclass(frozen=True)
-class Lenience(LooseRule):
+class Lenience(Rule):
     """Accept with min(1, p(x) / (l q(x))); a refused token is replaced from the residual norm([p - q]_+).
 
     No token becomes more than 1 / l times as probable as under the target. Greedy requests have no such ratio.
@@ -174,7 +174,7 @@ class Lenience(LooseRule):
 
 
 @dataclass(frozen=True)
-class SglThreshold(LooseRule):
+class SglThreshold(Rule):
     """Sampled: accept where u <= p(x) / acc or p(x) >= single. Greedy: accept a match or where p(x) >= single.
 
     The draft's probabilities are ignored on purpose: with acc = single = 1 the text has the distribution p for any
@@ -271,7 +271,7 @@ def between_markers(ids: Sequence[int], thinking: bool, markers: tuple[int, int]
 
 
 @dataclass(frozen=True)
-class TrtRelaxed(LooseRule):
+class TrtRelaxed(Rule):
     """Accept where x is among the top k and p(x) >= p(t*) - delta, between the think markers.
 
     delta is a difference of probabilities, as in the released kernel. In the mode "ratio" it is a share of p(t*):
@@ -330,7 +330,7 @@ def two_best(block: Block) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Mars(LooseRule):
+class Mars(Rule):
     """Accept one of the target's two best tokens where z(2) / z(1) > theta, as published.
 
     The ratio means what it should only for positive logits: shifting all of them leaves p as it is but not the ratio.
@@ -355,7 +355,7 @@ class Mars(LooseRule):
 
 
 @dataclass(frozen=True)
-class MarsMargin(LooseRule):
+class MarsMargin(Rule):
     """Accept one of the target's two best tokens where z(1) - z(2) <= margin, which no shift of the logits changes.
 
     The difference is that of ln p at the request's temperature: halving the temperature doubles it.
@@ -381,7 +381,7 @@ class MarsMargin(LooseRule):
 
 
 @dataclass(frozen=True)
-class Random(LooseRule):
+class Random(Rule):
     """Accept each mismatch with probability `rate`, reproducibly for the request's seed."""
 
     rate: float = 0.1
