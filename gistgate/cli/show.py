@@ -14,7 +14,7 @@ from rich.text import Text
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import GateConfig
 from gistgate.core.request import Generation, Statistics
-from gistgate.drafters.choice import Costs
+from gistgate.drafters.adaptive import Costs
 from gistgate.measure.outlook import Effort, Outlook
 from gistgate.measure.speed import Clock
 from gistgate.measure.trace import TracedToken

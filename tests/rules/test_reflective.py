@@ -143,9 +143,3 @@ def test_its_second_reading_is_announced_by_a_prompt():
     assert (context.tail, context.mode) == (3, "second")
     with pytest.raises(UserError, match=r"'reflective' puts a prompt .* Pass tokenizer="):
         Reflective().context(None, ())
-
-
-@pytest.mark.parametrize("wrong", [{"alpha": -0.1}, {"alpha": 1.1}, {"tail": -1}, {"base": "mars"}, {"mode": "third"}])
-def test_mistakes_are_explained(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="reflective: "):
-        Reflective(**wrong)
