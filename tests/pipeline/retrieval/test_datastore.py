@@ -10,7 +10,6 @@ import pytest
 import torch
 from sklearn.decomposition import PCA
 from sklearn.preprocessing import StandardScaler, normalize
-from tests.retrieval.test_sen import store_of
 
 from gistgate.core.files import fingerprint, read_json_lines, write_json_lines
 from gistgate.core.utils import UserError
@@ -24,6 +23,7 @@ from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from tests.architectures import greedy, pair, prompts
 from tests.core.heads import head_inputs, in_one_piece
 from tests.drafters.proposing import decoded, wanted
+from tests.retrieval.test_sense import store_of
 
 TRAIN = prompts(5, 17, 2, 10)
 TEXTS = [retrieval.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
