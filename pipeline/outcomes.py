@@ -17,7 +17,7 @@ import torch
 from gistgate.certificates.bounds import Array
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Tested
-from gistgate.certificates.judged import Looks
+from gistgate.certificates.judged import Look, hash_of, level
 from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, untimed
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, read_text, write_text
@@ -26,7 +26,7 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
 from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder, read_prompts, seeds_of
-from pipeline.pair.pair import Pair, load_pair, read_pair
+from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import MethodParams, Params
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
@@ -168,17 +168,17 @@ APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decod
 """Keys of params.yaml that choose nothing, or of which only a part does."""
 
 
-def looks_of(setup: Setup, name: str) -> Looks:
-    """What the method `name` says before its calibration prompts are judged."""
-    params, prompts = setup.params, setup.prompts["calibration"]
-    return Looks(
+def look_of(setup: Setup, name: str) -> Look:
+    """The look at the calibration prompts for the method `name`."""
+    params, prompts, block = setup.params, setup.prompts["calibration"], setup.params.calibrate
+    problems = hashes_of(setup.task.problem(prompt["doc"]) for prompt in prompts).split()
+    return Look(
         claim=f"{params.pair}, {params.task}, {setup.scorer.id}: {name}",
-        prompts=[prompt["ids"] for prompt in prompts],
-        error=1 - params.calibrate.confidence,
+        marks=[*(hash_of(prompt["ids"]) for prompt in prompts), *problems],
+        spent=1 - level(block.confidence, block.looks),
+        error=1 - block.confidence,
         choice=choice_of(params, name),
         remedy=f"Set prompts.draw to {params.prompts.draw + 1} in params.yaml, which draws fresh calibration prompts.",
-        ready_made=read_pair(params.pair).training is None,
-        problems=hashes_of(setup.task.problem(prompt["doc"]) for prompt in prompts).split(),
     )
 
 

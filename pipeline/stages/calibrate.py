@@ -23,7 +23,7 @@ from gistgate.certificates.outcomes import Decoded
 from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
 from pipeline.decode import calibration_file, load_gate
-from pipeline.outcomes import Setup, chunk_of, looks_of, method_of, scope_of, write_records
+from pipeline.outcomes import Setup, chunk_of, look_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
 from pipeline.run import run
 
@@ -44,8 +44,7 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
     request = request_of(params)
     scope = scope_of(params, name, setup.pair, setup.task, load_gate(params.method(name), setup.pair))
-    look = looks_of(setup, name).before(method, request, setup.scorer.ternary, scope)
-    finding = engine.calibrate(method, outcomes, request, look)
+    finding = engine.calibrate(method, outcomes, request, look_of(setup, name), scope)
     selection, verdicts = finding.selection, finding.verdicts
     confidence = request.confidence
 
@@ -72,7 +71,6 @@ def calibrate(setup: Setup, name: str) -> tuple[Finding, dict[str, Any]]:
         "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
-        "look": look.record,
     }
     return finding, report
 
