@@ -187,7 +187,7 @@ class VllmEngine:
 # ---- Hidden states of whole texts from vLLM, in the numerics of the engine that will serve.
 
 
-ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.patches"}
+ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """vLLM's own connector copies with CUDA."""
 
 

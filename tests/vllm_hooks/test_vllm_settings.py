@@ -184,9 +184,10 @@ def test_every_added_token_and_every_end_is_protected(served: Served):
 @pytest.mark.parametrize(
     "value, words",
     [
-        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "no key 'ruel'"),
-        ("prob", "JSON object"), ({"strict": "yes"}, "true or false"), ({"rule": "prob", "settings": 1}, "JSON object"),
-        ({"rule": "prob", "protected": ["</s>"]}, "token ids"), ({"rule": "fly", "certificate": "x"}, "itself"),
+        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
+        ("prob", "an object is expected"), ({"strict": "yes"}, "true or false"),
+        ({"rule": "prob", "settings": 1}, "has to be an object"),
+        ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"), ({"rule": "fly", "certificate": "x"}, "itself"),
     ],
 )  # fmt: skip
 def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
@@ -233,8 +234,8 @@ def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served
     [
         ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
         ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "budget": "0.03"}, "share of prompts"),
-        ({"gate": 5}, "a text is needed"),
+        ({"gate": "g", "budget": "0.03"}, "a finite number"),
+        ({"gate": 5}, "has to be a text"),
     ],
 )
 def test_a_budget_that_nothing_keeps_and_values_of_other_kinds_are_refused(value: dict[str, Any], words: str):
