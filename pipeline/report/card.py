@@ -8,18 +8,16 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gistgate.core.certificate import Proof
+from gistgate.core.certificate import Certificate
 from gistgate.core.files import printable, read_json, read_text
 from gistgate.core.gate import GateConfig
 from pipeline.paths import REPORTS, TASKS
 from pipeline.report.summary import STRICT
 
-EVALUATION = REPORTS / "evaluation"
-
 
 def evaluations(method: str) -> dict[str, dict[str, Any]]:
     """Summaries of the test prompts by name, the strict reference first; empty where they were not evaluated."""
-    paths = {name: EVALUATION / name / "summary.json" for name in (STRICT, method)}
+    paths = {name: REPORTS / "evaluation" / name / "summary.json" for name in (STRICT, method)}
     return {name: read_json(path) for name, path in paths.items()} if all(map(Path.exists, paths.values())) else {}
 
 
@@ -30,15 +28,10 @@ def plain_markdown(value: Any) -> Any:
     return printable(" ".join(value.split())).replace("<", "&lt;").replace("`", "'")
 
 
-def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
-    """The text of README.md.
-
-    Args:
-        config: the gate's.
-        proof: what is certified of the gate.
-        report: the calibration of the method.
-        evaluated: what `evaluations` returned.
-    """
+def card(
+    config: GateConfig, certificate: Certificate, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]
+) -> str:
+    """The text of README.md, from the calibration `report` of a method and what `evaluations` returned."""
     templates = Environment(
         loader=FileSystemLoader(Path(__file__).with_name("templates")),
         undefined=StrictUndefined,
@@ -50,7 +43,7 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
     )
     return templates.get_template("card.md.j2").render(
         gate=config,
-        proof=proof,
+        certificate=certificate,
         report=report,
         evaluated=evaluated,
         splits={"development": report["development"], "calibration": report["settings"]},

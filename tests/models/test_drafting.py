@@ -15,13 +15,13 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.choice import HybridDrafter
+from gistgate.drafters.adaptive import ModelOrTextDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.models.build import asks_draft, build_decoder
 from gistgate.models.lighter import Subset
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.architectures import pair
-from tests.models.test_decoder import proof
+from tests.models.test_decoder import certificate
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -33,8 +33,8 @@ ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": 1.0, "block": 5})
 def place(tmp_path: Path) -> Path:
     """A folder with a draft model, a certificate that was made with `ENDS`, that policy, and a draft vocabulary."""
     DRAFT.save_pretrained(tmp_path / "draft")
-    proof(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
-    proof().save(tmp_path / "whole")
+    certificate(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
+    certificate().save(tmp_path / "whole")
     ENDS.save(tmp_path / "stop.json")
     texts = TOKENIZER(["Tom has five apples."]).input_ids
     Subset.count(texts, 40, TOKENIZER, DRAFT, [TOKENIZER.eos_token_id]).save(tmp_path / "words.json")
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
+    return build_decoder(TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts}))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_would_change_nothing_or_the_target_is_refused(place: Path, parts: 
 
 
 def test_no_bits_are_nothing_to_refuse() -> None:
-    decoder = build_decoder(TARGET, TOKENIZER, Wishes(drafter="lookup", quantise_draft="none"))
+    decoder = build_decoder(TARGET, TOKENIZER, DecodeOptions(drafter="lookup", quantise_draft="none"))
     assert decoder.drafter is not None and decoder.drafter.model is None
 
 
@@ -99,7 +99,7 @@ def test_scopes_name_ends_of_drafts_and_nothing_where_there_are_none() -> None:
 
 def test_a_hybrid_takes_costs_and_ends_from_its_policy(place: Path) -> None:
     drafter = build(place, drafter="hybrid", stop_drafting=str(place / "stop.json")).drafter
-    assert isinstance(drafter, HybridDrafter) and drafter.options[1].cost == 0.2
+    assert isinstance(drafter, ModelOrTextDrafter) and drafter.options[1].cost == 0.2
     assert asks_draft("hybrid") and asks_draft("model") and not asks_draft("lookup") and not asks_draft("sen")
     assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "cascade", "hybrid"}
 
