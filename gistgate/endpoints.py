@@ -118,7 +118,7 @@ Messages = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedPrompt:
     """One request."""
 
     prompt: str | Messages
@@ -162,7 +162,7 @@ class Endpoint:
         """What tells this endpoint from others in a certificate."""
         return {"url": self.url, "model": self.model, "extra": dict(self.extra)}
 
-    def answer(self, asked: Asked) -> Served:
+    def answer(self, asked: EncodedPrompt) -> Served:
         """The greedy answer to one request.
 
         Raises:
@@ -300,7 +300,7 @@ class KeptAnswers:
         with self._base() as base:
             return int(base.execute("select count(*) from kept where run = ?", (self.run,)).fetchone()[0])
 
-    def answers(self, endpoint: Endpoint, asked: Sequence[Asked], concurrent: int) -> list[Served]:
+    def answers(self, endpoint: Endpoint, asked: Sequence[EncodedPrompt], concurrent: int) -> list[Served]:
         """Answers in the order of the requests, at most `concurrent` of them on their way at a time.
 
         Raises:
@@ -398,10 +398,10 @@ class Compared:
         return first, second
 
 
-def request(task: Task, doc: Document) -> Asked:
+def request(task: Task, doc: Document) -> EncodedPrompt:
     """How a document is asked."""
     prompt = task.messages(doc) if task.prompting.chat_template else task.context(doc, None)
-    return Asked(prompt, tuple(task.stops), task.max_new_tokens)
+    return EncodedPrompt(prompt, tuple(task.stops), task.max_new_tokens)
 
 
 def described(answers: Sequence[Served], scores: Sequence[float]) -> Lengths:

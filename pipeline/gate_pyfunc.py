@@ -17,7 +17,7 @@ import pandas
 from gistgate.core.decoder import Decoder
 from gistgate.models.build import build_decoder
 from gistgate.models.loading import Target, load_target
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 
 
 class GateModel(mlflow.pyfunc.PythonModel):
@@ -34,8 +34,8 @@ class GateModel(mlflow.pyfunc.PythonModel):
         named = {
             name: config[name] for name in ("draft", "draft_revision", "quantise_draft") if config[name] is not None
         }
-        wishes = Wishes(gate=self.gate, **named)
-        return target, build_decoder(target.model, target.tokenizer, wishes)
+        options = DecodeOptions(gate=self.gate, **named)
+        return target, build_decoder(target.model, target.tokenizer, options)
 
     def predict(self, context: Any, model_input: pandas.DataFrame, params: dict[str, Any] | None = None) -> list[str]:
         """One answer for each prompt; MLflow makes a table with one column of a list of prompts."""

@@ -18,7 +18,7 @@ from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
 from gistgate.certificates.outcomes import Outcomes
 from gistgate.certificates.planning import wager_confidence
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
-from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
@@ -139,9 +139,9 @@ class Finding:
             refusal=self.verdicts.refusal(budget),
         )
 
-    def proof(
+    def certificate(
         self, score: str, scope: dict[str, Any], source: str, budgets: Sequence[float] = (), made: str = ""
-    ) -> Proof:
+    ) -> Certificate:
         """The proof for `budgets` (default: all).
 
         Args:
@@ -153,7 +153,7 @@ class Finding:
         """
         budgets = sorted(budgets or self.request.budgets)
         headline = self.request.headline_budget
-        return Proof(
+        return Certificate(
             rule=self.method.rule,
             drafter=self.method.drafter,
             block=self.method.block,

@@ -129,11 +129,11 @@ def calibrate(
     refuse_others(options, known, "unless two servers are compared")
     options = {name: value for name, value in options.items() if name in known and name != "settings"}
     with redirect_stdout(sys.stderr if as_json else sys.stdout):  # the plan and the progress are no JSON
-        proof, path = command.certify(command.Options(**options, settings=tuple(settings)))
+        certificate, path = command.certify(command.Options(**options, settings=tuple(settings)))
     if as_json:
-        typer.echo(json.dumps({"path": str(path), "certificate": asdict(proof)}, default=str))
+        typer.echo(json.dumps({"path": str(path), "certificate": asdict(certificate)}, default=str))
     else:
-        typer.echo(f"{show.proved(proof)}\nwritten to {path}")
+        typer.echo(f"{show.proved(certificate)}\nwritten to {path}")
 
 
 def refuse_others(options: dict[str, Any], known: Collection[str], where: str) -> None:

@@ -25,25 +25,25 @@ from gistgate.cli.options import (
     TargetName,
     read_prompt,
     read_prompts,
-    with_wishes,
+    with_options,
 )
 from gistgate.cli.show import inert
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row
 from gistgate.core.utils import UserError
-from gistgate.models.options import AUTO, MEASURED_BY, Asking, Wishes
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
     from gistgate.models.loading import Target
 
 
-@with_wishes
+@with_options
 def generate(
     target: TargetName,
     prompt: Prompt,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 256,
@@ -63,14 +63,14 @@ def generate(
     from gistgate.measure.shadow import shadow, summary
     from gistgate.measure.speed import settle_batches
 
-    if in_shadow and wishes.speculate_up_to is not None:
+    if in_shadow and options.speculate_up_to is not None:
         raise UserError("Shadow mode watches drafts, which --speculate-up-to may leave away. Leave one of both away.")
-    loaded = load(target, dtype, wishes, Asking((), chat, system, temperature), gguf, measures=True)
+    loaded = load(target, dtype, options, PromptFile((), chat, system, temperature), gguf, measures=True)
     if in_shadow:
         loaded = replace(loaded, decoder=shadow(loaded.decoder))
     ids = loaded.target.encode(read_prompt(prompt), chat, system)
     request = {"sampling": Sampling(temperature), **loaded.request(max_new_tokens, stop)}
-    if wishes.speculate_up_to == AUTO:
+    if options.speculate_up_to == AUTO:
         settle_batches(loaded.decoder, [ids], **request)
     request["seeds"] = [seed]
     if as_json:
@@ -80,18 +80,18 @@ def generate(
     else:
         answer = write_streaming(loaded.decoder, ids, loaded.target.tokenizer, request)
     typer.echo(show.counted(answer), err=True)
-    if wishes.guards:
-        typer.echo(show.guarded(answer.statistics, wishes.guards), err=True)
+    if options.guards:
+        typer.echo(show.guarded(answer.statistics, options.guards), err=True)
     if in_shadow:
         typer.echo(summary(answer.statistics), err=True)
 
 
-@with_wishes
+@with_options
 def trace(
     target: TargetName,
     prompt: Prompt,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 256,
@@ -110,7 +110,7 @@ def trace(
 
     if html is not None and as_json:
         raise UserError("--html and --json are two forms of one answer. Leave one of them out.")
-    loaded, text = load(target, dtype, wishes, Asking((), chat, system), gguf), read_prompt(prompt)
+    loaded, text = load(target, dtype, options, PromptFile((), chat, system), gguf), read_prompt(prompt)
     ids = loaded.target.encode(text, chat, system)
     if html is not None:
         from gistgate.demo.page import write_trace
@@ -126,12 +126,12 @@ def trace(
     typer.echo(show.counted(answer), err=True)
 
 
-@with_wishes
+@with_options
 def bench(
     target: TargetName,
     prompts: Prompts,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 128,
@@ -143,8 +143,8 @@ def bench(
     from gistgate.cli import show
     from gistgate.measure.speed import side_by_side
 
-    asking = Asking(read_prompts(prompts), chat, system)
-    loaded = load(target, dtype, wishes, asking, gguf)
+    asking = PromptFile(read_prompts(prompts), chat, system)
+    loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     if as_json:
@@ -159,7 +159,7 @@ class Loaded:
 
     target: Target
     decoder: Decoder
-    wishes: Wishes
+    options: DecodeOptions
     """What the user says."""
     uncovered: str | None = None
     """Why the certificate beside the gate does not cover the requests; None where it does and where there is none."""
@@ -170,7 +170,7 @@ class Loaded:
 
 
 def load(
-    target: str, dtype: str, wishes: Wishes, asking: Asking, gguf: str | None = None, measures: bool = False
+    target: str, dtype: str, options: DecodeOptions, asking: PromptFile, gguf: str | None = None, measures: bool = False
 ) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
@@ -180,28 +180,28 @@ def load(
         UserError: parts do not fit together, or a named certificate does not cover such requests.
     """
     from gistgate.core.attention import keep_freed_memory
-    from gistgate.core.certificate import check_greedy, proof_in_use, warn_uncovered
+    from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
-    from gistgate.models.build import build_decoder, named_proof
+    from gistgate.models.build import build_decoder, named_certificate
     from gistgate.models.loading import load_target
 
-    Engine(wishes.engine)
-    if wishes.speculate_up_to == AUTO and not measures:
+    Engine(options.engine)
+    if options.speculate_up_to == AUTO and not measures:
         raise UserError(MEASURED_BY)
-    if (proof := named_proof(wishes)) is not None:
-        asking.check(proof)
+    if (certificate := named_certificate(options)) is not None:
+        asking.check(certificate)
     loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
-    if proof is not None:
-        asking.check(proof, loaded)
-    decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, wishes), None
+    if certificate is not None:
+        asking.check(certificate, loaded)
+    decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, options), None
     if decoder.certificate is not None:  # also one that nobody named, of `gistgate tune`
         asking.check(decoder.certificate, loaded)
-    elif (beside := proof_in_use(decoder)) is not None:
+    elif (beside := certificate_in_use(decoder)) is not None:
         uncovered = warn_uncovered(lambda: asking.check(beside, loaded))
-    if wishes.segments is not None:
+    if options.segments is not None:
         uncovered = warn_uncovered(lambda: check_greedy(asking.temperature))
-    return Loaded(loaded, decoder, wishes, uncovered)
+    return Loaded(loaded, decoder, options, uncovered)
 
 
 # ---- Standard output that shows an answer while it is decoded.

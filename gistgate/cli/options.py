@@ -14,7 +14,7 @@ import typer
 
 from gistgate.core.files import read_json_lines, read_text
 from gistgate.core.utils import UserError
-from gistgate.models.options import Asked, Wishes
+from gistgate.models.options import DecodeOptions, EncodedPrompt
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
@@ -83,13 +83,13 @@ WISHES: dict[str, Any] = {
     ],
     "speculate_up_to": Annotated[str | None, option("Rows above which decoding is plain (0: always), or auto.")],
 }
-"""The fields of `Wishes` as options."""
+"""The fields of `DecodeOptions` as options."""
 
 
-def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the fields of `Wishes` to the options of a command; the command receives them as its argument `wishes`."""
-    defaults = Wishes()
-    own = [item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "wishes"]
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the fields of `DecodeOptions` to the options of a command, which receives them as its argument `options`."""
+    defaults = DecodeOptions()
+    own = [item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "options"]
     added = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default_of(defaults, name))
         for name, kind in WISHES.items()
@@ -101,7 +101,7 @@ def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
 
         named = {name: given.pop(name) for name in WISHES}
         named["settings"] = parse_settings(named["settings"])
-        command(**given, wishes=Wishes(**named))
+        command(**given, options=DecodeOptions(**named))
 
     keyword = [item.replace(kind=inspect.Parameter.KEYWORD_ONLY) for item in own]
     with_options.__signature__ = inspect.Signature([*keyword, *added])  # type: ignore[attr-defined]
@@ -109,19 +109,19 @@ def with_wishes(command: Callable[..., None]) -> Callable[..., None]:
     return with_options
 
 
-def refuse_wishes(wishes: Wishes, names: Sequence[str], why: str) -> None:
+def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> None:
     """Refuse wishes that a command would not follow.
 
     Raises:
         UserError: one of these was expressed; `why` ends the sentence.
     """
     for name in names:
-        if getattr(wishes, name) not in (getattr(Wishes(), name), []):
+        if getattr(options, name) not in (getattr(DecodeOptions(), name), []):
             shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
             raise UserError(f"--{shown} {why}. Leave that option out.")
 
 
-def default_of(defaults: Wishes, name: str) -> Any:
+def default_of(defaults: DecodeOptions, name: str) -> Any:
     """A wish that nobody expressed, as Typer wants it: an option that can be repeated begins as an empty list."""
     return [] if name in ("settings", "guards") else getattr(defaults, name)
 
@@ -150,7 +150,7 @@ def read_prompt(prompt: str) -> str:
     return text
 
 
-def read_prompts(place: str) -> list[Asked]:
+def read_prompts(place: str) -> list[EncodedPrompt]:
     """The prompts of a text file, one per line, of standard input, or of a .jsonl file such as the pipeline writes.
 
     Raises:
@@ -161,13 +161,13 @@ def read_prompts(place: str) -> list[Asked]:
     else:
         text = read_prompt(place) if place == STANDARD_INPUT else read_text(place)
         lines = text.removeprefix(BOM).split("\n")
-        found = [Asked(line.removesuffix("\r")) for line in lines if line.strip()]
+        found = [EncodedPrompt(line.removesuffix("\r")) for line in lines if line.strip()]
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")
     return kept
 
 
-def asked_in(row: Any, place: str) -> Asked:
+def asked_in(row: Any, place: str) -> EncodedPrompt:
     """The prompt in a row of a .jsonl file, with its ids where the row holds them.
 
     Raises:
@@ -178,7 +178,7 @@ def asked_in(row: Any, place: str) -> Asked:
         raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
     if ids is not None and not (isinstance(ids, list) and ids and all(type(one) is int and one >= 0 for one in ids)):
         raise UserError(f"{place} has lines whose `ids` are no token ids. Write whole numbers, or leave that key out.")
-    return Asked(text, None if ids is None else tuple(ids))
+    return EncodedPrompt(text, None if ids is None else tuple(ids))
 
 
 # ---- Modules that need an extra of the package.

@@ -11,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import GateConfig
 from gistgate.core.request import Generation, Statistics
 from gistgate.drafters.choice import Costs
@@ -116,7 +116,7 @@ def compared(certificate: ServedCertificate) -> str:
     )
 
 
-def described(config: GateConfig, proof: Proof | None) -> str:
+def described(config: GateConfig, certificate: Certificate | None) -> str:
     """A gate in words: partners, features, and what is certified of it."""
     draft = config.draft.name if config.draft else "any drafter"
     lines = [
@@ -126,24 +126,24 @@ def described(config: GateConfig, proof: Proof | None) -> str:
         f"tokenizer   {config.tokenizer.name}, {config.tokenizer.num_tokens} tokens",
         "features    " + ", ".join(f"{name} ({size})" for name, size in config.features.items()),
     ]
-    if proof is None:
+    if certificate is None:
         return "\n".join([*lines, "settings    none was calibrated; give one yourself, such as --set risk=0.05"])
-    return "\n".join([*lines, proved(proof)])
+    return "\n".join([*lines, proved(certificate)])
 
 
-def proved(proof: Proof) -> str:
+def proved(certificate: Certificate) -> str:
     """What a proof says, in words."""
-    made = f", made {proof.made}" if proof.made else ""
+    made = f", made {certificate.made}" if certificate.made else ""
     return "\n".join([
-        f"certificate rule {proof.rule}, K {proof.block}, drafter {proof.drafter}{made}",
-        *(point_line(proof, point) for point in proof.points),
-        f"            holds for {proof.source or 'prompts like those of the calibration'}",
+        f"certificate rule {certificate.rule}, K {certificate.block}, drafter {certificate.drafter}{made}",
+        *(point_line(certificate, point) for point in certificate.points),
+        f"            holds for {certificate.source or 'prompts like those of the calibration'}",
     ])  # fmt: skip
 
 
-def point_line(proof: Proof, point: OperatingPoint) -> str:
+def point_line(certificate: Certificate, point: OperatingPoint) -> str:
     """What is certified for one budget."""
-    unit = "points" if proof.score in ("task", "capped") else f"% of the score '{proof.score}'"
+    unit = "points" if certificate.score in ("task", "capped") else f"% of the score '{certificate.score}'"
     if not point.certified:
         return f"budget {100 * point.budget:g} %  nothing certified: {point.refusal}"
     settings = ", ".join(f"{name} {value}" for name, value in point.settings.items()) or "no settings"

@@ -27,12 +27,12 @@ from gistgate.cli.options import (
     System,
     TargetName,
     read_prompts,
-    refuse_wishes,
-    with_wishes,
+    refuse_options,
+    with_options,
 )
 from gistgate.core.utils import UserError
 from gistgate.models.build import HYBRID
-from gistgate.models.options import Asking, Wishes
+from gistgate.models.options import DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Candidate, Finding
@@ -48,12 +48,12 @@ MOST_DOCTOR = 20
 """Prompts that are enough for one recommendation."""
 
 
-@with_wishes
+@with_options
 def doctor(
     target: TargetName,
     prompts: Prompts,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 64,
@@ -80,11 +80,11 @@ def doctor(
         strict_answers,
     )
 
-    refuse_wishes(wishes, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
-    if wishes.drafter == HYBRID:
+    refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
+    if options.drafter == HYBRID:
         raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
-    asking = Asking(read_prompts(prompts)[:MOST_DOCTOR], chat, system)
-    loaded = load(target, dtype, wishes, asking, gguf)
+    asking = PromptFile(read_prompts(prompts)[:MOST_DOCTOR], chat, system)
+    loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, stop)
     costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
@@ -106,12 +106,12 @@ def doctor(
 # ---- The commands that make drafts cheaper: when they end, and from which tokens they are written.
 
 
-@with_wishes
+@with_options
 def fit_draft(
     target: TargetName,
     prompts: Prompts,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     out: Annotated[Path, typer.Option(dir_okay=False, help="JSON file to write, for --stop-drafting.")],
     dtype: Dtype = "auto",
     gguf: Gguf = None,
@@ -123,8 +123,8 @@ def fit_draft(
     from gistgate.cli.decode import load
     from gistgate.measure.fit_draft import fit_stopping
 
-    asking = Asking(read_prompts(prompts), chat, system)
-    loaded = load(target, dtype, wishes, asking, gguf)
+    asking = PromptFile(read_prompts(prompts), chat, system)
+    loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     stopping = fit_stopping(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     stopping.save(out)
@@ -181,10 +181,10 @@ def inspect(
 
     loaded = Gate.load(gate)
     if as_json:
-        proof = loaded.proof and asdict(loaded.proof)
-        typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": proof}, default=str))
+        certificate = loaded.certificate and asdict(loaded.certificate)
+        typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": certificate}, default=str))
         return
-    typer.echo(printable(show.described(loaded.config, loaded.proof)))
+    typer.echo(printable(show.described(loaded.config, loaded.certificate)))
 
 
 # ---- The command that makes a folder which plain transformers can run.
@@ -212,7 +212,7 @@ def export(
         write_code(part)
 
     write_atomic(out, write)
-    typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.proof)}"))
+    typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.certificate)}"))
 
 
 def check_own(folder: Path) -> None:
@@ -244,11 +244,11 @@ def evaluate(context: typer.Context) -> None:
 # ---- The command `gistgate demo`.
 
 
-@with_wishes
+@with_options
 def demo(
     target: TargetName,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     dtype: Dtype = "auto",
     gguf: Gguf = None,
     max_new_tokens: Length = 256,
@@ -264,14 +264,17 @@ def demo(
     from gistgate.demo.server import Playground, knob_values, launch
 
     def playground() -> Playground:
-        loaded = load(target, dtype, wishes, Asking(chat=chat, system=system), gguf)
+        loaded = load(target, dtype, options, PromptFile(chat=chat, system=system), gguf)
         rule = slider_rule(loaded.decoder)
         return Playground(
             loaded.decoder,
             loaded.target,
             rule,
-            {value: claim(loaded.wishes, loaded.decoder, rule, value, loaded.uncovered) for value in knob_values(rule)},
-            name=heading(gguf or target, wishes),
+            {
+                value: claim(loaded.options, loaded.decoder, rule, value, loaded.uncovered)
+                for value in knob_values(rule)
+            },
+            name=heading(gguf or target, options),
             max_new_tokens=max_new_tokens,
             request=loaded.request(max_new_tokens, stop),
             chat=chat,
@@ -281,9 +284,9 @@ def demo(
     launch(playground, port, browser=browser, say=typer.echo)
 
 
-def heading(target: str, wishes: Wishes) -> str:
+def heading(target: str, options: DecodeOptions) -> str:
     """The names of the models, or of their GGUF files, without their folders."""
-    draft = wishes.draft_gguf or wishes.draft
+    draft = options.draft_gguf or options.draft
     return " and ".join(Path(str(name)).name for name in (target, draft) if name is not None)
 
 
@@ -302,12 +305,12 @@ MOST = 40
 """Prompts that are enough for one decision."""
 
 
-@with_wishes
+@with_options
 def tune(
     target: TargetName,
     prompts: Prompts,
     *,
-    wishes: Wishes,
+    options: DecodeOptions,
     also: Annotated[
         list[str], typer.Option("--also", help="Another certificate of this pair, such as calibrate --out; repeatable.")
     ] = [],  # noqa: B006 (Typer's form of an option that can be repeated)
@@ -330,11 +333,11 @@ def tune(
     from gistgate.models.build import forget
     from gistgate.models.loading import load_target
 
-    gate = gate_of(wishes)
-    asking = Asking(read_prompts(prompts)[:MOST], chat, system)
+    gate = gate_of(options)
+    asking = PromptFile(read_prompts(prompts)[:MOST], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
-    shop = Workshop(loaded, wishes, asking)
+    shop = Workshop(loaded, options, asking)
     candidates = shop.candidates([gate, *also])
     ids = asking.encode(loaded)
     found = race(candidates, ids, max_new_tokens=max_new_tokens, stops=stop, eos_ids=loaded.eos_ids)
@@ -351,16 +354,16 @@ def tune(
     typer.echo(verdict(found, saved))
 
 
-def gate_of(wishes: Wishes) -> str:
+def gate_of(options: DecodeOptions) -> str:
     """The gate's folder.
 
     Raises:
         UserError: there is none, or the user decides what tuning is to decide.
     """
-    refuse_wishes(wishes, CHOSEN, "is decided by tuning itself, or not timed by it")
-    if wishes.gate is None:
+    refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
+    if options.gate is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
-    return str(wishes.gate)
+    return str(options.gate)
 
 
 def told(found: Finding, prompts: int) -> dict[str, Any]:
@@ -383,12 +386,12 @@ def save(gate: Path, found: Finding, prompts: int) -> Path:
     from gistgate.models.build import MEASURED, TUNED, chosen_among
 
     winner: Candidate | None = found.winner
-    assert winner is not None and winner.proof is not None and winner.point is not None
+    assert winner is not None and winner.certificate is not None and winner.point is not None
     point, made = winner.point, datetime.now(UTC).date().isoformat()
-    proof = replace(winner.proof, points=(point,), headline_budget=point.budget)
+    certificate = replace(winner.certificate, points=(point,), headline_budget=point.budget)
 
     def write(part: Path) -> None:
-        proof.save(part)
+        certificate.save(part)
         chosen = {"certificate": chosen_among(gate), "point": asdict(point)}
         write_json(part / MEASURED, {**told(found, prompts), "made": made, **chosen})
 

@@ -62,7 +62,7 @@ class OperatingPoint:
 
 
 @dataclass(frozen=True)
-class Proof:
+class Certificate:
     """The calibrated settings of one rule, one for each budget, and the combination that they hold for."""
 
     rule: str
@@ -146,7 +146,7 @@ class Proof:
         return scope_mismatch({name: self.scope.get(name) for name in found}, found)
 
 
-def read_proof(place: str | Path) -> Proof | None:
+def read_certificate(place: str | Path) -> Certificate | None:
     """The proof in a folder or a file; None for a folder without one.
 
     Raises:
@@ -166,23 +166,25 @@ def read_proof(place: str | Path) -> Proof | None:
             f"{FORMAT_VERSION}. Calibrate again."
         )
     try:
-        proof = proof_from(value)
+        certificate = certificate_from(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
         raise UserError(f"{path} is no certificate: {reason}. Restore it or calibrate again.") from error
     check_sealed(path, sealed, value)
-    return proof
+    return certificate
 
 
-def proof_from(value: Mapping[str, Any]) -> Proof:
+def certificate_from(value: Mapping[str, Any]) -> Certificate:
     """A proof from its JSON object; KeyError, TypeError or ValueError says what does not fit."""
     points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
-    proof: Proof = dataclass_from(Proof, {**value, "points": points, "sequence": tuple(value["sequence"])})
-    if not points or proof.block < 0 or not 0 < proof.confidence < 1:
+    certificate: Certificate = dataclass_from(
+        Certificate, {**value, "points": points, "sequence": tuple(value["sequence"])}
+    )
+    if not points or certificate.block < 0 or not 0 < certificate.confidence < 1:
         raise ValueError("it has no operating point, or its block or confidence is out of range")
     for point in points:
-        check_point(point, proof.knob)
-    return proof
+        check_point(point, certificate.knob)
+    return certificate
 
 
 def check_point(point: OperatingPoint, knob: str | None) -> None:
@@ -258,20 +260,20 @@ def short(value: Any) -> str:
 # ---- Decode as a certificate says: whatever is asked for that it does not cover is refused in one sentence.
 
 
-def load_proof(place: str | Path) -> Proof:
+def load_certificate(place: str | Path) -> Certificate:
     """The proof in a file or a folder.
 
     Raises:
         UserError: there is none, or it is damaged.
     """
-    proof = read_proof(place)
-    if proof is None:
+    certificate = read_certificate(place)
+    if certificate is None:
         raise UserError(f"{place} holds no {CERTIFICATE_FILE}. Name another folder, or run `gistgate calibrate` first.")
-    return proof
+    return certificate
 
 
 def check_parts(
-    proof: Proof,
+    certificate: Certificate,
     gate: torch.nn.Module | None,
     target: PreTrainedModel,
     draft: PreTrainedModel | None,
@@ -294,11 +296,11 @@ def check_parts(
     used: dict[str, Any] = {"guards": list(guards), "drafting": drafting or None}
     if target.dtype != torch.float32:
         used["engine"] = engine
-    if "rule_data" in proof.scope:
+    if "rule_data" in certificate.scope:
         used["rule_data"] = files_behind(settings or {})
     if data is not None:
         used["drafter_data"] = fingerprint(data)
-    refuse(proof.mismatch(gate, target, draft, tokenizer, **used))
+    refuse(certificate.mismatch(gate, target, draft, tokenizer, **used))
 
 
 def files_behind(settings: dict[str, Any]) -> str:
@@ -317,20 +319,26 @@ def files_behind(settings: dict[str, Any]) -> str:
     return fingerprint(*found)
 
 
-def check_request(proof: Proof, *, temperature: float = 0.0, chat: bool = False, system: str | None = None) -> None:
+def check_request(
+    certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None
+) -> None:
     """Refuse requests unlike the certified ones; a system text counts inside a chat template only.
 
     Raises:
         UserError: what differs.
     """
-    prompting = {**proof.scope.get("prompting", {}), "chat_template": chat, "system": system if chat else None}
-    refuse(proof.mismatch(temperature=temperature, prompting=prompting))
+    prompting = {**certificate.scope.get("prompting", {}), "chat_template": chat, "system": system if chat else None}
+    refuse(certificate.mismatch(temperature=temperature, prompting=prompting))
 
 
-def proof_in_use(decoder: Any) -> Proof | None:
+def certificate_in_use(decoder: Any) -> Certificate | None:
     """The certificate beside a decoder's gate, where the decoder is loose by its rule; None elsewhere."""
-    proof = getattr(decoder.parts.gate, "proof", None)
-    return proof if proof is not None and decoder.rule.knob is not None and decoder.rule.id == proof.rule else None
+    certificate = getattr(decoder.parts.gate, "certificate", None)
+    return (
+        certificate
+        if certificate is not None and decoder.rule.knob is not None and decoder.rule.id == certificate.rule
+        else None
+    )
 
 
 def check_greedy(temperature: float) -> None:

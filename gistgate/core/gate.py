@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Block
-from gistgate.core.certificate import TASK, OperatingPoint, Proof, read_proof
+from gistgate.core.certificate import TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.features import extract, layers_needed, needs_q
 from gistgate.core.files import (
     check_sealed,
@@ -302,7 +302,7 @@ def strange_roles(
 def until_certified(
     folder: Path,
     config: GateConfig,
-    proof: Proof | None,
+    certificate: Certificate | None,
     target: PreTrainedModel | None,
     draft: PreTrainedModel | None,
     roles: Sequence[str],
@@ -320,7 +320,7 @@ def until_certified(
         "--task": task_of(config),
         "--gate": str(folder),
         **of_models(config, target, draft),
-        **({} if proof is None else of_proof(proof)),
+        **({} if certificate is None else of_proof(certificate)),
     }
     consent = ["--allow-code"] if config.labels.get("code") else []
     command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
@@ -367,11 +367,11 @@ def place_of(model: PreTrainedModel, option: str) -> str:
     return option.lstrip("-").upper() if not name or is_bare else str(name)
 
 
-def of_proof(proof: Proof) -> dict[str, str]:
+def of_proof(certificate: Certificate) -> dict[str, str]:
     """The options that calibrate the same way of decoding again, without those that a gate brings along."""
-    drafting = proof.scope.get("drafting")
+    drafting = certificate.scope.get("drafting")
     ends = {"--stop-drafting": ends_of(drafting)} if drafting else {}
-    options = {"--rule": proof.rule, "--drafter": proof.drafter, **ends, "--block": str(proof.block)}
+    options = {"--rule": certificate.rule, "--drafter": certificate.drafter, **ends, "--block": str(certificate.block)}
     return {name: value for name, value in options.items() if USUAL.get(name) != value}
 
 
@@ -394,9 +394,9 @@ class Gate(nn.Module):
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
-        self.proof: Proof | None = None
+        self.certificate: Certificate | None = None
         """What certificate.json beside the gate proves; None without the file, and where it is another gate's."""
-        self.reservation: str | None = None
+        self.strict_reason: str | None = None
         """Why the gate may not decide anything yet: it was trained on other weights, and nothing is certified here."""
         self.folder: Path | None = None
         """Where it was read from, with what lies beside it."""
@@ -453,24 +453,29 @@ class Gate(nn.Module):
         Raises:
             UserError: nothing is certified for so small a budget, or the proof is about something else.
         """
-        proof = self.proof
-        if proof is None:
+        certificate = self.certificate
+        if certificate is None:
             raise UserError(
                 "The gate has no setting certified, because no certificate.json lies beside it. Calibrate the gate."
             )
-        about = {"score": (TASK, proof.score), "drafter": (drafter, proof.drafter), "rule": (rule, proof.rule)}
+        about = {
+            "score": (TASK, certificate.score),
+            "drafter": (drafter, certificate.drafter),
+            "rule": (rule, certificate.rule),
+        }
         for name, (wanted, certified) in about.items():
             if wanted not in (None, certified):
                 raise UserError(
                     f"The gate has no setting certified for the {name} '{wanted}': its certificate is about "
                     f"'{certified}'. Calibrate the gate for '{wanted}'."
                 )
-        if confidence is not None and proof.confidence < confidence:
+        if confidence is not None and certificate.confidence < confidence:
             raise UserError(
-                f"The gate has no setting certified with confidence {confidence:g}, only with {proof.confidence:g}. "
+                f"The gate has no setting certified with confidence {confidence:g}, only with "
+                f"{certificate.confidence:g}. "
                 "Calibrate it again."
             )
-        return proof.operating_point(budget)
+        return certificate.operating_point(budget)
 
     def save(self, folder: str | Path, card: str | None = None) -> None:
         """Write config.json and model.safetensors, and `card` as README.md; other files of the folder stay."""
@@ -488,7 +493,7 @@ class Gate(nn.Module):
         target: PreTrainedModel | None = None,
         draft: PreTrainedModel | None = None,
         tokenizer: Any = None,
-        elsewhere: bool = False,
+        other_weights: bool = False,
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
@@ -506,14 +511,14 @@ class Gate(nn.Module):
         gate = cls._filled(config, load_tensors(inside(folder, WEIGHTS_FILE)), folder / WEIGHTS_FILE)
         check_sealed(place, sealed, described, gate_hash(gate))
         gate.folder = folder
-        strange = strange_roles(config, target, draft) if elsewhere else {}
+        strange = strange_roles(config, target, draft) if other_weights else {}
         gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
-        proof = read_proof(folder)
-        broken = None if proof is None else proof.mismatch(gate, target, draft, tokenizer)
+        certificate = read_certificate(folder)
+        broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
         if broken is None:
-            gate.proof = proof
-        if strange and gate.proof is None:
-            gate.reservation = until_certified(folder, config, proof, target, draft, list(strange))
+            gate.certificate = certificate
+        if strange and gate.certificate is None:
+            gate.strict_reason = until_certified(folder, config, certificate, target, draft, list(strange))
         elif broken is not None:
             warnings.warn(broken, stacklevel=2)
         return gate

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, hints
 
 State = dict[str, Tensor]
 """What a rule remembers about each row, every tensor with leading axis B; empty when a batch begins, zero
@@ -95,8 +95,14 @@ class Context:
 
 
 class LooseRule:
-    """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered."""
+    """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered.
 
+    Subclasses say who they are as class keywords: `class Prob(LooseRule, id="prob", knob="r", looser="down")`.
+    """
+
+    id: ClassVar[str]
+    knob: ClassVar[str | None]
+    looser: ClassVar[Literal["up", "down"]]
     needs: ClassVar[frozenset[str]] = frozenset()
     temperatures: ClassVar[str] = "all"
     alternative: ClassVar[str] = ""
@@ -106,6 +112,19 @@ class LooseRule:
     lossless: ClassVar[bool] = False
     verifier: ClassVar[str] = "once"
     superset: bool = True
+
+    def __init_subclass__(cls, **traits: Any) -> None:
+        for name, value in traits.items():
+            setattr(cls, name, value)
+
+    def check(self, fits: bool, ranges: str) -> None:
+        """Refuse settings that are out of their ranges, or none of the names that a setting may have."""
+        values = {name: (getattr(self, name), hint) for name, hint in hints(type(self)).items()}
+        if not fits or any(
+            get_origin(hint) is Literal and value not in get_args(hint) for value, hint in values.values()
+        ):
+            settings = ", ".join(f"{name} {value!r}" for name, (value, _) in values.items())
+            raise UserError(f"{self.id}: {settings} do not fit: {ranges}.")
 
     @property
     def known_by(self) -> tuple[object, ...]:
@@ -248,12 +267,8 @@ def target_draw(block: Block, length_B: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Exact(LooseRule):
+class Exact(LooseRule, id="exact", knob=None, looser="up"):
     """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
-
-    id: ClassVar[str] = "exact"
-    knob: ClassVar[str | None] = None
-    looser: ClassVar[Literal["up", "down"]] = "up"
 
     def accept(self, block: Block, state: State) -> Tensor:
         return block.strict

@@ -12,14 +12,14 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
 from gistgate.measure.speed import strict_of
 from gistgate.measure.trace import TracedToken, trace
 from gistgate.models.build import choose, other_parts
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 
 # ---- One answer as a page shows it: its tokens, its counters, and strict decoding of the same prompt for comparison.
 
@@ -112,13 +112,13 @@ def segments(num: int, spans: Sequence[tuple[int, slice]]) -> Iterator[tuple[int
 # ---- What is certified about one value of a rule's knob, in one sentence.
 
 
-def proof_of(decoder: Decoder) -> Proof | None:
+def proof_of(decoder: Decoder) -> Certificate | None:
     """The certificate that the decoder keeps, else the one beside its gate, which a gate of other weights lacks."""
-    found: Proof | None = decoder.certificate or getattr(decoder.parts.gate, "proof", None)
+    found: Certificate | None = decoder.certificate or getattr(decoder.parts.gate, "certificate", None)
     return found
 
 
-def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
+def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
     """What the certificate says about the rule of this decoder at that value of its knob.
 
     Args:
@@ -127,23 +127,23 @@ def claim(wishes: Wishes, decoder: Decoder, rule: Any, value: float, uncovered: 
         rule: the rule, and `value` that of its knob.
         uncovered: why the certificate does not cover the requests themselves; None where it does.
     """
-    if wishes.segments:
+    if options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
-    proof = proof_of(decoder)
+    certificate = proof_of(decoder)
     if decoder.drafter is None or not decoder.block:
         return "Decoding is plain, so that nothing can be lost."
-    if proof is None:
+    if certificate is None:
         return "Not certified: there is no certificate."
     settings = {item.name: getattr(rule, item.name) for item in fields(rule)} | {str(rule.knob): value}
-    wish = replace(wishes, rule=rule.id, settings=settings, budget=None, certificate=None)
-    has_draft, has_gate = wishes.draft is not None, decoder.parts.gate is not None
-    choice = choose(wish, proof, has_gate=has_gate, has_draft=has_draft)
-    doubts = (*choice.doubts, *other_parts(choice, proof, wishes, decoder.target, decoder.drafter))
+    wish = replace(options, rule=rule.id, settings=settings, budget=None, certificate=None)
+    has_draft, has_gate = options.draft is not None, decoder.parts.gate is not None
+    choice = choose(wish, certificate, has_gate=has_gate, has_draft=has_draft)
+    doubts = (*choice.doubts, *other_parts(choice, certificate, options, decoder.target, decoder.drafter))
     if uncovered is not None:
         doubts = (*doubts, uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
-    return promise(next(point for point in proof.certified if point.settings[str(rule.knob)] == value))
+    return promise(next(point for point in certificate.certified if point.settings[str(rule.knob)] == value))
 
 
 def promise(point: OperatingPoint) -> str:
@@ -154,19 +154,19 @@ def promise(point: OperatingPoint) -> str:
     )
 
 
-def own_claim(wishes: Wishes, decoder: Decoder, uncovered: str | None = None) -> str | None:
+def own_claim(options: DecodeOptions, decoder: Decoder, uncovered: str | None = None) -> str | None:
     """The claim about the setting that the decoder runs with; None for a rule without a knob."""
     rule: Any = decoder.rule
-    return None if rule.knob is None else claim(wishes, decoder, rule, getattr(rule, rule.knob), uncovered)
+    return None if rule.knob is None else claim(options, decoder, rule, getattr(rule, rule.knob), uncovered)
 
 
 def certificate_table(decoder: Decoder) -> dict[str, Any]:
     """The certificate for a page; empty without one."""
-    proof = proof_of(decoder)
-    if proof is None:
+    certificate = proof_of(decoder)
+    if certificate is None:
         return {}
-    points = {f"budget {point.budget:g}": asdict(point) for point in proof.points}
-    facts = {name: getattr(proof, name) for name in ("rule", "drafter", "block", "score", "source", "made")}
+    points = {f"budget {point.budget:g}": asdict(point) for point in certificate.points}
+    facts = {name: getattr(certificate, name) for name in ("rule", "drafter", "block", "score", "source", "made")}
     return {**facts, **points}
 
 
@@ -320,7 +320,7 @@ def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], 
 
     Args:
         path: the file to write.
-        loaded: `target`, `decoder`, `wishes` and `uncovered`, as the command line loads them.
+        loaded: `target`, `decoder`, `options` and `uncovered`, as the command line loads them.
         prompt: the text that the user typed.
         ids: the same as token ids.
         request: other arguments of `Decoder.generate`.
@@ -335,7 +335,7 @@ def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], 
         prompt,
         run,
         strict,
-        claim=own_claim(loaded.wishes, decoder, loaded.uncovered),
+        claim=own_claim(loaded.options, decoder, loaded.uncovered),
         certificate=certificate_table(decoder),
         provenance=provenance_table(decoder),
     )

@@ -32,14 +32,14 @@ from transformers.generation import (
 from transformers.utils import cached_file
 
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import CERTIFICATE_FILE, Proof, refuse
+from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, refuse
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import CONFIG_FILE, WEIGHTS_FILE, Gate
 from gistgate.core.request import Generation
 from gistgate.core.utils import UserError
-from gistgate.models.build import build_decoder, preferred, wishes_from
+from gistgate.models.build import build_decoder, options_from, tuned_choice
 from gistgate.models.loading import load_draft
-from gistgate.models.options import AUTO, MEASURED_BY, Wishes
+from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions
 
 MODES = ("greedy_search", "sample")
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
@@ -159,7 +159,7 @@ class GatedDecoding:
     """Receives what was counted; None when nobody asks."""
     is_gated: bool
     """Whether a gate was given, whose certificate holds for greedy decoding only."""
-    proof: Proof | None = None
+    certificate: Certificate | None = None
     """The certificate that was named, or that `gistgate tune` preferred: what it does not cover is refused."""
 
     def __call__(
@@ -178,8 +178,8 @@ class GatedDecoding:
         strings, decoder = (*self.strings, *ends.strings), self.decoder
         if decoder.tokenizer is None:
             decoder = decoder.having(tokenizer=ends.tokenizer)
-        if self.proof is not None:
-            refuse(self.proof.mismatch(temperature=sampling.temperature))
+        if self.certificate is not None:
+            refuse(self.certificate.mismatch(temperature=sampling.temperature))
         self.warn(sampling)
         answers = decoder.generate(
             prompts_of(input_ids, prepared.get("attention_mask")),
@@ -236,13 +236,13 @@ TURN = RLock()
 """Two threads load nothing twice."""
 
 
-def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wishes:
+def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
     """The wishes with models, gates and probes in place of their names.
 
     Raises:
         UserError: a part cannot be found or read, or it was trained for others.
     """
-    draft, lighter = wishes.draft, wishes.lighter
+    draft, lighter = options.draft, options.lighter
     if isinstance(draft, str | Path):
         name = draft
         key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
@@ -250,11 +250,11 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
     elif draft is not None:  # made lighter before anything is compared with it
         draft = load_draft(draft, target, tokenizer, **lighter)
     partners = (id(draft), id(tokenizer))
-    gate = wishes.gate
+    gate = options.gate
     if gate is not None:
         key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
-        gate = once(target, key, lambda: checked_gate(wishes.gate, target, draft, tokenizer), gate, draft, tokenizer)
-    segments = wishes.segments
+        gate = once(target, key, lambda: checked_gate(options.gate, target, draft, tokenizer), gate, draft, tokenizer)
+    segments = options.segments
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
         from gistgate.segments.build import load_segments
 
@@ -262,7 +262,7 @@ def loaded_parts(wishes: Wishes, target: PreTrainedModel, tokenizer: Any) -> Wis
         key = ("segments", str(place), changed(place), *partners)
         loading = partial(load_segments, folder_of(place), target, draft, tokenizer)
         segments = once(target, key, loading, draft, tokenizer)
-    return replace(wishes, draft=draft, gate=gate, segments=segments)
+    return replace(options, draft=draft, gate=gate, segments=segments)
 
 
 def checked_gate(
@@ -274,13 +274,13 @@ def checked_gate(
         UserError: the gate cannot be found or read, or it was trained for others.
     """
     if isinstance(gate, str | Path):
-        return Gate.load(folder_of(gate), target, draft, tokenizer, elsewhere=True)
+        return Gate.load(folder_of(gate), target, draft, tokenizer, other_weights=True)
     gate.check(target, draft, tokenizer)
-    broken = None if gate.proof is None else gate.proof.mismatch(gate, target, draft, tokenizer)
+    broken = None if gate.certificate is None else gate.certificate.mismatch(gate, target, draft, tokenizer)
     if broken is not None:
         warnings.warn(broken, stacklevel=2)
         gate = copy(gate)
-        gate.proof = None
+        gate.certificate = None
     return gate
 
 
@@ -357,7 +357,7 @@ def generate(
             that are never accepted loosely; without it a warning says so.
         report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
         kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
-            of `Wishes`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
+            of `DecodeOptions`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
 
     Raises:
         UserError: parts that do not fit together, or an argument that this decoder does not support.
@@ -373,20 +373,20 @@ def generate(
     arguments = supported(arguments, stop_strings, tokenizer)
     if isinstance(arguments.get("guards"), str):
         arguments["guards"] = [arguments["guards"]]
-    wishes = wishes_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
+    options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate that was loaded.
-    wishes = replace(wishes, certificate=preferred(replace(wishes, gate=gate)).certificate)
+    options = replace(options, certificate=tuned_choice(replace(options, gate=gate)).certificate)
     strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
-    if wishes.speculate_up_to == AUTO:
+    if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
-    decoder = build_decoder(model, tokenizer, wishes)
+    decoder = build_decoder(model, tokenizer, options)
     if tokenizer is None and decoder.rule.knob is not None:
         warnings.warn(
             "Without tokenizer= the chat, think and tool markers are unknown, so that they may be accepted loosely. "
             "Pass tokenizer= as well.",
             stacklevel=2,
         )
-    is_gated = wishes.gate is not None or wishes.segments is not None
+    is_gated = options.gate is not None or options.segments is not None
     decoding = GatedDecoding(decoder, strings, report, is_gated, decoder.certificate)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 import gistgate
-from gistgate.core.certificate import read_proof
+from gistgate.core.certificate import read_certificate
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
@@ -270,9 +270,11 @@ def certified_modules(folder: str | Path) -> list[str]:
     A choice of `gistgate tune` has a proof of its own.
     """
     places = [Path(folder), Path(folder) / TUNED]
-    proofs = [proof for place in places if place.is_dir() and (proof := read_proof(place)) is not None]
-    rules = {STRICT, *([proof.rule for proof in proofs] or [GATED])}
-    drafters = {proof.drafter for proof in proofs if proof.drafter in DRAFTERS} or {MODEL}
+    proofs = [
+        certificate for place in places if place.is_dir() and (certificate := read_certificate(place)) is not None
+    ]
+    rules = {STRICT, *([certificate.rule for certificate in proofs] or [GATED])}
+    drafters = {certificate.drafter for certificate in proofs if certificate.drafter in DRAFTERS} or {MODEL}
     return sorted({*(RULES[rule].__module__ for rule in rules), *(DRAFTERS[name].__module__ for name in drafters)})
 
 

@@ -33,7 +33,7 @@ from gistgate.certificates.outcomes import (
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.attention import keep_freed_memory
-from gistgate.core.certificate import Proof
+from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder, Prefilled
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import fingerprint
@@ -272,7 +272,7 @@ def judged_marks() -> set[str]:
 # ---- The task on which a certificate is made: asked and judged as the user says, else as the gate was trained.
 
 
-class Asked(Protocol):
+class EncodedPrompt(Protocol):
     """The options that say which task it is, how it is asked and what judges it; None leaves a choice to the gate."""
 
     @property
@@ -293,7 +293,7 @@ class Asked(Protocol):
     def max_new_tokens(self) -> int | None: ...
 
 
-def spec_of(options: Asked, gate: Gate | None) -> TaskSpec:
+def spec_of(options: EncodedPrompt, gate: Gate | None) -> TaskSpec:
     """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on.
 
     Raises:
@@ -311,7 +311,7 @@ def spec_of(options: Asked, gate: Gate | None) -> TaskSpec:
     )
 
 
-def prompting_of(options: Asked, gate: Gate | None) -> Prompting:
+def prompting_of(options: EncodedPrompt, gate: Gate | None) -> Prompting:
     """How documents become prompts.
 
     Raises:
@@ -339,7 +339,7 @@ SCRATCH = Path(".scratch/certificates")
 SCORES = ["task", "capped", "logprob", "judge"]
 
 
-def certify(options: Options) -> tuple[Proof, Path]:
+def certify(options: Options) -> tuple[Certificate, Path]:
     """Plan, choose, test, write; returns the proof and its file.
 
     Raises:
@@ -377,11 +377,11 @@ def certify(options: Options) -> tuple[Proof, Path]:
     if isinstance(scorer, TaskScore):
         warn_of_little_to_lose(options.budget, solved(scorer, outcomes, "development"))
     source = f"training documents of the task '{options.task}' and prompts like these"
-    proof = finding.proof(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
-    path = proof.save(options.folder)
+    certificate = finding.certificate(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
+    path = certificate.save(options.folder)
     if (options.folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
         write_code(options.folder)
-    return proof, path
+    return certificate, path
 
 
 def solved(scorer: TaskScore, outcomes: Outcomes, split: str) -> float:
@@ -439,11 +439,11 @@ def method_of(options: Options, models: Models) -> Method:
     if rule.knob in said:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
-    proof = models.gate.proof if models.gate is not None else None
+    certificate = models.gate.certificate if models.gate is not None else None
     return Method(
         rule=rule_id,
-        drafter=options.drafter or usual_drafter(proof, models.draft),
-        block=options.block if options.block is not None else (proof.block if proof else BLOCK),
+        drafter=options.drafter or usual_drafter(certificate, models.draft),
+        block=options.block if options.block is not None else (certificate.block if certificate else BLOCK),
         knob=rule.knob,
         grid=tuple(rule.grid),
         fixed=fixed,
@@ -451,9 +451,9 @@ def method_of(options: Options, models: Models) -> Method:
     )
 
 
-def usual_drafter(proof: Proof | None, draft: PreTrainedModel | None) -> str:
+def usual_drafter(certificate: Certificate | None, draft: PreTrainedModel | None) -> str:
     """The drafter that the gate's certificate names; where it would ask a draft model that is not there, `lookup`."""
-    certified = proof.drafter if proof is not None else "model"
+    certified = certificate.drafter if certificate is not None else "model"
     return "lookup" if draft is None and asks_draft(certified) else certified
 
 

@@ -21,13 +21,13 @@ from transformers import PreTrainedModel
 
 from gistgate.core.attention import keep_freed_memory
 from gistgate.core.block import Sampling
-from gistgate.core.certificate import check_greedy, check_request, proof_in_use, warn_uncovered
+from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
 from gistgate.core.decoder import Decoder, decode_all
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, is_out_of_memory
 from gistgate.measure.speed import settle_batches
-from gistgate.models.build import build_decoder, wishes_from
-from gistgate.models.loading import unloadable, warn_ignored, whole_model
+from gistgate.models.build import build_decoder, options_from
+from gistgate.models.loading import unloadable, warn_generation_config, whole_model
 from gistgate.models.options import AUTO
 
 # ---- What passed through the decoder while the harness evaluated, by prompt.
@@ -89,26 +89,26 @@ class GatedLM(HFLM):
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
             decode: stands in for `gistgate.core.decoder.decode_all`, such as that of a memory of prompts.
-            kwargs: the other fields of `gistgate.models.options.Wishes` (draft, gate, rule, block, ...), settings of the
-                rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
+            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings of
+                the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
                 that has nothing certified. With speculate_up_to=auto the first batch is measured.
 
         Raises:
             UserError: unknown names, or parts that do not fit together.
         """
-        wishes = replace(wishes_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
-        self.is_in_segments = wishes.segments is not None
+        options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
+        self.is_in_segments = options.segments is not None
         super().__init__(pretrained=pretrained, **kwargs)
         keep_freed_memory(self.model.device)
-        warn_ignored(self.model)
+        warn_generation_config(self.model)
         if getattr(self, "accelerator", None) is not None:  # HFLM shards over CUDA devices only
             self._rank, self._world_size = self.accelerator.process_index, self.accelerator.num_processes
-        self.decoder = decoder or build_decoder(self.model, self.tokenizer, wishes, policy="refuse")
+        self.decoder = decoder or build_decoder(self.model, self.tokenizer, options, policy="refuse")
         if self.decoder.target is not self.model:
             raise UserError("The decoder was made for another target. Pass the model that it decodes as `pretrained`.")
-        self.proof = self.decoder.certificate
-        self.seed, self.is_to_measure = seed, wishes.speculate_up_to == AUTO
+        self.certificate = self.decoder.certificate
+        self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.decode, self.rows, self.is_quiet = decode, 0, False
         self.rendered: dict[str, str | None] = {}
         """Prompts that the harness put into the chat template, with their system texts."""
@@ -192,13 +192,13 @@ class GatedLM(HFLM):
         Raises:
             UserError: what differs.
         """
-        beside = proof_in_use(self.decoder)
+        beside = certificate_in_use(self.decoder)
         for way in self.prompting or [{}]:
-            if self.proof is not None:
-                check_request(self.proof, temperature=temperature, **way)
+            if self.certificate is not None:
+                check_request(self.certificate, temperature=temperature, **way)
             elif beside is not None:
                 warn_uncovered(partial(check_request, beside, temperature=temperature, **way))
-        if self.proof is None and beside is None and self.is_in_segments:
+        if self.certificate is None and beside is None and self.is_in_segments:
             warn_uncovered(lambda: check_greedy(temperature))
 
     def _seeds(self, prompts: Sequence[Sequence[int]]) -> list[int]:

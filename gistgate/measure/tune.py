@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from gistgate.core.certificate import OperatingPoint, Proof, check_parts, load_proof
+from gistgate.core.certificate import Certificate, OperatingPoint, check_parts, load_certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
@@ -34,7 +34,7 @@ from gistgate.models.build import (
     make_drafter,
 )
 from gistgate.models.loading import Target, load_draft
-from gistgate.models.options import Asking, Wishes
+from gistgate.models.options import DecodeOptions, PromptFile
 
 PLAIN = "plain"
 FEWEST = 4
@@ -47,7 +47,7 @@ class Candidate:
 
     name: str
     decoder: Decoder
-    proof: Proof | None = None
+    certificate: Certificate | None = None
     """Its certificate; None for plain and strict decoding, which lose nothing."""
     point: OperatingPoint | None = None
     """The certified setting."""
@@ -129,14 +129,14 @@ BLOCKS = (2, 4, 8)
 class Workshop:
     """The parts that all candidates are made of, loaded once."""
 
-    def __init__(self, target: Target, wishes: Wishes, asking: Asking) -> None:
-        self.target, self.wishes, self.asking = target, wishes, asking
+    def __init__(self, target: Target, options: DecodeOptions, asking: PromptFile) -> None:
+        self.target, self.options, self.asking = target, options, asking
         model, tokenizer = target.model, target.tokenizer
         self.draft: PreTrainedModel | None = None
-        if wishes.draft is not None:
-            self.draft = load_draft(wishes.draft, model, tokenizer, **wishes.lighter)
-        self.gate = load_gate(wishes.gate, model, self.draft, tokenizer)
-        self.sources = Sources(model, tokenizer, self.draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
+        if options.draft is not None:
+            self.draft = load_draft(options.draft, model, tokenizer, **options.lighter)
+        self.gate = load_gate(options.gate, model, self.draft, tokenizer)
+        self.sources = Sources(model, tokenizer, self.draft, options.datastore, options.corpus, options.stop_drafting)
         self.refused: list[str] = []
         """Why certificates could not take part, a sentence for each."""
 
@@ -146,7 +146,7 @@ class Workshop:
         own = [MODEL, "lookup"] if self.draft is not None else ["lookup"]
         strict = [
             Candidate(f"strict {drafter} K={block}", self.decoder(Choice(STRICT, {}, block, drafter)))
-            for drafter in dict.fromkeys([*own, *(one.proof.drafter for one in certified if one.proof)])
+            for drafter in dict.fromkeys([*own, *(one.certificate.drafter for one in certified if one.certificate)])
             for block in BLOCKS
         ]
         plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
@@ -161,42 +161,42 @@ class Workshop:
         """The decoder of a choice; a strict one asks no gate."""
         gate: Any = None if choice.rule == STRICT else self.gate
         drafter = self.drafter(choice.drafter)
-        return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.wishes.engine)
+        return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.options.engine)
 
     def certified(self, place: str) -> Iterator[Candidate]:
         """The settings of one certificate that keep the budget and hold for these parts."""
-        proof = load_proof(place)
+        certificate = load_certificate(place)
         try:
-            self.check(proof)
+            self.check(certificate)
         except UserError as error:
             self.refused.append(f"{place}: {error}")
             return
-        for point in self.permitted(proof, place):
+        for point in self.permitted(certificate, place):
             settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
-            name = f"{proof.rule} {settings}, {proof.drafter} K={proof.block}"
-            choice = Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
-            yield Candidate(name, self.decoder(choice), proof, point)
+            name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
+            choice = Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
+            yield Candidate(name, self.decoder(choice), certificate, point)
 
-    def check(self, proof: Proof) -> None:
+    def check(self, certificate: Certificate) -> None:
         """Refuse a certificate of other parts or other requests.
 
         Raises:
             UserError: what differs.
         """
-        gate = self.gate if proof.scope.get("gate") is not None else None
-        drafting = binding_of(self.drafter(proof.drafter))
-        used: dict[str, Any] = {"engine": self.wishes.engine, "guards": self.wishes.guards, "drafting": drafting}
-        used["settings"] = proof.fixed
-        data: Path | None = self.sources.behind(proof.drafter)
-        check_parts(proof, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
-        self.asking.check(proof, self.target)
+        gate = self.gate if certificate.scope.get("gate") is not None else None
+        drafting = binding_of(self.drafter(certificate.drafter))
+        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards, "drafting": drafting}
+        used["settings"] = certificate.fixed
+        data: Path | None = self.sources.behind(certificate.drafter)
+        check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
+        self.asking.check(certificate, self.target)
 
-    def permitted(self, proof: Proof, place: str) -> list[OperatingPoint]:
+    def permitted(self, certificate: Certificate, place: str) -> list[OperatingPoint]:
         """The certified settings within the budget, each once; beside the gate only the task's own score counts."""
-        asked = self.wishes if str(place) == str(self.wishes.gate) else replace(self.wishes, certificate=place)
-        most = certified_point(asked, proof)
+        asked = self.options if str(place) == str(self.options.gate) else replace(self.options, certificate=place)
+        most = certified_point(asked, certificate)
         if most is None:
             self.refused.append(f"{place}: nothing in it is certified for the budget.")
             return []
-        within = [point for point in proof.certified if point.budget <= most.budget + 1e-9]
+        within = [point for point in certificate.certified if point.budget <= most.budget + 1e-9]
         return list({repr(point.settings): point for point in within}.values())

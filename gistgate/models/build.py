@@ -2,48 +2,30 @@
 
 from __future__ import annotations
 
-import warnings
-from dataclasses import dataclass, field
-from typing import Any, Literal
-from gistgate.models.options import Wishes
-from gistgate.core.certificate import TASK
-from gistgate.core.certificate import OperatingPoint
-from gistgate.core.certificate import Proof
-from gistgate.core.utils import UserError
-from gistgate.rules import RULES
-from gistgate.rules import complete
-from gistgate.rules import make_rule
-from gistgate.rules import meant
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from gistgate.drafters import DRAFTERS
-from gistgate.core.drafter import Drafter
-from gistgate.drafters.choice import Costs
-from gistgate.drafters.choice import HybridDrafter
-from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.stopping import Stopping
-from gistgate.drafters.stopping import stopping_from
-from gistgate.core.utils import nearest
 import shutil
-from dataclasses import replace
-from transformers import PreTrainedModel
-from gistgate.core.certificate import CERTIFICATE_FILE
-from gistgate.core.certificate import read_proof
-from gistgate.core.files import fingerprint
-from gistgate.core.files import read_json
-from gistgate.core.gate import Gate
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
 import torch
-from gistgate.models.loading import load_draft
-from gistgate.models.options import take_wishes
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from gistgate.core.certificate import CERTIFICATE_FILE, TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.decoder import Decoder
-from gistgate.core.files import named_files
+from gistgate.core.drafter import Drafter
+from gistgate.core.files import fingerprint, named_files, read_json
+from gistgate.core.gate import Gate
 from gistgate.core.reader import num_ids
-from typing import TYPE_CHECKING
+from gistgate.core.utils import UserError, nearest
+from gistgate.drafters import DRAFTERS
+from gistgate.drafters.choice import Costs, HybridDrafter
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping, stopping_from
+from gistgate.models.loading import load_draft
+from gistgate.models.options import DecodeOptions, take_options
+from gistgate.rules import RULES, complete, make_rule, meant
 
 if TYPE_CHECKING:
     from gistgate.retrieval.suffix_array import SuffixArray
@@ -76,10 +58,10 @@ class Choice:
     """Drafter id."""
     doubts: tuple[str, ...] = ()
     """Why no certificate covers the loss; empty where one does and where nothing can be lost."""
-    strict_instead: bool = False
+    fell_back: bool = False
     """Whether strict decoding replaces a loose setting because none is certified."""
 
-    def voice(self, policy: Policy = "warn", stacklevel: int = 3) -> None:
+    def warn(self, policy: Policy = "warn", stacklevel: int = 3) -> None:
         """Warn of the doubts, or refuse to go on.
 
         Raises:
@@ -88,12 +70,14 @@ class Choice:
         if not self.doubts:
             return
         text = f"No certificate covers this: {'; '.join(self.doubts)}."
-        if policy == "refuse" and self.strict_instead:
+        if policy == "refuse" and self.fell_back:
             raise UserError(f"{text} Name a setting, or name rule={STRICT} for strict decoding.")
         warnings.warn(text, stacklevel=stacklevel)
 
 
-def choose(wishes: Wishes, proof: Proof | None = None, *, has_gate: bool = False, has_draft: bool = False) -> Choice:
+def choose(
+    options: DecodeOptions, certificate: Certificate | None = None, *, has_gate: bool = False, has_draft: bool = False
+) -> Choice:
     """Rule, settings, K and drafter from what is certified and what the user says.
 
     Args:
@@ -105,43 +89,47 @@ def choose(wishes: Wishes, proof: Proof | None = None, *, has_gate: bool = False
     Raises:
         UserError: unknown names, wishes that contradict each other, or wishes that contradict a named certificate.
     """
-    if wishes.budget is not None and not has_gate and proof is None:
+    if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")
-    if wishes.certificate is not None and proof is not None:
-        return as_certified(wishes, proof)
-    rule, settings = rule_and_settings(wishes, proof, has_gate)
-    block = wishes.block if wishes.block is not None else (proof.block if proof else BLOCK)
-    drafter = wishes.drafter or (proof.drafter if proof else MODEL if has_draft else NONE)
+    if options.certificate is not None and certificate is not None:
+        return as_certified(options, certificate)
+    rule, settings = rule_and_settings(options, certificate, has_gate)
+    block = options.block if options.block is not None else (certificate.block if certificate else BLOCK)
+    drafter = options.drafter or (certificate.drafter if certificate else MODEL if has_draft else NONE)
     is_plain = not block or drafter == NONE
     if RULES[rule].knob is None:
-        is_fallback = has_gate and wishes.rule is None and not is_plain
+        is_fallback = has_gate and options.rule is None and not is_plain
         doubts = ("the gate has no certificate, so every token is verified strictly",) if is_fallback else ()
-        return Choice(rule, settings, block, drafter, doubts, strict_instead=is_fallback)
-    if proof is None or rule != proof.rule:
-        found = Choice(rule, settings, block, drafter, (uncertified_rule(rule, proof),))
-    elif proof.knob in settings:
-        found = at_knob(wishes, proof, settings, block, drafter)
+        return Choice(rule, settings, block, drafter, doubts, fell_back=is_fallback)
+    if certificate is None or rule != certificate.rule:
+        found = Choice(rule, settings, block, drafter, (uncertified_rule(rule, certificate),))
+    elif certificate.knob in settings:
+        found = at_knob(options, certificate, settings, block, drafter)
     else:
-        found = at_budget(wishes, proof, settings, block, drafter)
+        found = at_budget(options, certificate, settings, block, drafter)
     return Choice(found.rule, found.settings, block, drafter) if is_plain else found
 
 
-def rule_and_settings(wishes: Wishes, proof: Proof | None, has_gate: bool) -> tuple[str, dict[str, Any]]:
+def rule_and_settings(
+    options: DecodeOptions, certificate: Certificate | None, has_gate: bool
+) -> tuple[str, dict[str, Any]]:
     """The rule's id and the settings that are named, those of a preset included.
 
     Raises:
         UserError: there is no such rule or setting, or a setting is out of range.
     """
-    name = wishes.rule or default_rule(proof, has_gate and bool(wishes.settings))
+    name = options.rule or default_rule(certificate, has_gate and bool(options.settings))
     rule, preset = meant(name)
-    certified = proof.fixed if proof is not None and name == proof.rule else {}  # a rule may need a file, as csd does
-    make_rule(name, **{**certified, **wishes.settings})
-    return rule, {**preset, **wishes.settings}
+    certified = (
+        certificate.fixed if certificate is not None and name == certificate.rule else {}
+    )  # a rule may need a file, as csd does
+    make_rule(name, **{**certified, **options.settings})
+    return rule, {**preset, **options.settings}
 
 
-def default_rule(proof: Proof | None, is_gated: bool) -> str:
+def default_rule(certificate: Certificate | None, is_gated: bool) -> str:
     """The rule where the user names none: the certified one, else that of a gate, else the strict one."""
-    return proof.rule if proof else GATED if is_gated else STRICT
+    return certificate.rule if certificate else GATED if is_gated else STRICT
 
 
 def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -153,74 +141,86 @@ def take_settings(rule: str, arguments: dict[str, Any]) -> dict[str, Any]:
     return {name: arguments.pop(name) for name in complete(meant(rule)[0], {}) if name in arguments}
 
 
-def uncertified_rule(rule: str, proof: Proof | None) -> str:
+def uncertified_rule(rule: str, certificate: Certificate | None) -> str:
     """The doubt about a loose rule that no certificate names."""
-    if proof is None:
+    if certificate is None:
         return f"the rule '{rule}' has no certificate"
-    return f"the rule '{proof.rule}' was certified, not '{rule}'"
+    return f"the rule '{certificate.rule}' was certified, not '{rule}'"
 
 
-def at_knob(wishes: Wishes, proof: Proof, settings: dict[str, Any], block: int, drafter: str) -> Choice:
+def at_knob(
+    options: DecodeOptions, certificate: Certificate, settings: dict[str, Any], block: int, drafter: str
+) -> Choice:
     """The value of the knob that the user names.
 
     Raises:
         UserError: a budget is named as well.
     """
-    knob = str(proof.knob)
-    if wishes.budget is not None:
+    knob = str(certificate.knob)
+    if options.budget is not None:
         raise UserError(f"{knob}= and budget= both say how loose decoding is. Leave one of them away.")
-    certified = [point.settings[knob] for point in eligible(wishes, proof)]
+    certified = [point.settings[knob] for point in eligible(options, certificate)]
     doubts = []
     if settings[knob] not in certified:
         known = ", ".join(f"{value:g}" for value in certified) or "none"
         doubts = [f"{knob} {settings[knob]:g} is not among the certified values ({known})"]
-    settings = {**proof.fixed, **settings}
-    return Choice(proof.rule, settings, block, drafter, (*doubts, *differences(proof, settings, block, drafter)))
+    settings = {**certificate.fixed, **settings}
+    return Choice(
+        certificate.rule, settings, block, drafter, (*doubts, *differences(certificate, settings, block, drafter))
+    )
 
 
-def at_budget(wishes: Wishes, proof: Proof, settings: dict[str, Any], block: int, drafter: str) -> Choice:
+def at_budget(
+    options: DecodeOptions, certificate: Certificate, settings: dict[str, Any], block: int, drafter: str
+) -> Choice:
     """The setting that is certified for the budget, or strict decoding where there is none."""
-    point = certified_point(wishes, proof)
+    point = certified_point(options, certificate)
     if point is None:
-        why = f"{refusal(wishes, proof)}, so every token is verified strictly"
-        return Choice(STRICT, {}, block, drafter, (why,), strict_instead=True)
+        why = f"{refusal(options, certificate)}, so every token is verified strictly"
+        return Choice(STRICT, {}, block, drafter, (why,), fell_back=True)
     settings = {**point.settings, **settings}
-    return Choice(proof.rule, settings, block, drafter, differences(proof, settings, block, drafter))
+    return Choice(certificate.rule, settings, block, drafter, differences(certificate, settings, block, drafter))
 
 
-def certified_point(wishes: Wishes, proof: Proof) -> OperatingPoint | None:
+def certified_point(options: DecodeOptions, certificate: Certificate) -> OperatingPoint | None:
     """The loosest point that keeps the budget; None where there is none."""
-    budget = budget_of(wishes, proof)
-    within = [point for point in eligible(wishes, proof) if point.budget <= budget + 1e-9]
+    budget = budget_of(options, certificate)
+    within = [point for point in eligible(options, certificate) if point.budget <= budget + 1e-9]
     return max(within, key=lambda point: (point.budget, point.mean_accepted_length), default=None)
 
 
-def eligible(wishes: Wishes, proof: Proof) -> list[OperatingPoint]:
+def eligible(options: DecodeOptions, certificate: Certificate) -> list[OperatingPoint]:
     """The certified points that are sure enough, and whose loss is in the unit of budgets or named by the user."""
-    if proof.score != TASK and wishes.certificate is None:
+    if certificate.score != TASK and options.certificate is None:
         return []
-    return [point for point in proof.certified if point.confidence >= (wishes.confidence or 0.0)]
+    return [point for point in certificate.certified if point.confidence >= (options.confidence or 0.0)]
 
 
-def budget_of(wishes: Wishes, proof: Proof) -> float:
+def budget_of(options: DecodeOptions, certificate: Certificate) -> float:
     """The budget that is named, else the headline budget of the certificate."""
-    return proof.headline_budget if wishes.budget is None else wishes.budget
+    return certificate.headline_budget if options.budget is None else options.budget
 
 
-def refusal(wishes: Wishes, proof: Proof) -> str:
+def refusal(options: DecodeOptions, certificate: Certificate) -> str:
     """Why no setting is certified."""
-    if proof.score != TASK and wishes.certificate is None:
-        return f"the certificate beside the gate bounds the score '{proof.score}', not the task's own metric"
-    known = ", ".join(f"{point.budget:g}" for point in eligible(wishes, proof)) or "none"
-    sure = "" if wishes.confidence is None else f" at confidence {wishes.confidence:g}"
-    return f"there is no setting certified for a budget of {budget_of(wishes, proof):g}{sure} (certified: {known})"
+    if certificate.score != TASK and options.certificate is None:
+        return f"the certificate beside the gate bounds the score '{certificate.score}', not the task's own metric"
+    known = ", ".join(f"{point.budget:g}" for point in eligible(options, certificate)) or "none"
+    sure = "" if options.confidence is None else f" at confidence {options.confidence:g}"
+    return (
+        f"there is no setting certified for a budget of {budget_of(options, certificate):g}{sure} (certified: {known})"
+    )
 
 
-def differences(proof: Proof, settings: dict[str, Any], block: int, drafter: str) -> tuple[str, ...]:
+def differences(certificate: Certificate, settings: dict[str, Any], block: int, drafter: str) -> tuple[str, ...]:
     """What differs from the certified combination besides the knob, as sentences; unnamed settings are at defaults."""
-    wanted = {"block": proof.block, "drafter": proof.drafter, **complete(proof.rule, proof.fixed)}
-    found = {"block": block, "drafter": drafter, **complete(proof.rule, settings)}
-    return differing({name: value for name, value in found.items() if name != proof.knob}, wanted)
+    wanted = {
+        "block": certificate.block,
+        "drafter": certificate.drafter,
+        **complete(certificate.rule, certificate.fixed),
+    }
+    found = {"block": block, "drafter": drafter, **complete(certificate.rule, settings)}
+    return differing({name: value for name, value in found.items() if name != certificate.knob}, wanted)
 
 
 def differing(found: dict[str, Any], certified: dict[str, Any]) -> tuple[str, ...]:
@@ -232,19 +232,21 @@ def differing(found: dict[str, Any], certified: dict[str, Any]) -> tuple[str, ..
     )
 
 
-def as_certified(wishes: Wishes, proof: Proof) -> Choice:
+def as_certified(options: DecodeOptions, certificate: Certificate) -> Choice:
     """What a named certificate says. A user who names a certificate wants it to hold, so nothing may contradict it.
 
     Raises:
         UserError: a wish contradicts the certificate, or it certifies nothing for the budget.
     """
-    point = certified_point(wishes, proof)
+    point = certified_point(options, certificate)
     if point is None:
-        raise UserError(f"The certificate cannot be kept: {refusal(wishes, proof)}. Decode without the certificate.")
-    asked = {"rule": wishes.rule, "drafter": wishes.drafter, "block": wishes.block, "segments": wishes.segments}
-    rule = complete(proof.rule, point.settings)
-    certified = {"rule": proof.rule, "drafter": proof.drafter, "block": proof.block, **rule}
-    named = {**{name: value for name, value in asked.items() if value is not None}, **wishes.settings}
+        raise UserError(
+            f"The certificate cannot be kept: {refusal(options, certificate)}. Decode without the certificate."
+        )
+    asked = {"rule": options.rule, "drafter": options.drafter, "block": options.block, "segments": options.segments}
+    rule = complete(certificate.rule, point.settings)
+    certified = {"rule": certificate.rule, "drafter": certificate.drafter, "block": certificate.block, **rule}
+    named = {**{name: value for name, value in asked.items() if value is not None}, **options.settings}
     for name, value in named.items():
         if value != certified.get(name):
             known = "none" if certified.get(name) is None else certified[name]
@@ -252,7 +254,8 @@ def as_certified(wishes: Wishes, proof: Proof) -> Choice:
                 f"The certificate says {name} {known}, and {name} {value} is asked for beside it. Leave that option "
                 "away, or decode without the certificate."
             )
-    return Choice(proof.rule, dict(point.settings), proof.block, proof.drafter)
+    return Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
+
 
 # ---- Drafters by id, made from the models, folders and files that they need.
 
@@ -390,9 +393,8 @@ def stored(drafter: str, sources: Sources) -> Drafter:
     Raises:
         UserError: there is no datastore, or it belongs to another target.
     """
+    from gistgate.retrieval.sense import SenDrafter, SenTree
     from gistgate.retrieval.store import Datastore
-    from gistgate.retrieval.sense import SenDrafter
-    from gistgate.retrieval.sense import SenTree
 
     if sources.datastore is None:
         raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
@@ -418,6 +420,7 @@ def read_corpus(sources: Sources) -> SuffixArray:
         raise UserError(f"{sources.corpus} holds no text. Put one training text into every line.")
     return SuffixArray.build(sources.tokenizer(texts, add_special_tokens=False).input_ids)
 
+
 # ---- What `gistgate tune` found fastest on a machine, kept in a gate's folder.
 
 
@@ -429,38 +432,40 @@ DECIDES = ("certificate", "rule", "settings", "block", "drafter", "budget", "con
 """Wishes that say themselves what runs; with any of them the preference is left aside."""
 
 
-class Preferred(str):
+class TunedChoice(str):
     """The folder of a certificate that nobody named: where it does not hold it is left aside instead of refused."""
 
 
-def preferred(wishes: Wishes) -> Wishes:
+def tuned_choice(options: DecodeOptions) -> DecodeOptions:
     """The wishes with the preferred certificate, where there is one and the user leaves the choice open."""
-    if not isinstance(wishes.gate, str | Path) or any(getattr(wishes, name) not in (None, {}) for name in DECIDES):
-        return wishes
-    place = Path(wishes.gate) / TUNED
+    if not isinstance(options.gate, str | Path) or any(getattr(options, name) not in (None, {}) for name in DECIDES):
+        return options
+    place = Path(options.gate) / TUNED
     if not (place / CERTIFICATE_FILE).is_file():
-        return wishes
+        return options
     try:
         measured = read_json(place / MEASURED)
     except UserError:  # missing or cut
         measured = None
-    if not isinstance(measured, dict) or measured.get("certificate") != chosen_among(wishes.gate):
+    if not isinstance(measured, dict) or measured.get("certificate") != chosen_among(options.gate):
         warnings.warn(
             f"{place} is damaged, or was chosen when the gate had another certificate, and is left aside. Run "
             "`gistgate tune` again.",
             stacklevel=3,
         )
-        return wishes
-    return replace(wishes, certificate=Preferred(place))
+        return options
+    return replace(options, certificate=TunedChoice(place))
 
 
-def settled(wishes: Wishes, gate: Gate | None, target: PreTrainedModel, draft: PreTrainedModel | None) -> Wishes:
+def settled(
+    options: DecodeOptions, gate: Gate | None, target: PreTrainedModel, draft: PreTrainedModel | None
+) -> DecodeOptions:
     """The wishes without a preferred certificate of other weights, where these weights hold the gate back."""
-    if not isinstance(wishes.certificate, Preferred) or gate is None or gate.reservation is None:
-        return wishes
-    proof = read_proof(wishes.certificate)
-    is_of_others = proof is None or proof.mismatch(target=target, draft=draft)
-    return replace(wishes, certificate=None) if is_of_others else wishes
+    if not isinstance(options.certificate, TunedChoice) or gate is None or gate.strict_reason is None:
+        return options
+    certificate = read_certificate(options.certificate)
+    is_of_others = certificate is None or certificate.mismatch(target=target, draft=draft)
+    return replace(options, certificate=None) if is_of_others else options
 
 
 def chosen_among(gate: str | Path) -> str | None:
@@ -483,8 +488,9 @@ def forget(gate: str | Path) -> None:
             "the permissions."
         )
 
+
 def build_decoder(
-    target: PreTrainedModel, tokenizer: Any, wishes: Wishes | None = None, policy: Policy = "warn"
+    target: PreTrainedModel, tokenizer: Any, options: DecodeOptions | None = None, policy: Policy = "warn"
 ) -> Decoder:
     """A decoder around a loaded target. docs/choosing.md says which rule and setting it runs with.
 
@@ -497,20 +503,20 @@ def build_decoder(
     Raises:
         UserError: names that do not exist, parts that do not fit together, or wishes that contradict a certificate.
     """
-    wishes = preferred(wishes or Wishes())
-    shared: dict[str, Any] = {"engine": wishes.engine, "speculate_up_to": wishes.most_rows}
-    draft = None if wishes.draft is None else load_draft(wishes.draft, target, tokenizer, **wishes.lighter)
-    gate = load_gate(wishes.gate, target, draft, tokenizer)
-    if wishes.guards:
-        shared["guards"] = guards_of(wishes, gate, target)
-    wishes = settled(wishes, gate, target, draft)
+    options = tuned_choice(options or DecodeOptions())
+    shared: dict[str, Any] = {"engine": options.engine, "speculate_up_to": options.most_rows}
+    draft = None if options.draft is None else load_draft(options.draft, target, tokenizer, **options.lighter)
+    gate = load_gate(options.gate, target, draft, tokenizer)
+    if options.guards:
+        shared["guards"] = guards_of(options, gate, target)
+    options = settled(options, gate, target, draft)
     loaded = Loaded(target, tokenizer, draft, gate)
     try:
-        return chosen(loaded, wishes, policy, **shared)
+        return chosen(loaded, options, policy, **shared)
     except UserError as error:
-        if not isinstance(wishes.certificate, Preferred):
+        if not isinstance(options.certificate, TunedChoice):
             raise
-        decoder = chosen(loaded, replace(wishes, certificate=None), policy, **shared)
+        decoder = chosen(loaded, replace(options, certificate=None), policy, **shared)
         reason = str(error).partition(":")[0]
         warnings.warn(
             f"What `gistgate tune` chose is left aside: it does not go with these options ({reason}). Tune again with "
@@ -520,16 +526,15 @@ def build_decoder(
         return decoder
 
 
-def guards_of(wishes: Wishes, gate: Gate | None, target: PreTrainedModel) -> list[Any]:
+def guards_of(options: DecodeOptions, gate: Gate | None, target: PreTrainedModel) -> list[Any]:
     """The guards that are named, checked against their partners.
 
     Raises:
         UserError: there is no such guard, or it was fitted with another gate or on other weights.
     """
-    from gistgate.core.guards import check_guards
-    from gistgate.core.guards import make_guards
+    from gistgate.core.guards import check_guards, make_guards
 
-    guards = make_guards(wishes.guards, wishes.gate)
+    guards = make_guards(options.guards, options.gate)
     check_guards(guards, gate, target)
     return list(guards)
 
@@ -544,70 +549,70 @@ class Loaded:
     gate: Gate | None
 
 
-def chosen(loaded: Loaded, wishes: Wishes, policy: Policy, **shared: Any) -> Decoder:
+def chosen(loaded: Loaded, options: DecodeOptions, policy: Policy, **shared: Any) -> Decoder:
     """The decoder of these parts; `shared` go to `Decoder`.
 
     Raises:
         UserError: wishes do not fit together or contradict a certificate, or the certificate is of other parts.
     """
     target, tokenizer, draft, gate = loaded.target, loaded.tokenizer, loaded.draft, loaded.gate
-    proof = named_proof(wishes)
-    if wishes.segments and proof is None:
+    certificate = named_certificate(options)
+    if options.segments and certificate is None:
         from gistgate.segments.build import build_segments
 
-        return build_segments(target, draft, tokenizer, gate, wishes, policy, **shared)
-    known = proof or (gate.proof if gate else None)
-    choice = choose(wishes, known, has_gate=gate is not None, has_draft=draft is not None)
-    sources = Sources(target, tokenizer, draft, wishes.datastore, wishes.corpus, wishes.stop_drafting)
-    check_used(wishes, choice.drafter, sources)
+        return build_segments(target, draft, tokenizer, gate, options, policy, **shared)
+    known = certificate or (gate.certificate if gate else None)
+    choice = choose(options, known, has_gate=gate is not None, has_draft=draft is not None)
+    sources = Sources(target, tokenizer, draft, options.datastore, options.corpus, options.stop_drafting)
+    check_used(options, choice.drafter, sources)
     drafter = make_drafter(choice.drafter, sources)
     if (told := fitted_elsewhere(drafter, choice.rule)) is not None:
         warnings.warn(told, stacklevel=2)
-    if proof is not None:
+    if certificate is not None:
         from gistgate.core.certificate import check_parts
 
-        used: dict[str, Any] = {"engine": wishes.engine, "guards": wishes.guards, "drafting": binding_of(drafter)}
+        used: dict[str, Any] = {"engine": options.engine, "guards": options.guards, "drafting": binding_of(drafter)}
         used |= {"data": sources.behind(choice.drafter), "settings": choice.settings}
-        check_parts(proof, gate, target, draft, tokenizer, **used)
+        check_parts(certificate, gate, target, draft, tokenizer, **used)
     elif known is not None:
-        choice = replace(choice, doubts=(*choice.doubts, *other_parts(choice, known, wishes, target, drafter)))
-    if proof is None and gate is not None and gate.reservation is not None:
-        choice = held_back(choice, gate.reservation)
-    choice.voice(policy)
+        choice = replace(choice, doubts=(*choice.doubts, *other_parts(choice, known, options, target, drafter)))
+    if certificate is None and gate is not None and gate.strict_reason is not None:
+        choice = held_back(choice, gate.strict_reason)
+    choice.warn(policy)
     decoder = assemble(target, tokenizer, choice, drafter, gate, **shared)
-    decoder.certificate = proof
+    decoder.certificate = certificate
     return decoder
 
 
-def check_used(wishes: Wishes, drafter: str, sources: Sources) -> None:
+def check_used(options: DecodeOptions, drafter: str, sources: Sources) -> None:
     """Refuse wishes about drafts that this drafter would ignore.
 
     Raises:
         UserError: texts that nothing reads, or a lighter draft model where there is none.
     """
     read = {"corpus": drafter == CORPUS, "datastore": drafter in STORED}
-    unread = [name for name, is_read in read.items() if getattr(wishes, name) is not None and not is_read]
+    unread = [name for name, is_read in read.items() if getattr(options, name) is not None and not is_read]
     if unread:
         raise UserError(
             f"The drafter '{drafter}' reads no {unread[0]}. Name a drafter that does (--drafter), or leave the "
             f"{unread[0]} away."
         )
-    if wishes.quantise_draft in (None, "none") and not wishes.draft_vocabulary:
+    if options.quantise_draft in (None, "none") and not options.draft_vocabulary:
         return
     if sources.draft is None:
         raise UserError("There is no draft model to make lighter. Name it as draft=<name or folder> (--draft).")
-    if not asks_draft(drafter) and not isinstance(wishes.certificate, Preferred):  # nobody named a preferred drafter
+    if not asks_draft(drafter) and not isinstance(options.certificate, TunedChoice):  # nobody named a preferred drafter
         raise UserError(
             f"The drafter '{drafter}' asks no draft model, so that a lighter one changes nothing. Name a drafter that "
             "does (--drafter), or leave --draft and its options away."
         )
 
 
-def held_back(choice: Choice, reservation: str) -> Choice:
+def held_back(choice: Choice, strict_reason: str) -> Choice:
     """Strict decoding in place of a choice that would ask a gate which has this reservation."""
-    if not choice.strict_instead and "gate" not in RULES[choice.rule].needs:
+    if not choice.fell_back and "gate" not in RULES[choice.rule].needs:
         return choice
-    return Choice(STRICT, {}, choice.block, choice.drafter, (reservation,), strict_instead=True)
+    return Choice(STRICT, {}, choice.block, choice.drafter, (strict_reason,), fell_back=True)
 
 
 def assemble(
@@ -643,20 +648,20 @@ def fitted_elsewhere(drafter: Drafter | None, rule: str) -> str | None:
 
 
 def other_parts(
-    choice: Choice, proof: Proof, wishes: Wishes, target: PreTrainedModel, drafter: Drafter | None
+    choice: Choice, certificate: Certificate, options: DecodeOptions, target: PreTrainedModel, drafter: Drafter | None
 ) -> tuple[str, ...]:
     """Why a proof about other parts does not cover a choice of its rule; empty where it does or nothing can be lost.
 
     Doubts about rule, settings, K and drafter are not repeated: `choose` has them.
     """
-    if choice.drafter == NONE or not choice.block or choice.rule != proof.rule:
+    if choice.drafter == NONE or not choice.block or choice.rule != certificate.rule:
         return ()
-    scope, doubts = proof.scope, []
+    scope, doubts = certificate.scope, []
     is_exact = target.dtype == torch.float32  # there both engines give the same ids
-    if not is_exact and wishes.engine != scope.get("engine", wishes.engine):
-        doubts.append(f"the engine is {wishes.engine}, but {scope['engine']} was certified")
-    if choice.drafter == proof.drafter:
-        data = Sources(target, datastore=wishes.datastore, corpus=wishes.corpus).behind(choice.drafter)
+    if not is_exact and options.engine != scope.get("engine", options.engine):
+        doubts.append(f"the engine is {options.engine}, but {scope['engine']} was certified")
+    if choice.drafter == certificate.drafter:
+        data = Sources(target, datastore=options.datastore, corpus=options.corpus).behind(choice.drafter)
         if (scope.get("drafting") or {}) != binding_of(drafter):
             doubts.append("drafts end by another policy than the certified ones")
         if data is not None and fingerprint(data) != scope.get("drafter_data"):
@@ -666,17 +671,17 @@ def other_parts(
     return tuple(doubts)
 
 
-def named_proof(wishes: Wishes) -> Proof | None:
+def named_certificate(options: DecodeOptions) -> Certificate | None:
     """The certificate that the user names; None without one.
 
     Raises:
         UserError: the file is missing or damaged.
     """
-    if wishes.certificate is None:
+    if options.certificate is None:
         return None
-    from gistgate.core.certificate import load_proof
+    from gistgate.core.certificate import load_certificate
 
-    return load_proof(wishes.certificate)
+    return load_certificate(options.certificate)
 
 
 def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any) -> Gate | None:
@@ -687,10 +692,12 @@ def load_gate(gate: Any, target: PreTrainedModel, draft: PreTrainedModel | None,
     """
     if gate is None or isinstance(gate, Gate):
         return gate
-    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer, elsewhere=True)
+    return Gate.load(gate, target=target, draft=draft, tokenizer=tokenizer, other_weights=True)
 
 
-def wishes_from(arguments: dict[str, Any], load: Callable[[Wishes], Wishes] | None = None) -> Wishes:
+def options_from(
+    arguments: dict[str, Any], load: Callable[[DecodeOptions], DecodeOptions] | None = None
+) -> DecodeOptions:
     """Remove wishes and settings of the rule from keyword arguments, such as `rule="fly", theta=0.9`, and return them.
 
     `load` may put loaded parts in place of names before the certificate beside a gate is looked at.
@@ -698,26 +705,26 @@ def wishes_from(arguments: dict[str, Any], load: Callable[[Wishes], Wishes] | No
     Raises:
         UserError: there is no such rule, or a certificate cannot be read.
     """
-    wishes = Wishes(**take_wishes(dict(arguments)))
-    wishes = wishes if load is None else load(wishes)
-    if wishes.segments:
+    options = DecodeOptions(**take_options(dict(arguments)))
+    options = options if load is None else load(options)
+    if options.segments:
         from gistgate.segments.build import take_segment_settings
 
         settings = take_segment_settings(arguments)
     else:
-        settings = take_settings(rule_of(wishes), arguments)  # first: a rule may have a setting called `budget`
-    return Wishes(settings=settings, **{name: getattr(wishes, name) for name in take_wishes(arguments)})
+        settings = take_settings(rule_of(options), arguments)  # first: a rule may have a setting called `budget`
+    return DecodeOptions(settings=settings, **{name: getattr(options, name) for name in take_options(arguments)})
 
 
-def rule_of(wishes: Wishes) -> str:
+def rule_of(options: DecodeOptions) -> str:
     """The rule whose settings may stand beside these wishes.
 
     Raises:
         UserError: a certificate cannot be read.
     """
-    if wishes.rule is not None:
-        return wishes.rule
-    proof = named_proof(wishes)
-    if proof is None and wishes.gate is not None:
-        proof = wishes.gate.proof if isinstance(wishes.gate, Gate) else read_proof(wishes.gate)
-    return proof.rule if proof else (GATED if wishes.gate is not None else STRICT)
+    if options.rule is not None:
+        return options.rule
+    certificate = named_certificate(options)
+    if certificate is None and options.gate is not None:
+        certificate = options.gate.certificate if isinstance(options.gate, Gate) else read_certificate(options.gate)
+    return certificate.rule if certificate else (GATED if options.gate is not None else STRICT)

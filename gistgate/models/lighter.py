@@ -10,23 +10,19 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from gistgate.core.utils import UserError
-from gistgate.core.files import read_json
-from gistgate.core.files import write_json
-from gistgate.core.identity import identify_tokenizer
-from gistgate.core.identity import weights_fingerprint
-from gistgate.core.utils import added_ids
-from gistgate.core.utils import dataclass_from
-from collections.abc import Callable
 from torch.nn.functional import linear
-from gistgate.core.identity import sampled
+from transformers import PreTrainedModel
+
+from gistgate.core.files import read_json, write_json
+from gistgate.core.identity import identify_tokenizer, sampled, weights_fingerprint
+from gistgate.core.utils import UserError, added_ids, dataclass_from
 
 # ---- A smaller output layer for drafting: a frequent part of the vocabulary (FR-Spec, arXiv 2502.14856).
 
@@ -164,6 +160,7 @@ class SubsetHead(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         z: Tensor = self.part(h)
         return z.new_full((*z.shape[:-1], self.vocabulary), -torch.inf).index_copy_(-1, self.index, z)
+
 
 KINDS = ("none", "int8", "int4")
 """How weights are kept: as they are; 8 bits with one scale per output; 4 bits with scale and offset per group."""

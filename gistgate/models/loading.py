@@ -2,38 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
-import torch
-from gistgate.core.utils import UserError
 import math
-from collections.abc import Mapping
-from typing import Any
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.utils import cached_file
-from gistgate.core.files import read_json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from weakref import WeakKeyDictionary, WeakSet
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import cached_file, has_file
-from gistgate.core.utils import first_line
-from gistgate.core.utils import is_out_of_memory
-from collections.abc import Iterator
-from typing import Protocol
-from transformers import PreTrainedModel
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from gistgate.models.lighter import Subset
-from gistgate.models.lighter import check_kind
-from gistgate.models.lighter import quantise
-from gistgate.core.request import eos_ids
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import cached_file, has_file
+
+from gistgate.core.files import read_json
+from gistgate.core.request import eos_ids
+from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.models.lighter import Subset, check_kind, quantise
 
 # ---- Whether memory suffices for models, said before they are loaded.
 
@@ -110,6 +99,7 @@ def read(file: Path) -> str:
     except OSError:
         return ""
 
+
 # ---- Where the weights of a model lie, how large they are, and how they are read: whole and finite.
 
 
@@ -156,7 +146,6 @@ def weight_size(name: str, dtype: Any, gguf: str | None = None) -> Size | None:
     """
     folder = Path(name)
     if gguf is not None:
-
         return gguf_size(folder / gguf, dtype) if (folder / gguf).is_file() else None
     try:
         found = sum(file_bytes(file, dtype) for file in weight_files(folder))
@@ -218,6 +207,7 @@ def is_finite(parameter: Tensor) -> bool:
     """Whether all values are finite; floats of one byte have no test of their own."""
     is_narrow = parameter.is_floating_point() and parameter.element_size() == 1
     return bool((parameter.to(torch.bfloat16) if is_narrow else parameter).isfinite().all())
+
 
 # ---- The tokenizers of a target and its draft: whether the same ids mean the same, and whether a template is used.
 
@@ -411,6 +401,7 @@ def warn_untemplated(tokenizer: PreTrainedTokenizerBase, remedy: str) -> None:
             stacklevel=3,
         )
 
+
 # ---- What is wrong with a model that a user names, and what helps.
 
 
@@ -472,6 +463,7 @@ def chain(error: BaseException) -> Iterator[BaseException]:
         yield one
         one = one.__cause__ or one.__context__
 
+
 # ---- What a model's own `generation_config.json` asks of decoding and this decoder does not do.
 
 
@@ -493,15 +485,15 @@ NEUTRAL: dict[str, Any] = {
 """Entries that change which token is the most probable one, with the value at which they change nothing."""
 
 
-def ignored(model: PreTrainedModel) -> dict[str, Any]:
+def asked_by_model(model: PreTrainedModel) -> dict[str, Any]:
     """The entries of the model's own configuration that would change its greedy text, with their values."""
     found = {name: getattr(model.generation_config, name, None) for name in NEUTRAL}
     return {name: value for name, value in found.items() if value is not None and value != NEUTRAL[name]}
 
 
-def warn_ignored(model: PreTrainedModel) -> None:
+def warn_generation_config(model: PreTrainedModel) -> None:
     """Say which of them this decoder leaves out."""
-    if found := ignored(model):
+    if found := asked_by_model(model):
         named = ", ".join(f"{name}={value}" for name, value in found.items())
         warnings.warn(
             f"The generation_config.json of {model.config.name_or_path or 'a model'} asks for {named}, which GistGate "
@@ -509,6 +501,7 @@ def warn_ignored(model: PreTrainedModel) -> None:
             "other texts.",
             stacklevel=3,
         )
+
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
@@ -567,7 +560,7 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     name, place = placed(name, gguf)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model("model", name, device, dtype=wanted, **place)
-    warn_ignored(model)
+    warn_generation_config(model)
     try:
         return Target(model, AutoTokenizer.from_pretrained(name, trust_remote_code=False, **place))
     except Exception as error:  # damaged files and unknown architectures fail in many ways
@@ -679,6 +672,7 @@ def value_of(text: str) -> Any:
         except ValueError:
             continue
     return text
+
 
 # ---- The reader of GGUF files; a module of its own, because exported folders carry none.
 

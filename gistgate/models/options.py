@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
-from gistgate.core.utils import UserError
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
-from typing import TYPE_CHECKING
+
+from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
+    from gistgate.core.certificate import Certificate
     from gistgate.models.loading import Target
-    from gistgate.core.certificate import Proof
 
 AUTO = "auto"
 """In place of a number of rows: measure up to which batch size speculation pays."""
@@ -24,7 +22,7 @@ MEASURED_BY = (
 
 
 @dataclass(frozen=True)
-class Wishes:
+class DecodeOptions:
     """The parts and options of a decoder; None and empty where the user says nothing."""
 
     draft: Any = None
@@ -100,13 +98,14 @@ class Wishes:
         return int(asked)
 
 
-NAMES = tuple(item.name for item in fields(Wishes) if item.name != "settings")
+NAMES = tuple(item.name for item in fields(DecodeOptions) if item.name != "settings")
 """The names of all wishes but the settings, which stand among keyword arguments under their own names."""
 
 
-def take_wishes(arguments: dict[str, Any]) -> dict[str, Any]:
+def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """Remove the wishes from keyword arguments and return them; settings of the rule stay."""
     return {name: arguments.pop(name) for name in NAMES if name in arguments}
+
 
 # ---- How the prompts of a command are put to a target: encoded and wrapped, or with the ids that a file holds for them.
 
@@ -116,7 +115,7 @@ MARK = "GISTGATE"
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedPrompt:
     """One prompt."""
 
     text: str
@@ -125,10 +124,10 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Asking:
+class PromptFile:
     """Prompts, and what the user says about the way they are put."""
 
-    prompts: Sequence[Asked] = ()
+    prompts: Sequence[EncodedPrompt] = ()
     chat: bool = False
     system: str | None = None
     temperature: float = 0.0
@@ -141,7 +140,7 @@ class Asking:
         """
         return [self._encoded(target, prompt) for prompt in self.prompts]
 
-    def check(self, proof: Proof, target: Target | None = None) -> None:
+    def check(self, certificate: Certificate, target: Target | None = None) -> None:
         """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand.
 
         Raises:
@@ -150,22 +149,22 @@ class Asking:
         from gistgate.core.certificate import check_request
 
         if target is not None or not self._is_written:
-            check_request(proof, temperature=self.temperature, **self._prompting(proof, target))
+            check_request(certificate, temperature=self.temperature, **self._prompting(certificate, target))
 
     @property
     def _is_written(self) -> bool:
         """Whether all prompts hold their ids."""
         return bool(self.prompts) and all(prompt.ids is not None for prompt in self.prompts)
 
-    def _encoded(self, target: Target, prompt: Asked) -> list[int]:
+    def _encoded(self, target: Target, prompt: EncodedPrompt) -> list[int]:
         if prompt.ids is None or (self.chat and not is_rendered(target, prompt.text)):
             return target.encode(prompt.text, self.chat, self.system)
         check_ids(target.tokenizer, prompt)
         return list(prompt.ids)
 
-    def _prompting(self, proof: Proof, target: Target | None) -> dict[str, Any]:
+    def _prompting(self, certificate: Certificate, target: Target | None) -> dict[str, Any]:
         """Chat template and system text: those of the certificate where the prompts were written out with them."""
-        system = (proof.scope.get("prompting") or {}).get("system")
+        system = (certificate.scope.get("prompting") or {}).get("system")
         if target is None or not self._is_written:
             return {"chat": self.chat, "system": self.system}
         is_chat = all(is_rendered(target, prompt.text, system, begins=True) for prompt in self.prompts)
@@ -184,7 +183,7 @@ def is_rendered(target: Target, text: str, system: str | None = None, begins: bo
     return bool(behind) and behind in text and (not begins or text.startswith(before))
 
 
-def check_ids(tokenizer: Any, prompt: Asked) -> None:
+def check_ids(tokenizer: Any, prompt: EncodedPrompt) -> None:
     """Refuse ids that do not stand for their text.
 
     Raises:

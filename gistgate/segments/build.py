@@ -17,7 +17,7 @@ from gistgate.core.request import eos_ids
 from gistgate.core.session import GateLike
 from gistgate.core.utils import UserError
 from gistgate.models.build import Choice, Policy, differing
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from gistgate.segments.judging import (
     Counting,
     MeanLogprob,
@@ -131,17 +131,17 @@ def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) 
     certified = probes.certificate
     known = {**DEFAULTS, "rule": certified.get("rule", SegmentRule.id), **certified.get("settings", {})}
     wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
-    doubts, strict_instead = differing(wanted, known), False
+    doubts, fell_back = differing(wanted, known), False
     if not certified:
-        doubts, strict_instead = ("no setting of these probes is certified",), not (settings or rule)
-        wanted |= REFUSE_ALL if strict_instead else {}
+        doubts, fell_back = ("no setting of these probes is certified",), not (settings or rule)
+        wanted |= REFUSE_ALL if fell_back else {}
     for name, names in (("rule", SEGMENT_RULES), ("opinion", OPINIONS)):
         if wanted[name] not in names:
             raise UserError(f"There is no segment {name} '{wanted[name]}'. Known: {', '.join(names)}.")
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise UserError(f"Segments have no setting '{unknown[0]}'. Known: {', '.join(SETTINGS)}.")
     rule_id = wanted.pop("rule")
-    return Choice(rule_id, wanted, probes.limit, "segment", doubts, strict_instead)
+    return Choice(rule_id, wanted, probes.limit, "segment", doubts, fell_back)
 
 
 def build_segments(
@@ -149,11 +149,11 @@ def build_segments(
     draft: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase | None,
     gate: Gate | None,
-    wishes: Wishes,
+    options: DecodeOptions,
     policy: Policy = "warn",
     **parts: Any,
 ) -> Decoder:
-    """The decoder of the probes in `wishes.segments`, with the folder's own token gate where no other is given.
+    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given.
 
     Raises:
         UserError: no draft model or tokenizer, a folder for other models, or settings that do not exist.
@@ -162,39 +162,39 @@ def build_segments(
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     if tokenizer is None:
         raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
-    check_wishes(wishes)
-    own = wishes.segments
+    check_wishes(options)
+    own = options.segments
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
-    check_budget(wishes, own.probes.certificate)
-    choice = choose_segments(own.probes, wishes.rule, wishes.settings)
+    check_budget(options, own.probes.certificate)
+    choice = choose_segments(own.probes, options.rule, options.settings)
     choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
-    choice.voice(policy, stacklevel=4)
+    choice.warn(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
 
 
-def check_wishes(wishes: Wishes) -> None:
+def check_wishes(options: DecodeOptions) -> None:
     """Refuse wishes that segments cannot keep: the draft model writes each to its end.
 
     Raises:
         UserError: one of them is named.
     """
-    if named := next((name for name in OF_BLOCKS if getattr(wishes, name) is not None), None):
+    if named := next((name for name in OF_BLOCKS if getattr(options, name) is not None), None):
         raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
 
 
-def check_budget(wishes: Wishes, certificate: dict[str, Any]) -> None:
+def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
     """Refuse a budget or a confidence that the certificate of the segments does not reach.
 
     Raises:
         UserError: it does not, or nothing is certified.
     """
-    if wishes.budget is None and wishes.confidence is None:
+    if options.budget is None and options.confidence is None:
         return
     budget, confidence = certificate.get("budget"), certificate.get("confidence")
     if budget is None or confidence is None:
         raise UserError("No setting of these probes is certified, so that no budget is kept. Leave the budget away.")
-    if (wishes.budget is not None and wishes.budget < budget - 1e-9) or (wishes.confidence or 0.0) > confidence:
+    if (options.budget is not None and options.budget < budget - 1e-9) or (options.confidence or 0.0) > confidence:
         raise UserError(
             f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
             "or calibrate the probes for what you want."
@@ -213,11 +213,11 @@ def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Cho
 
 def refusing_all(choice: Choice, gate: Gate | None) -> Choice:
     """All segments refused in place of a choice whose risk is kept by a token gate that may not decide here."""
-    if gate is None or gate.reservation is None or choice.settings["risk"] is None:
+    if gate is None or gate.strict_reason is None or choice.settings["risk"] is None:
         return choice
     settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
-    doubts = (gate.reservation,)
-    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, strict_instead=True)
+    doubts = (gate.strict_reason,)
+    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, fell_back=True)
 
 
 def decoder_of(

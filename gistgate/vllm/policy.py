@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import Proof, files_behind, load_proof, scope_mismatch
+from gistgate.core.certificate import Certificate, files_behind, load_certificate, scope_mismatch
 from gistgate.core.identity import (
     LIGHTER,
     ModelIdentity,
@@ -294,7 +294,7 @@ def check_gate(gate: Any, served: Served) -> None:
         raise UserError("The gate reads draft probabilities, which vLLM does not show. Train one without 'draft'.")
 
 
-def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
+def check_proof(certificate: Certificate, served: Served, gate: Any, **used: Any) -> None:
     """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry of `used`.
 
     Raises:
@@ -308,11 +308,11 @@ def check_proof(proof: Proof, served: Served, gate: Any, **used: Any) -> None:
         **used,
     }
     if served.tokenizer is not None:
-        found |= tokenizer_scope(served.tokenizer, proof.scope)
-        if "ends" in proof.scope:
+        found |= tokenizer_scope(served.tokenizer, certificate.scope)
+        if "ends" in certificate.scope:
             found["ends"] = list(served.eos_ids)
-    certified = {name: proof.scope.get(name) for name in found}
-    draft = proof.scope.get("draft")
+    certified = {name: certificate.scope.get(name) for name in found}
+    draft = certificate.scope.get("draft")
     if draft is not None and any(draft.get(name) is not None for name in LIGHTER):
         raise UserError(
             "The certificate was made with a draft model of fewer bits or a smaller vocabulary, and vLLM serves "
@@ -378,18 +378,18 @@ def make_policy(settings: Settings, served: Served) -> Policy:
 def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
     """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
     if settings.certificate is not None:
-        proof = load_proof(settings.certificate)
-        point = proof.operating_point(settings.budget)
-        files = {"rule_data": files_behind(point.settings)} if "rule_data" in proof.scope else {}
-        check_proof(proof, served, gate, block=served.block, **files)
-        return proof.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
+        certificate = load_certificate(settings.certificate)
+        point = certificate.operating_point(settings.budget)
+        files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
+        check_proof(certificate, served, gate, block=served.block, **files)
+        return certificate.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
     name, values = settings.rule or "autojudge", dict(settings.settings)
     if name != "autojudge" or gate is None or "risk" in values:
         return name, values, "explicit setting", True
     point = gate.operating_point(settings.budget, served.drafter, name)
-    check_proof(gate.proof, served, gate)
+    check_proof(gate.certificate, served, gate)
     source = f"operating point for {100 * point.budget:g} %"
-    broken = gate.proof.mismatch(block=served.block)
+    broken = gate.certificate.mismatch(block=served.block)
     if broken:
         log.warning("gistgate: %s", broken)
         source = f"uncertified {source}"

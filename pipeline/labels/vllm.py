@@ -36,7 +36,7 @@ MOST_LIVE = 1024
 
 
 @dataclass(frozen=True)
-class Asked:
+class EncodedPrompt:
     """A text to go on with."""
 
     text: list[int]
@@ -47,7 +47,7 @@ class Asked:
     """Seed of sampled tokens."""
 
 
-GoOn = Callable[[Sequence[Asked], Sampling, Sequence[int]], list[list[int]]]
+GoOn = Callable[[Sequence[EncodedPrompt], Sampling, Sequence[int]], list[list[int]]]
 """(texts, how tokens are drawn, ids that end a text) -> new tokens of each text; an id that ends one stays in it."""
 
 
@@ -69,7 +69,7 @@ class ServedRoller:
         supply = supply if self.kept is None else self.kept.over(supply, sampling)
         rows: dict[Rollout, Row] = {}
         while live := self._live(rows, supply):
-            asked = [Asked(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]
+            asked = [EncodedPrompt(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]
             portions = self.go_on(asked, sampling or Sampling(), sorted(self.stop.eos_ids))
             for row, portion in zip(live.values(), portions, strict=True):
                 self._add(row, portion)
@@ -163,7 +163,7 @@ class VllmEngine:
         """
         self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
 
-    def __call__(self, asked: Sequence[Asked], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
+    def __call__(self, asked: Sequence[EncodedPrompt], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
         """New tokens of every text."""
         from vllm import SamplingParams
 

@@ -31,7 +31,7 @@ from gistgate.models.loading import (
     check_smaller,
     hub_remedy,
     load_draft_tokenizer,
-    warn_ignored,
+    warn_generation_config,
     weight_size,
     whole_model,
 )
@@ -171,7 +171,7 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     if not source.device_map:
         model = model.to(source.place_of_weights)
         keep_freed_memory(source.place_of_weights)
-    warn_ignored(model)
+    warn_generation_config(model)
     return quantise(model.eval().requires_grad_(False), source.quantise)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from gistgate.core.certificate import Proof
+from gistgate.core.certificate import Certificate
 from gistgate.core.files import printable, read_json, read_text
 from gistgate.core.gate import GateConfig
 from pipeline.paths import REPORTS, TASKS
@@ -30,7 +30,9 @@ def plain_markdown(value: Any) -> Any:
     return printable(" ".join(value.split())).replace("<", "&lt;").replace("`", "'")
 
 
-def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]) -> str:
+def card(
+    config: GateConfig, certificate: Certificate, report: dict[str, Any], evaluated: dict[str, dict[str, Any]]
+) -> str:
     """The text of README.md.
 
     Args:
@@ -50,7 +52,7 @@ def card(config: GateConfig, proof: Proof, report: dict[str, Any], evaluated: di
     )
     return templates.get_template("card.md.j2").render(
         gate=config,
-        proof=proof,
+        certificate=certificate,
         report=report,
         evaluated=evaluated,
         splits={"development": report["development"], "calibration": report["settings"]},

@@ -320,7 +320,10 @@ def explained(trace: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def provenance(results: Results) -> dict[str, dict[str, str]]:
     """For each calibrated method what its certificates depend on, by dotted name."""
     proofs = {name: found["proof"] for name, found in results.calibration.items() if found.get("proof")}
-    return {name: flat({"scope": proof["scope"], "prompts": proof["source"]}) for name, proof in proofs.items()}
+    return {
+        name: flat({"scope": certificate["scope"], "prompts": certificate["source"]})
+        for name, certificate in proofs.items()
+    }
 
 
 def asks_gate(method: dict[str, Any]) -> bool:

@@ -32,7 +32,7 @@ from gistgate.lm_eval.task import Task
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from pipeline.decode import make_decoder, read_prompts, request_of
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params, SegmentParams, local_models, read_params, read_segment_params
+from pipeline.params import MethodParams, Params, SegmentParams, read_params
 from pipeline.paths import SCRATCH
 from pipeline.run import bar, run
 from pipeline.tasks import load_task
@@ -403,7 +403,7 @@ DRAWS = 1_000_000
 
 
 def main() -> None:
-    params, own = read_params(), read_segment_params()
+    params, own = read_params(), read_params().segments
     pair, task = load_pair(params), load_task(params)
     judges = judges_of(own, task)
     prompts = read_prompts("train")[: own.problems]
@@ -427,7 +427,7 @@ def shard_folder(own: SegmentParams, params: Params, pair: Pair, task: Task) -> 
         params.decoding.batch_size,
         task_hash(task),
         *pair.files,
-        *local_models(own.judge_model),
+        *([Path(own.judge_model)] if own.judge_model and Path(own.judge_model).is_dir() else []),
         Path("data/prompts/train.jsonl"),
         REFERENCE,
     )

@@ -25,7 +25,7 @@ from gistgate.core.utils import UserError
 from gistgate.segments.probes import POOLINGS, Probe, Probes
 from pipeline.heads.data import ProblemParts, split_by_problem
 from pipeline.pair.pair import load_pair
-from pipeline.params import LOSSES, Params, SegmentParams, read_params, read_segment_params
+from pipeline.params import Params, SegmentParams, read_params
 from pipeline.run import run
 from pipeline.segments.collect import ROLES, SAMPLES, shares
 
@@ -217,7 +217,7 @@ FOLDER = Path("models/segments")
 
 
 def main() -> None:
-    params, own = read_params(), read_segment_params()
+    params, own = read_params(), read_params().segments
     pair, rows = load_pair(params), read_json_lines(SAMPLES)
     check_samples(rows)
     models = {"target": pair.target, "draft": pair.draft_model}
@@ -297,7 +297,7 @@ def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -
     for parts in (trial.parts, leaking):
         trial.check(writers, parts)
     for pooling in POOLINGS:
-        for loss in LOSSES:
+        for loss in ("bce", "mse"):
             probe = trial.fit(writers, pooling, loss)
             report[f"{pooling}, {loss}"] = trial.measure(probe, writers)
             if (pooling, loss) == (own.pooling, own.loss):

@@ -129,7 +129,7 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
         ],
         "development": [measured(setting) for setting in selection.measured],
         "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
-        "proof": asdict(finding.proof(setup.scorer.id, scope, source)),
+        "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
         "look": look.record,
         **as_json(setup.usage[name].total),

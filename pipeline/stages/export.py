@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from gistgate.core.certificate import Proof, proof_from
+from gistgate.core.certificate import Certificate, certificate_from
 from gistgate.core.files import read_json, write_atomic, write_json
 from gistgate.core.gate import Gate
 from gistgate.core.guards import CLOSED, DomainGuard
@@ -57,11 +57,11 @@ def main() -> None:
     name = exported_method(params)
     report = read_json(calibration_file(params, name))
     gate = Gate.load(gate_folder(params.train.headline_head))
-    proof = proof_for(gate, report)
-    text = card(gate.config, proof, report, evaluations(name))
-    write_atomic(EXPORT, lambda part: write_folder(gate, proof, text, part))
-    version = register_gate(params, EXPORT, metrics(proof))
-    print(f"{EXPORT}: {describe(proof)}" + (f"; registered as version {version}" if version else ""))
+    certificate = proof_for(gate, report)
+    text = card(gate.config, certificate, report, evaluations(name))
+    write_atomic(EXPORT, lambda part: write_folder(gate, certificate, text, part))
+    version = register_gate(params, EXPORT, metrics(certificate))
+    print(f"{EXPORT}: {describe(certificate)}" + (f"; registered as version {version}" if version else ""))
 
 
 def exported_method(params: Params) -> str:
@@ -80,43 +80,43 @@ def exported_method(params: Params) -> str:
     )
 
 
-def proof_for(gate: Gate, report: Report) -> Proof:
+def proof_for(gate: Gate, report: Report) -> Certificate:
     """What the calibration of a method proves for the gate.
 
     Raises:
         UserError: the calibration is another gate's.
     """
-    proof = proof_from(report["proof"])
-    if proof.scope["gate"] != gate_hash(gate):
+    certificate = certificate_from(report["proof"])
+    if certificate.scope["gate"] != gate_hash(gate):
         raise UserError(
             f"The calibration of '{report['method']}' was made with other weights than the gate's. "
             "Run the stage `calibrate_learned` again."
         )
-    return proof
+    return certificate
 
 
-def write_folder(gate: Gate, proof: Proof, text: str, folder: Path) -> None:
+def write_folder(gate: Gate, certificate: Certificate, text: str, folder: Path) -> None:
     """The whole export."""
     gate.save(folder, card=text)
-    proof.save(folder)
+    certificate.save(folder)
     if (guard := saved_for(gate)) is not None:
         guard.save(folder)
     write_code(folder)
 
 
-def metrics(proof: Proof) -> dict[str, Any]:
+def metrics(certificate: Certificate) -> dict[str, Any]:
     """What the registered version shows: bound, knob and mean accepted length of every certified budget."""
     return {
         f"budget_{point.budget:g}": {
-            "bound": point.bound, "knob": point.settings[proof.knob or ""], "tau": point.mean_accepted_length
+            "bound": point.bound, "knob": point.settings[certificate.knob or ""], "tau": point.mean_accepted_length
         }
-        for point in proof.certified
+        for point in certificate.certified
     }  # fmt: skip
 
 
-def describe(proof: Proof) -> str:
+def describe(certificate: Certificate) -> str:
     """A line for the terminal."""
-    points = [f"{point.budget:.0%} at {point.settings[proof.knob or '']:g}" for point in proof.certified]
+    points = [f"{point.budget:.0%} at {point.settings[certificate.knob or '']:g}" for point in certificate.certified]
     return "; ".join(points) or "nothing certified, decodes strictly"
 
 

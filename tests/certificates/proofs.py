@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gistgate.core.certificate import OperatingPoint, Proof
+from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity, gate_hash
 
@@ -24,14 +24,14 @@ def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> Opera
     return replace(POINT, budget=budget, certified=certified, **{"refusal": refusal, **changes})
 
 
-def proof_for(gate: Gate, *points: OperatingPoint) -> Proof:
+def proof_for(gate: Gate, *points: OperatingPoint) -> Certificate:
     """A proof that holds for a gate and its tokenizer."""
-    return proof(*points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary})
+    return certificate(*points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary})
 
 
-def proof(*points: OperatingPoint, **changes: Any) -> Proof:
+def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:
     """A proof of `autojudge` with the draft model at K = 4."""
-    made = Proof(
+    made = Certificate(
         rule="autojudge", drafter="model", block=4, knob="risk", score="task", confidence=0.95, headline_budget=0.03,
         scope={}, points=points or (POINT,),
     )  # fmt: skip

@@ -5,16 +5,16 @@ import json
 import pytest
 
 from gistgate.cli.show import proved
-from gistgate.core.certificate import CERTIFICATE_FILE, Proof, read_proof, scope_mismatch
+from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, read_certificate, scope_mismatch
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash
 from gistgate.core.utils import UserError
-from tests.certificates.proofs import gate_with, point, proof
+from tests.certificates.proofs import certificate, gate_with, point
 
 
-def proof_of(gate: Gate, *points, **changes) -> Proof:
+def proof_of(gate: Gate, *points, **changes) -> Certificate:
     """A proof for that gate."""
-    return proof(*points, scope={"gate": gate_hash(gate), "block": 8}, block=8, **changes)
+    return certificate(*points, scope={"gate": gate_hash(gate), "block": 8}, block=8, **changes)
 
 
 def test_it_is_loaded_with_its_gate_and_gives_an_operating_point(tmp_path):
@@ -22,9 +22,9 @@ def test_it_is_loaded_with_its_gate_and_gives_an_operating_point(tmp_path):
     gate.save(tmp_path)
     proof_of(gate).save(tmp_path)
     loaded = Gate.load(tmp_path)
-    assert loaded.proof == proof_of(gate)
+    assert loaded.certificate == proof_of(gate)
     found = loaded.operating_point(0.01)
-    assert (found.settings, loaded.proof.block, found.bound) == ({"risk": 0.2}, 8, 0.0075)
+    assert (found.settings, loaded.certificate.block, found.bound) == ({"risk": 0.2}, 8, 0.0075)
     with pytest.raises(UserError, match=r"certified: 0\.01"):
         loaded.operating_point(0.005)
 
@@ -35,7 +35,7 @@ def test_it_is_the_only_place_where_a_gates_proof_stands(tmp_path):
     proof_of(gate).save(tmp_path)
     (tmp_path / CERTIFICATE_FILE).unlink()
     loaded = Gate.load(tmp_path)
-    assert loaded.proof is None
+    assert loaded.certificate is None
     with pytest.raises(UserError, match=r"no setting certified.*no certificate.json"):
         loaded.operating_point(0.01)
 
@@ -45,7 +45,7 @@ def test_other_weights_make_it_worthless(tmp_path):
     proof_of(gate_with(1.0)).save(tmp_path)
     with pytest.warns(UserWarning, match="does not hold here, because of another gate"):
         loaded = Gate.load(tmp_path)
-    assert loaded.proof is None
+    assert loaded.certificate is None
     with pytest.raises(UserError, match="no setting certified"):
         loaded.operating_point(0.01)
 
@@ -61,16 +61,16 @@ def test_other_weights_make_it_worthless(tmp_path):
 )
 def test_a_proof_of_something_else_is_no_point_of_the_gate(changes, wanted):
     gate = gate_with()
-    gate.proof = proof_of(gate, **changes)
+    gate.certificate = proof_of(gate, **changes)
     with pytest.raises(UserError, match="no setting certified"):
         gate.operating_point(0.01, **wanted)
-    gate.proof = proof_of(gate)
+    gate.certificate = proof_of(gate)
     assert gate.operating_point(0.01, **wanted).settings == {"risk": 0.2}
 
 
 def test_the_largest_budget_that_is_kept_decides_and_the_headline_is_the_default():
     points = [point(0.02, settings={"risk": 0.1}), point(0.03, settings={"risk": 0.2})]
-    made = proof(*points, point(0.05, certified=False))
+    made = certificate(*points, point(0.05, certified=False))
     assert made.operating_point(0.025) is made.points[0]
     assert made.operating_point() is made.operating_point(0.03) is made.operating_point(0.05) is made.points[1]
     with pytest.raises(UserError, match=r"budget of 0.01 \(certified: 0.02, 0.03\)"):
@@ -102,10 +102,10 @@ def test_two_scopes_are_compared_entry_by_entry():
     ],
 )
 def test_a_damaged_file_is_one_sentence(tmp_path, content, sentence):
-    assert read_proof(tmp_path) is None
+    assert read_certificate(tmp_path) is None
     (tmp_path / CERTIFICATE_FILE).write_text(json.dumps(content))
     with pytest.raises(UserError, match=sentence):
-        read_proof(tmp_path)
+        read_certificate(tmp_path)
 
 
 def test_it_says_what_it_proves():

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from gistgate.certificates.calibration import Method
-from gistgate.core.certificate import check_parts, check_request, load_proof, refuse
+from gistgate.core.certificate import check_parts, check_request, load_certificate, refuse
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
-from tests.certificates.proofs import gate_with, proof
+from tests.certificates.proofs import certificate, gate_with
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PLAIN = {"guards": [], "drafting": None, "engine": "eager"}
@@ -17,7 +17,7 @@ def checked(scope=PLAIN, *, dtype=torch.float32, engine="eager", guards=(), **mo
     """Check a tiny pair against a certificate of that scope."""
     target = tiny_pair()[0].to(dtype)
     parts = {"engine": engine, "guards": guards, "data": None, **more}
-    check_parts(proof(scope=dict(scope)), None, target, None, None, **parts)
+    check_parts(certificate(scope=dict(scope)), None, target, None, None, **parts)
 
 
 def test_parts_that_agree_are_taken():
@@ -89,33 +89,35 @@ def test_every_part_is_compared(part):
     given = {name: parts[name] if name == part else None for name in ("gate", "draft", "tokenizer")}
     with pytest.raises(UserError, match=part):
         check_parts(
-            proof(scope={**PLAIN, part: {"weights": "other"} if part in ("target", "draft") else "other"}),
+            certificate(scope={**PLAIN, part: {"weights": "other"} if part in ("target", "draft") else "other"}),
             given["gate"], target, given["draft"], given["tokenizer"], engine="eager", guards=(), data=None,
         )  # fmt: skip
 
 
 def test_a_request_is_asked_as_the_prompts_were():
-    certified = proof(scope={"temperature": 0.0, "prompting": {"shots": 2, "chat_template": False, "system": None}})
+    certified = certificate(
+        scope={"temperature": 0.0, "prompting": {"shots": 2, "chat_template": False, "system": None}}
+    )
     check_request(certified)
     check_request(certified, system="Be short.")  # a system text outside a chat template reaches no model
     for asked in ({"temperature": 0.7}, {"chat": True}):
         with pytest.raises(UserError):
             check_request(certified, **asked)
-    chat = proof(scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}})
+    chat = certificate(scope={"temperature": 0.0, "prompting": {"chat_template": True, "system": "Be short."}})
     check_request(chat, chat=True, system="Be short.")
     for asked in ({}, {"chat": True}, {"chat": True, "system": "Be long."}, {"system": "Be short."}):
         with pytest.raises(UserError, match="prompting"):
             check_request(chat, **asked)
     with pytest.raises(UserError, match="prompting"):
-        check_request(proof(scope={"temperature": 0.0}))  # it does not say how its prompts were asked
+        check_request(certificate(scope={"temperature": 0.0}))  # it does not say how its prompts were asked
 
 
 def test_a_proof_that_is_named_has_to_be_there(tmp_path):
     with pytest.raises(UserError, match=r"holds no certificate.json.*gistgate calibrate"):
-        load_proof(tmp_path)
-    written = proof()
+        load_certificate(tmp_path)
+    written = certificate()
     written.save(tmp_path)
-    assert load_proof(tmp_path) == written
+    assert load_certificate(tmp_path) == written
 
 
 def test_nothing_is_raised_where_nothing_differs():

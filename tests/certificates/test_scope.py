@@ -10,7 +10,7 @@ import pytest
 from gistgate.certificates.calibration import task_scope
 from gistgate.core.identity import identify_tokenizer, tokenizer_scope
 from gistgate.core.request import eos_ids
-from tests.certificates.proofs import proof
+from tests.certificates.proofs import certificate
 from tests.tiny import byte_tokenizer, tiny_pair
 
 NAMES = ("encoding", "template")
@@ -29,19 +29,19 @@ def with_template(text: str) -> Any:
 )
 def test_the_same_vocabulary_is_not_enough(tokenizer: Any, differing: str | None) -> None:
     assert identify_tokenizer(tokenizer).vocabulary == ALL["tokenizer"]
-    said = proof(scope=ALL).mismatch(tokenizer=tokenizer)
+    said = certificate(scope=ALL).mismatch(tokenizer=tokenizer)
     assert said is None if differing is None else f"because of another {differing} (" in str(said)
 
 
 def test_what_an_older_certificate_does_not_say_is_not_asked() -> None:
-    older = proof(scope={"tokenizer": ALL["tokenizer"]})
+    older = certificate(scope={"tokenizer": ALL["tokenizer"]})
     assert older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None
 
 
 def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own() -> None:
     target, tokenizer = tiny_pair()[0], byte_tokenizer()
-    certified = proof(scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)})
-    older = proof(scope={"tokenizer": ALL["tokenizer"]})
+    certified = certificate(scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)})
+    older = certificate(scope={"tokenizer": ALL["tokenizer"]})
     assert certified.mismatch(target=target, tokenizer=tokenizer) is None
     target.generation_config.eos_token_id = [7, 9]
     assert "because of another ends (" in str(certified.mismatch(target=target, tokenizer=tokenizer))

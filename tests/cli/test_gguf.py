@@ -16,7 +16,7 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.calibrate import Options, load_models
 from gistgate.models import loading as models
 from gistgate.models.loading import load_draft, load_target
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.gguf_file import write_gguf
 
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -135,4 +135,6 @@ def test_a_file_is_named_once(folder: Path) -> None:
 
 
 def test_the_page_names_files_of_one_folder_apart() -> None:
-    assert heading("target.gguf", Wishes(draft="/models", draft_gguf="draft.gguf")) == "target.gguf and draft.gguf"
+    assert (
+        heading("target.gguf", DecodeOptions(draft="/models", draft_gguf="draft.gguf")) == "target.gguf and draft.gguf"
+    )

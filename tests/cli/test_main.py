@@ -14,10 +14,10 @@ import pytest
 from gistgate.cli import show
 from gistgate.cli.main import main as command_line
 from gistgate.cli.options import read_prompts
-from gistgate.core.certificate import read_proof
+from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.measure import speed as timing
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import certificate, point
 
 
 def test_strict_decoding_says_what_plain_decoding_says(run, pair):
@@ -42,7 +42,7 @@ def test_a_gate_runs_at_its_certified_setting(run, pair):
 
 def test_what_the_certificate_beside_a_gate_does_not_cover_is_told(run, pair, tmp_path):
     shutil.copytree(pair / "gate", tmp_path / "gate")
-    kept, prompting = read_proof(pair / "gate"), {"num_fewshot": 0, "chat_template": False, "system": None}
+    kept, prompting = read_certificate(pair / "gate"), {"num_fewshot": 0, "chat_template": False, "system": None}
     scope = {**kept.scope, "guards": [], "temperature": 0.0, "prompting": prompting}
     replace(kept, scope=scope).save(tmp_path / "gate")
     arguments = ("--draft", pair / "draft", "--gate", tmp_path / "gate", "--max-new-tokens", 8)
@@ -122,7 +122,7 @@ def test_guards_by_name(run, pair):
 
 def test_a_certificate_refuses_other_requests_before_anything_is_loaded(run, pair, tmp_path):
     scope = {"temperature": 0.0, "prompting": {"chat_template": False, "system": None}}
-    proof(point(settings={"r": 0.4}), rule="prob", knob="r", scope=scope).save(tmp_path)
+    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", scope=scope).save(tmp_path)
     arguments = (pair / "nowhere", "Tom has", "--certificate", tmp_path)
     assert "another temperature (0.0 certified, 0.7 here)" in run("generate", *arguments, "--temperature", 0.7)[2]
     for command in ("generate", "trace"):

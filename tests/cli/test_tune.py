@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from gistgate.core.certificate import read_proof
+from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
@@ -16,8 +16,8 @@ from gistgate.drafters.stopping import Stopping
 from gistgate.export.generate import generate
 from gistgate.export.write import write_code
 from gistgate.measure import tune as tuning
-from gistgate.models.build import preferred
-from gistgate.models.options import Wishes
+from gistgate.models.build import tuned_choice
+from gistgate.models.options import DecodeOptions
 from tests.certificates.proofs import point, proof_for
 
 SCOPE = {"guards": [], "temperature": 0.0, "prompting": {"num_fewshot": 0, "chat_template": False, "system": None}}
@@ -57,7 +57,7 @@ def tune(run, pair, gate, tmp_path, monkeypatch):
 def test_the_winner_is_kept_and_decoding_follows_it(tune, run, pair, gate):
     status, out, _ = tune("--budget", 0.01)
     assert status == 0 and "2.00 [2.00, 2.00] times as fast" in out
-    kept = read_proof(gate / "tuned")
+    kept = read_certificate(gate / "tuned")
     assert [one.settings for one in kept.points] == [{"risk": 0.0}] and kept.headline_budget == 0.01
     assert json.loads((gate / "tuned/speed.json").read_text())["to_strict"]["mean"] == 2.0
     asked = (pair / "target", "Tom has", "--draft", pair / "draft", "--max-new-tokens", 40)
@@ -92,7 +92,7 @@ def test_only_settings_within_the_budget_take_part(tune):
 
 
 def test_a_certificate_of_another_pair_is_left_out(tune, gate, tmp_path):
-    kept = read_proof(gate)
+    kept = read_certificate(gate)
     replace(kept, scope={**kept.scope, "tokenizer": "another"}).save(tmp_path / "other")
     status, _, err = tune("--also", tmp_path / "other")
     assert status == 0 and "Left out" in err and "because of another tokenizer" in err
@@ -100,18 +100,18 @@ def test_a_certificate_of_another_pair_is_left_out(tune, gate, tmp_path):
 
 def test_a_score_that_decoding_would_not_follow_is_left_out_unless_it_is_named(tune, gate, tmp_path):
     """Beside a gate only the task's own score counts, so that a choice by another one would run unasked."""
-    replace(read_proof(gate), score="logprob").save(gate)
+    replace(read_certificate(gate), score="logprob").save(gate)
     status, out, err = tune("--json")
     assert status == 0 and "nothing in it is certified for the budget" in err
     assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
-    replace(read_proof(gate), score="logprob").save(tmp_path / "named")
+    replace(read_certificate(gate), score="logprob").save(tmp_path / "named")
     names = json.loads(tune("--json", "--also", tmp_path / "named")[1])["screened"]
     assert "autojudge risk 1.0, model K=4" in names
 
 
 def test_strict_decoding_is_timed_with_every_certified_drafter(tune, gate, tmp_path):
     assert not [name for name in json.loads(tune("--json")[1])["screened"] if "suffix" in name]
-    kept = read_proof(gate)
+    kept = read_certificate(gate)
     replace(kept, drafter="suffix").save(tmp_path / "copied")
     status, out, err = tune("--json", "--also", tmp_path / "copied")
     assert status == 0 and "Left out" not in err
@@ -127,7 +127,7 @@ def test_cheaper_drafts_are_what_is_timed(tune, gate, pair, tmp_path):
     assert not [name for name in json.loads(out)["screened"] if name.startswith("autojudge")]
     assert "strict model K=4" in json.loads(out)["screened"]
     whole = model_scope(identify_model(LlamaForCausalLM.from_pretrained(pair / "draft")))
-    kept = read_proof(gate)
+    kept = read_certificate(gate)
     replace(kept, scope={**kept.scope, "draft": whole}).save(gate)
     status, out, err = tune("--json", "--quantise-draft", "int8")
     assert status == 0 and "Left out" in err and "because of another draft" in err
@@ -136,10 +136,10 @@ def test_cheaper_drafts_are_what_is_timed(tune, gate, pair, tmp_path):
 
 def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
     write_code(gate)
-    replace(read_proof(gate), drafter="recycle").save(tmp_path / "copied")
+    replace(read_certificate(gate), drafter="recycle").save(tmp_path / "copied")
     assert "class TokenRecycling" not in (gate / "custom_generate/drafters.py").read_text()
     tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, recycle K=4": 0.5})
-    assert read_proof(gate / "tuned").drafter == "recycle"
+    assert read_certificate(gate / "tuned").drafter == "recycle"
     assert "class TokenRecycling" in (gate / "custom_generate/drafters.py").read_text()
 
 
@@ -152,8 +152,8 @@ def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):
 @pytest.mark.parametrize("said", [{"rule": "fly"}, {"budget": 0.05}, {"block": 2}, {"settings": {"risk": 0.1}}])
 def test_who_says_what_runs_is_not_overruled(tune, gate, said):
     tune()
-    assert preferred(Wishes(gate=str(gate))).certificate == str(gate / "tuned")
-    assert preferred(Wishes(gate=str(gate), **said)).certificate is None
+    assert tuned_choice(DecodeOptions(gate=str(gate))).certificate == str(gate / "tuned")
+    assert tuned_choice(DecodeOptions(gate=str(gate), **said)).certificate is None
 
 
 def test_what_was_not_measured_leaves_the_choice_aside(tune, run, pair, gate):
@@ -175,18 +175,18 @@ def test_a_damaged_measurement_is_left_aside(tune, gate, damage):
     tune()
     (gate / "tuned/speed.json").write_text(damage)
     with pytest.warns(UserWarning, match="is damaged, or was chosen"):
-        assert preferred(Wishes(gate=str(gate))).certificate is None
+        assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
 
 
 def test_a_choice_among_another_certificate_is_left_aside(tune, gate):
     tune()
-    kept = read_proof(gate)
+    kept = read_certificate(gate)
     replace(kept, points=(replace(kept.points[0], settings={"risk": 0.001}),)).save(gate)
     with pytest.warns(UserWarning, match="had another certificate, and is left aside. Run `gistgate tune` again"):
-        assert preferred(Wishes(gate=str(gate))).certificate is None
+        assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
     (gate / "certificate.json").unlink()
     with pytest.warns(UserWarning, match="left aside"):
-        assert preferred(Wishes(gate=str(gate))).certificate is None
+        assert tuned_choice(DecodeOptions(gate=str(gate))).certificate is None
 
 
 def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair, gate):
@@ -200,4 +200,4 @@ def test_a_preferred_certificate_refuses_sampled_requests_everywhere(tune, pair,
 
     names = {"pretrained": str(pair / "target"), "draft": str(pair / "draft"), "device": "cpu", "dtype": "float32"}
     lm = GatedLM(**names, gate=str(gate))
-    assert lm.proof is not None and lm.proof.rule == "autojudge"
+    assert lm.certificate is not None and lm.certificate.rule == "autojudge"

@@ -17,7 +17,7 @@ from gistgate.core.utils import UserError
 from gistgate.measure import speed as race
 from gistgate.measure import tune as tuning
 from gistgate.models.loading import Target, load_target
-from gistgate.models.options import Asked, Asking, is_rendered
+from gistgate.models.options import EncodedPrompt, PromptFile, is_rendered
 from tests.certificates.proofs import point, proof_for
 
 TEMPLATE = (
@@ -65,20 +65,20 @@ def test_ids_are_taken_as_they_are(place: Path, target: Target) -> None:
     prompts = read_prompts(str(write(place, target)))
     wanted = [encoded(target, prompt.text) for prompt in prompts]
     for chat in (False, True):
-        assert Asking(prompts, chat, SYSTEM).encode(target) == wanted
+        assert PromptFile(prompts, chat, SYSTEM).encode(target) == wanted
     assert [one[0] for one in wanted] == [1] * 4 and 1 not in [token for one in wanted for token in one[1:]]
 
 
 def test_what_holds_no_template_can_still_be_wrapped(target: Target) -> None:
-    plain = Asked("Tom has", tuple(target.tokenizer("Tom has").input_ids))
-    assert Asking([plain]).encode(target) == [list(plain.ids or ())]
-    assert Asking([plain], True).encode(target) == [target.encode("Tom has", True)]
+    plain = EncodedPrompt("Tom has", tuple(target.tokenizer("Tom has").input_ids))
+    assert PromptFile([plain]).encode(target) == [list(plain.ids or ())]
+    assert PromptFile([plain], True).encode(target) == [target.encode("Tom has", True)]
     assert not is_rendered(target, plain.text) and is_rendered(target, target.rendered("Tom has"))
 
 
 def test_ids_of_another_tokenizer_are_refused(target: Target) -> None:
     with pytest.raises(UserError, match="another tokenizer's"):
-        Asking([Asked("Tom has", (5, 6, 7))]).encode(target)
+        PromptFile([EncodedPrompt("Tom has", (5, 6, 7))]).encode(target)
 
 
 @pytest.mark.parametrize("ids", [[], "abc", [1, -1], [1.5], [True]])
@@ -134,7 +134,7 @@ def test_prompts_of_another_system_text_leave_it_out(
 def test_a_certificate_of_plain_prompts_is_left_out_where_the_file_holds_chats(
     tune: Run, place: Path, target: Target
 ) -> None:
-    made = Gate.load(place / "gate").proof
+    made = Gate.load(place / "gate").certificate
     assert made is not None
     plain = {"num_fewshot": 0, "chat_template": False, "system": None}
     replace(made, scope={**made.scope, "prompting": plain}).save(place / "gate")

@@ -19,7 +19,7 @@ from gistgate.core.utils import UserError
 from gistgate.export.generate import checked_gate, generate
 from gistgate.models.build import build_decoder, chosen_among
 from gistgate.models.lighter import quantise
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.architectures import pair
 from tests.certificates import proofs
 from tests.tiny import byte_tokenizer, tiny_pair
@@ -58,21 +58,21 @@ def certify(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAF
         "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "temperature": 0.0,
         "gate": gate_hash(Gate.load(folder)), "guards": [],
     }  # fmt: skip
-    proofs.proof(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(folder)
+    proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), block=3, scope=scope).save(folder)
 
 
-def build(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **wishes: Any) -> Decoder:
-    return build_decoder(target, TOKENIZER, Wishes(gate=str(folder), draft=draft, **wishes))
+def build(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT, **options: Any) -> Decoder:
+    return build_decoder(target, TOKENIZER, DecodeOptions(gate=str(folder), draft=draft, **options))
 
 
 def test_at_home_it_decides(place: Path) -> None:
     assert build(place, TARGET).rule.id == "autojudge"
 
 
-@pytest.mark.parametrize("wishes", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}])
-def test_elsewhere_every_token_is_verified_strictly(place: Path, wishes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}])
+def test_elsewhere_every_token_is_verified_strictly(place: Path, options: dict[str, Any]) -> None:
     with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
-        decoder = build(place, OTHER, **wishes)
+        decoder = build(place, OTHER, **options)
     assert decoder.rule.id == "exact"
 
 
@@ -94,7 +94,7 @@ def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(
 
 
 def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
-    sentence = Gate.load(place, OTHER, DRAFT, TOKENIZER, elsewhere=True).reservation
+    sentence = Gate.load(place, OTHER, DRAFT, TOKENIZER, other_weights=True).strict_reason
     assert sentence is not None
     command = shlex.split(sentence.split("`")[1])
     assert command[:2] == ["gistgate", "calibrate"]
@@ -133,13 +133,13 @@ def test_a_rule_without_a_gate_runs_as_asked(place: Path) -> None:
 
 def test_lm_eval_refuses_rather_than_to_report_strict_figures(place: Path) -> None:
     with pytest.raises(UserError, match="gistgate calibrate"):
-        build_decoder(OTHER, TOKENIZER, Wishes(gate=str(place), draft=DRAFT), policy="refuse")
+        build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=str(place), draft=DRAFT), policy="refuse")
 
 
 def test_transformers_holds_it_back_as_well(place: Path) -> None:
     gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
     with pytest.warns(UserWarning, match="verified strictly until"):
-        assert build_decoder(OTHER, TOKENIZER, Wishes(gate=gate, draft=DRAFT)).rule.id == "exact"
+        assert build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).rule.id == "exact"
 
 
 def prefer(folder: Path, target: PreTrainedModel) -> None:
@@ -177,7 +177,7 @@ def test_transformers_leaves_the_choice_aside_as_well(place: Path) -> None:
 
 def test_another_architecture_stays_refused(place: Path) -> None:
     with pytest.raises(UserError, match="architecture should be llama, but is qwen2"):
-        Gate.load(place, pair("qwen2")[0], elsewhere=True)
+        Gate.load(place, pair("qwen2")[0], other_weights=True)
 
 
 def test_whoever_does_not_ask_is_refused(place: Path) -> None:

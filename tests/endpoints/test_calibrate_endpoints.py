@@ -24,7 +24,7 @@ from gistgate.certificates.judged import LOCAL, Ledger, Look, fingerprint_of
 from gistgate.cli.main import app
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.endpoints import Asked, KeptAnswers, Options, certify, continued
+from gistgate.endpoints import EncodedPrompt, KeptAnswers, Options, certify, continued
 from gistgate.lm_eval import task as task_files
 from gistgate.lm_eval.prompts import hashes_of
 from gistgate.lm_eval.task import TaskSpec
@@ -50,19 +50,19 @@ def run(tmp_path, monkeypatch):
 
 def test_the_bound_is_that_of_the_losses_and_gains(run):
     loose = Script(wrong=frozenset({3, 4}), rambling=frozenset({5}))
-    proof, path = run(Script(wrong=frozenset({4, 9})), loose)
-    assert (proof.n, proof.losses, proof.gains, proof.differing) == (80, 1, 1, 2)
-    assert proof.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
-    assert proof.certified and proof.refusal is None
-    assert (proof.strict_answers.capped, proof.loose_answers.capped) == (0, 1 / 80)
-    assert proof.loose_answers.tokens == 9 and proof.loose_answers.score == pytest.approx(78 / 80)
+    certificate, path = run(Script(wrong=frozenset({4, 9})), loose)
+    assert (certificate.n, certificate.losses, certificate.gains, certificate.differing) == (80, 1, 1, 2)
+    assert certificate.bound == pytest.approx(exact_bound(1, 1, 80, 0.05))
+    assert certificate.certified and certificate.refusal is None
+    assert (certificate.strict_answers.capped, certificate.loose_answers.capped) == (0, 1 / 80)
+    assert certificate.loose_answers.tokens == 9 and certificate.loose_answers.score == pytest.approx(78 / 80)
     written = json.loads(path.read_text())
     assert written["loose"]["model"] == "adder" and written["losses"] == 1
 
 
 def test_a_loss_is_refused_and_the_file_says_so(run):
-    proof, path = run(Script(), Script(wrong=frozenset(range(40))))
-    assert not proof.certified and "budget of 10.00% is lost" in proof.refusal
+    certificate, path = run(Script(), Script(wrong=frozenset(range(40))))
+    assert not certificate.certified and "budget of 10.00% is lost" in certificate.refusal
     assert not json.loads(path.read_text())["certified"]
 
 
@@ -76,9 +76,11 @@ def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run, c
             certify(Options("sums", **options))
         came = len(strict.asked), len(dying.asked)
         dying.drops.clear()
-        proof, _ = certify(Options("sums", **options))
-    assert proof.certified and "answers come from a run that was interrupted" in capsys.readouterr().out
-    assert len(strict.asked) == proof.n and len(dying.asked) == proof.n, f"nothing was asked twice after {came}"
+        certificate, _ = certify(Options("sums", **options))
+    assert certificate.certified and "answers come from a run that was interrupted" in capsys.readouterr().out
+    assert len(strict.asked) == certificate.n and len(dying.asked) == certificate.n, (
+        f"nothing was asked twice after {came}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -136,8 +138,8 @@ def test_prompts_are_judged_once_for_a_claim(run):
         for changes in ({}, {"stop": "planned"}, {"chat": True}):  # without a change the servers may be others
             with pytest.raises(UserError, match="already been judged.*--draw 2"):
                 run(Script(), Script(), **both, **changes)
-        proof, _ = run(Script(), Script(), **both, stop="planned", draw=2)
-        assert proof.n == 40
+        certificate, _ = run(Script(), Script(), **both, stop="planned", draw=2)
+        assert certificate.n == 40
         with pytest.raises(UserError, match="too few for draw 3"):
             run(Script(), Script(), **both, draw=3)
 
@@ -239,8 +241,8 @@ def kept(tmp_path, monkeypatch):
     return lambda run="a": KeptAnswers(tmp_path / "kept.sqlite", run)
 
 
-def asked(*numbers: int) -> list[Asked]:
-    return [Asked(f"{n} + 1", (), 9) for n in numbers]
+def asked(*numbers: int) -> list[EncodedPrompt]:
+    return [EncodedPrompt(f"{n} + 1", (), 9) for n in numbers]
 
 
 def test_a_new_run_asks_the_servers_as_they_are_now(kept):

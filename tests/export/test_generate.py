@@ -21,13 +21,13 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from gistgate.core.certificate import read_proof
+from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
 from gistgate.core.guards import make_guard
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
 from gistgate.export.generate import LOADED, MOST, generate, loaded_parts, once
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.architectures import tiny_model
 from tests.export.exported import EOS, PAD
 from tests.tiny import byte_tokenizer
@@ -139,7 +139,7 @@ def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, 
     certificate = place / "gate" / "certificate.json"
     text = certificate.read_text()
     try:
-        proof = read_proof(place / "gate")
+        proof = read_certificate(place / "gate")
         assert proof is not None
         points = [replace(point, settings={**point.settings, "risk": -1.0}) for point in proof.points]
         replace(proof, points=tuple(points)).save(place / "gate")
@@ -173,21 +173,21 @@ def test_a_loaded_gate_loses_a_certificate_that_was_made_for_another_dtype(place
         AutoModelForCausalLM.from_pretrained(place / name, dtype="bfloat16") for name in ("target", "draft")
     )
     loaded = Gate.load(place / "gate")
-    assert loaded.proof is not None
-    scope = {**loaded.proof.scope, "target": model_scope(identify_model(pair[0]))}
-    loaded.proof = replace(loaded.proof, scope=scope)
+    assert loaded.certificate is not None
+    scope = {**loaded.certificate.scope, "target": model_scope(identify_model(pair[0]))}
+    loaded.certificate = replace(loaded.certificate, scope=scope)
     with pytest.warns(UserWarning, match="does not hold here, because of another .*dtype"):
-        kept = loaded_parts(Wishes(draft=draft, gate=loaded), target, None).gate
-    assert kept.proof is None and loaded.proof is not None and kept.config is loaded.config
-    assert loaded_parts(Wishes(draft=pair[1], gate=loaded), pair[0], None).gate is loaded
+        kept = loaded_parts(DecodeOptions(draft=draft, gate=loaded), target, None).gate
+    assert kept.certificate is None and loaded.certificate is not None and kept.config is loaded.config
+    assert loaded_parts(DecodeOptions(draft=pair[1], gate=loaded), pair[0], None).gate is loaded
 
 
 def test_a_loaded_draft_is_made_lighter_before_the_gate_is_compared_with_it(place: Path, pair: Any) -> None:
     draft = AutoModelForCausalLM.from_pretrained(place / "draft")
     uncertified = shutil.copytree(place / "gate", place / "uncertified")
     (uncertified / "certificate.json").unlink(missing_ok=True)
-    gate = loaded_parts(Wishes(draft=draft, quantise_draft="int8", gate=uncertified), pair[0], None).gate
-    assert gate.reservation is not None and "load the draft without --quantise-draft" in gate.reservation
+    gate = loaded_parts(DecodeOptions(draft=draft, quantise_draft="int8", gate=uncertified), pair[0], None).gate
+    assert gate.strict_reason is not None and "load the draft without --quantise-draft" in gate.strict_reason
 
 
 def test_parts_that_are_used_no_longer_are_let_go() -> None:

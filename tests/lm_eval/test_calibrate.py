@@ -19,7 +19,7 @@ from gistgate.cli.main import app
 from gistgate.cli.main import main as extras
 from gistgate.cli.show import proved
 from gistgate.cli.tools import inspect
-from gistgate.core.certificate import read_proof
+from gistgate.core.certificate import read_certificate
 from gistgate.core.files import write_json_lines
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
@@ -63,7 +63,7 @@ def test_the_command_writes_a_certificate_that_fits_what_was_calibrated(tmp_path
     )  # fmt: skip
     kept, path = certify(options)
     assert "A budget of 20.00%" in capsys.readouterr().out
-    assert path == tmp_path / "proof/certificate.json" and read_proof(path) == kept
+    assert path == tmp_path / "proof/certificate.json" and read_certificate(path) == kept
     found = kept.operating_point(0.2)
     assert (kept.rule, found.n, kept.score) == ("prob-ratio", 60, "task")
     assert found.bound <= 0.2
@@ -87,7 +87,7 @@ def test_it_lies_beside_its_gate_and_inspect_shows_it(tmp_path, monkeypatch, fol
             development=20, batch_size=16, stop=stop, score=score,
         )
     )  # fmt: skip
-    kept = read_proof(Path("gate"))
+    kept = read_certificate(Path("gate"))
     assert kept is not None and (kept.rule, kept.score) == ("autojudge", score)
     found = kept.operating_point()
     assert found.bound_kind == kind and found.loss <= found.bound <= 0.4 and len(kept.sequence) >= 1

@@ -45,20 +45,20 @@ def place(tmp_path: Path) -> Path:
     return folder
 
 
-def make_gate(place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **proof: Any) -> Path:
-    """A gate of these partners, with a certificate of other weights where `proof` says something."""
+def make_gate(place: Path, target: PreTrainedModel, draft: PreTrainedModel | None, **certificate: Any) -> Path:
+    """A gate of these partners, with a certificate of other weights where `certificate` says something."""
     partners = identify_model(target), draft and identify_model(draft), identify_tokenizer(TOKENIZER)
     gate = Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners, labels={"task": "sums"}))
     gate.save(place / "gate")
-    if proof:
-        scope = {"target": {"fingerprint": "another"}, **proof.pop("scope", {})}
-        proofs.proof(proofs.point(0.03, settings={"risk": 0.7}), **proof, scope=scope).save(place / "gate")
+    if certificate:
+        scope = {"target": {"fingerprint": "another"}, **certificate.pop("scope", {})}
+        proofs.certificate(proofs.point(0.03, settings={"risk": 0.7}), **certificate, scope=scope).save(place / "gate")
     return place / "gate"
 
 
 def sentence(gate: Path, target: PreTrainedModel, draft: PreTrainedModel | None) -> str:
     """What the gate says on these weights."""
-    said = Gate.load(gate, target, draft, TOKENIZER, elsewhere=True).reservation
+    said = Gate.load(gate, target, draft, TOKENIZER, other_weights=True).strict_reason
     assert said is not None
     return said
 
@@ -103,7 +103,7 @@ def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path, monkeypatch: 
 
     bare = load_models(Options(**named, quantise_draft="none"))  # as a GPU needs it
     assert getattr(bare.draft, "quantised", None) is None and bare.gate is not None
-    assert bare.gate.reservation is not None and "--quantise-draft int4" in bare.gate.reservation
+    assert bare.gate.strict_reason is not None and "--quantise-draft int4" in bare.gate.strict_reason
 
 
 def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> None:
@@ -129,10 +129,10 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
     ],
 )
 def test_the_command_calibrates_the_same_way_of_decoding(
-    place: Path, monkeypatch: pytest.MonkeyPatch, proof: dict[str, Any], expected: tuple[Any, ...]
+    place: Path, monkeypatch: pytest.MonkeyPatch, certificate: dict[str, Any], expected: tuple[Any, ...]
 ) -> None:
     target, draft = (load_target(str(place / name)).model for name in ("target", "draft"))
-    said = sentence(make_gate(place, target, draft, **proof), load_target(str(place / "moved")).model, draft)
+    said = sentence(make_gate(place, target, draft, **certificate), load_target(str(place / "moved")).model, draft)
     options = options_of(said, monkeypatch)
     assert (options.rule, options.drafter, options.stop_drafting, options.block) == expected
     assert ("POLICY: the file of fit-draft" in said) == ("POLICY" in expected)
@@ -147,7 +147,7 @@ def test_gguf_files_are_named_themselves(tmp_path: Path, monkeypatch: pytest.Mon
     partners = identify_model(trained.model), identify_model(draft), identify_tokenizer(trained.tokenizer)
     Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *partners)).save(tmp_path / "gate")
     served = load_target(str(tmp_path), "float32", "cpu", gguf="1.gguf")
-    said = Gate.load(tmp_path / "gate", served.model, draft, served.tokenizer, elsewhere=True).reservation or ""
+    said = Gate.load(tmp_path / "gate", served.model, draft, served.tokenizer, other_weights=True).strict_reason or ""
     options = options_of(said, monkeypatch)
     assert (options.task, options.target, options.draft) == ("TASK", str(second), str(third))
     found = load_models(options)

@@ -32,7 +32,7 @@ from gistgate.lm_eval.model import GatedLM, sampling
 from gistgate.measure import speed as timing
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.rules import make_rule
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 
@@ -275,7 +275,7 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(
 ) -> None:
     bound = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
     bound["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    proof(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=bound).save(tmp_path)
+    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=bound).save(tmp_path)
     lm = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path), batch_size=4)
     assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
     lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
@@ -288,7 +288,7 @@ def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(
 ) -> None:
     scope = {"prompting": {"chat_template": True, "system": None}, "temperature": 0.0, "guards": []}
     scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    proof(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
+    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
     lm, tasks = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path)), write_task(tmp_path)
     lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
     evaluate(lm, tasks, limit=2, apply_chat_template=True)

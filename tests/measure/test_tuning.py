@@ -7,7 +7,7 @@ import pytest
 from gistgate.core.utils import UserError
 from gistgate.measure import tune as tuning
 from gistgate.measure.tune import Candidate, tune
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import certificate, point
 
 PROMPTS = [[place] for place in range(12)]
 
@@ -23,7 +23,7 @@ def race(monkeypatch):
 
         monkeypatch.setattr(tuning, "times_of", times_of)
         made = [Candidate(name, None) for name in seconds]
-        certified = {"point": point(), "proof": proof()}
+        certified = {"point": point(), "proof": certificate()}
         return tune([replace(one, **certified) if "loose" in one.name else one for one in made], PROMPTS)
 
     return run

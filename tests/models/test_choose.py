@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 
-from gistgate.core.certificate import Proof
+from gistgate.core.certificate import Certificate
 from gistgate.core.utils import UserError
-from gistgate.models.build import Choice, choose, wishes_from
+from gistgate.models.build import Choice, choose, options_from
 from gistgate.models.loading import parse_settings
-from gistgate.models.options import NAMES, Wishes
+from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules.history import PairCounts
 from gistgate.segments.build import choose_segments
 from gistgate.segments.probes import Probe, Probes
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import point, certificate
 
 PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
-GATE = proof(point(0.03, settings={"risk": 0.2}), point(0.05, settings={"risk": 0.3}))
-NAMED = proof(point(0.01, settings={"r": 0.4}), rule="prob", knob="r", block=5, headline_budget=0.01)
-KNOWN: dict[str, tuple[Proof | None, bool]] = {
+GATE = certificate(point(0.03, settings={"risk": 0.2}), point(0.05, settings={"risk": 0.3}))
+NAMED = certificate(point(0.01, settings={"r": 0.4}), rule="prob", knob="r", block=5, headline_budget=0.01)
+KNOWN: dict[str, tuple[Certificate | None, bool]] = {
     "nothing": (None, False),
     "certified gate": (GATE, True),
     "gate without certificate": (None, True),
-    "gate certified in log-probability": (proof(score="logprob"), True),
+    "gate certified in log-probability": (certificate(score="logprob"), True),
     "named certificate": (NAMED, False),
 }
 """What is known -> the proof, and whether a gate is loaded."""
@@ -46,13 +46,13 @@ def rows() -> list[Any]:
 def chosen(known: str, named: str) -> Choice:
     """What runs for one row."""
     said = {} if named == "nothing" else parse_settings(named.split(", "))
-    wishes = {name: said.pop(name) for name in NAMES if name in said}
+    options = {name: said.pop(name) for name in NAMES if name in said}
     if known in SEGMENTS:
         return choose_segments(Probes(Probe(4, 2), Probe(4, 2), "step", 8, SEGMENTS[known]), None, said)
     if known == "named certificate":
-        wishes["certificate"] = "somewhere"
+        options["certificate"] = "somewhere"
     proved, has_gate = KNOWN[known]
-    return choose(Wishes(settings=said, **wishes), proved, has_gate=has_gate, has_draft=True)
+    return choose(DecodeOptions(settings=said, **options), proved, has_gate=has_gate, has_draft=True)
 
 
 @pytest.mark.parametrize("row", rows())
@@ -71,15 +71,15 @@ def test_every_row_of_the_page_is_what_runs(row: list[str]) -> None:
     assert [doubt in said for said in choice.doubts] == ([True] if doubt else [])
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        choice.voice("warn")
+        choice.warn("warn")
     assert bool(caught) == bool(doubt)
     if in_lm_eval == "refused":
         with pytest.raises(UserError, match=re.escape(doubt)):
-            choice.voice("refuse")
+            choice.warn("refuse")
     else:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            choice.voice("refuse")
+            choice.warn("refuse")
 
 
 def test_the_page_has_a_row_for_everything_that_can_be_known() -> None:
@@ -87,36 +87,38 @@ def test_the_page_has_a_row_for_everything_that_can_be_known() -> None:
 
 
 def test_without_a_draft_model_nothing_drafts_until_a_certificate_names_a_drafter() -> None:
-    assert choose(Wishes()).drafter == "none"
-    assert choose(Wishes(), GATE, has_gate=True).drafter == "model"
+    assert choose(DecodeOptions()).drafter == "none"
+    assert choose(DecodeOptions(), GATE, has_gate=True).drafter == "model"
 
 
 def test_a_preset_brings_its_own_settings() -> None:
-    choice = choose(Wishes(rule="fly-amd", settings={"theta": 0.5}), has_draft=True)
+    choice = choose(DecodeOptions(rule="fly-amd", settings={"theta": 0.5}), has_draft=True)
     assert (choice.rule, choice.settings) == ("fly", {"window": 5, "theta": 0.5})
 
 
 def test_a_setting_that_nobody_named_was_certified_at_its_default() -> None:
-    certified = proof(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
-    looser = choose(Wishes(settings={"w": 0.0}), certified, has_gate=True, has_draft=True)
+    certified = certificate(point(0.03, settings={"risk": 0.2}), rule="ensemble-gate")
+    looser = choose(DecodeOptions(settings={"w": 0.0}), certified, has_gate=True, has_draft=True)
     assert looser.doubts == ("w is 0.0, but 0.3 was certified",)
-    assert not choose(Wishes(settings={"w": 0.3}), certified, has_gate=True, has_draft=True).doubts
+    assert not choose(DecodeOptions(settings={"w": 0.3}), certified, has_gate=True, has_draft=True).doubts
     with pytest.raises(UserError, match="The certificate says w 0.3, and w 0.0 is asked for"):
-        choose(Wishes(certificate="somewhere", settings={"w": 0.0}), certified)
-    assert choose(Wishes(certificate="somewhere", settings={"w": 0.3}), certified).settings == {"risk": 0.2}
+        choose(DecodeOptions(certificate="somewhere", settings={"w": 0.0}), certified)
+    assert choose(DecodeOptions(certificate="somewhere", settings={"w": 0.3}), certified).settings == {"risk": 0.2}
 
 
 def test_a_preset_is_another_setting_than_the_certified_default() -> None:
-    certified = proof(point(0.03, settings={"theta": 0.9}), rule="fly", knob="theta")
-    assert choose(Wishes(rule="fly-amd"), certified, has_draft=True).doubts == ("window is 5, but 6 was certified",)
+    certified = certificate(point(0.03, settings={"theta": 0.9}), rule="fly", knob="theta")
+    assert choose(DecodeOptions(rule="fly-amd"), certified, has_draft=True).doubts == (
+        "window is 5, but 6 was certified",
+    )
 
 
 def test_a_rule_that_reads_a_file_takes_it_from_its_certificate(tmp_path: Path) -> None:
     file = str(tmp_path / "pairs.safetensors")
     PairCounts().save(file)
-    certified = proof(point(0.03, settings={"tau_c": 0.5, "counts": file}), rule="csd", knob="tau_c")
-    choice = choose(Wishes(), certified, has_gate=True, has_draft=True)
+    certified = certificate(point(0.03, settings={"tau_c": 0.5, "counts": file}), rule="csd", knob="tau_c")
+    choice = choose(DecodeOptions(), certified, has_gate=True, has_draft=True)
     assert (choice.settings, choice.doubts) == ({"tau_c": 0.5, "counts": file}, ())
-    said = wishes_from({"rule": "csd", "counts": file, "tau_c": 0.9})
+    said = options_from({"rule": "csd", "counts": file, "tau_c": 0.9})
     assert said.settings == {"counts": file, "tau_c": 0.9}
     assert choose(said, certified, has_draft=True).doubts == ("tau_c 0.9 is not among the certified values (0.5)",)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.certificate import Proof, check_request
+from gistgate.core.certificate import Certificate, check_request
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint
 from gistgate.core.gate import Gate, GateConfig
@@ -19,7 +19,7 @@ from gistgate.core.guards import LoopGuard
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
 from gistgate.models.build import KNOWN, Choice, build_decoder, other_parts
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.retrieval.sense import SenDrafter, SenTree
 from pipeline.params import PromptingParams
@@ -44,11 +44,11 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate = Gate(config)
     gate.save(folder / "gate")
     proofs.proof_for(gate, proofs.point(0.03, settings={"risk": 0.7})).save(folder / "gate")
-    proof().save(folder / "proof")
+    certificate().save(folder / "proof")
     return folder
 
 
-def proof(settings: dict[str, Any] | None = None, **changes: Any) -> Proof:
+def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certificate:
     """A proof of `prob` with the draft model, whose scope names everything that can be compared."""
     scope = {
         "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
@@ -56,11 +56,11 @@ def proof(settings: dict[str, Any] | None = None, **changes: Any) -> Proof:
         "temperature": 0.0, "engine": "eager", "guards": [], **changes.pop("scope", {}),
     }  # fmt: skip
     found = proofs.point(0.01, settings=settings or {"r": 0.4})
-    return proofs.proof(found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes})
+    return proofs.certificate(found, **{"rule": "prob", "knob": "r", "block": 5, "scope": scope, **changes})
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
+    return build_decoder(TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts}))
 
 
 def certified(place: Path, **parts: Any) -> Decoder:
@@ -104,11 +104,11 @@ def test_a_folder_without_a_certificate_is_refused(place: Path) -> None:
 def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path) -> None:
     assert certified(place, engine="compiled").engine.name == "compiled"
     target = tiny_pair()[0].to(torch.bfloat16)
-    proof(scope={"target": model_scope(identify_model(target)), "draft": None}).save(tmp_path)
+    certificate(scope={"target": model_scope(identify_model(target)), "draft": None}).save(tmp_path)
     parts: dict[str, Any] = {"draft": str(place / "draft"), "certificate": str(tmp_path)}
-    assert build_decoder(target, TOKENIZER, Wishes(**parts)).engine.name == "eager"
+    assert build_decoder(target, TOKENIZER, DecodeOptions(**parts)).engine.name == "eager"
     with pytest.raises(UserError, match=r"another engine \(eager certified, compiled here\)"):
-        build_decoder(target, TOKENIZER, Wishes(**parts, engine="compiled"))
+        build_decoder(target, TOKENIZER, DecodeOptions(**parts, engine="compiled"))
 
 
 @pytest.mark.parametrize(
@@ -120,10 +120,10 @@ def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path
     ],
 )
 def test_requests_unlike_the_certified_ones_are_refused(request_: dict[str, Any], sentence: str) -> None:
-    check_request(proof())
-    check_request(proof(), system="without a chat template it is not used")
+    check_request(certificate())
+    check_request(certificate(), system="without a chat template it is not used")
     with pytest.raises(UserError, match=sentence):
-        check_request(proof(), **request_)
+        check_request(certificate(), **request_)
 
 
 def gated(place: Path, **parts: Any) -> tuple[Decoder, list[str]]:
@@ -184,7 +184,7 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
     for name, text in (("store", "Tom has"), ("other", "Anna gave")):
         store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
     data = fingerprint(tmp_path / "store")
-    proof(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
+    certificate(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
     assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
     with pytest.raises(UserError, match="another drafter_data"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
@@ -204,11 +204,14 @@ def test_a_certificate_beside_a_gate_doubts_other_parts(
 ) -> None:
     for name in ("own", "other"):
         (tmp_path / name).write_text(name)
-    known = proof(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
-    choice, wishes = Choice("prob", {"r": 0.5}, 4, "corpus"), Wishes(engine=engine, corpus=str(tmp_path / texts))
+    known = certificate(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
+    choice, options = (
+        Choice("prob", {"r": 0.5}, 4, "corpus"),
+        DecodeOptions(engine=engine, corpus=str(tmp_path / texts)),
+    )
     target: Any = SimpleNamespace(dtype=dtype)
-    assert other_parts(choice, known, wishes, target, None) == words
-    assert other_parts(replace(choice, drafter="none"), known, wishes, target, None) == ()
+    assert other_parts(choice, known, options, target, None) == words
+    assert other_parts(replace(choice, drafter="none"), known, options, target, None) == ()
 
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
@@ -230,7 +233,7 @@ def test_the_command_line_names_every_drafter() -> None:
 
 def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> None:
     gate = Gate.load(place / "gate")
-    proof(rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}).save(tmp_path)
+    certificate(rule="autojudge", knob="risk", settings={"risk": 0.9}, scope={"gate": gate_hash(gate)}).save(tmp_path)
     decoder = build(place, gate=str(place / "gate"), certificate=str(tmp_path))
     assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="gate"):

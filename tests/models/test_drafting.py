@@ -19,9 +19,9 @@ from gistgate.drafters.choice import HybridDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.models.build import asks_draft, build_decoder
 from gistgate.models.lighter import Subset
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.architectures import pair
-from tests.models.test_decoder import proof
+from tests.models.test_decoder import certificate
 from tests.tiny import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -33,8 +33,8 @@ ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": 1.0, "block": 5})
 def place(tmp_path: Path) -> Path:
     """A folder with a draft model, a certificate that was made with `ENDS`, that policy, and a draft vocabulary."""
     DRAFT.save_pretrained(tmp_path / "draft")
-    proof(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
-    proof().save(tmp_path / "whole")
+    certificate(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
+    certificate().save(tmp_path / "whole")
     ENDS.save(tmp_path / "stop.json")
     texts = TOKENIZER(["Tom has five apples."]).input_ids
     Subset.count(texts, 40, TOKENIZER, DRAFT, [TOKENIZER.eos_token_id]).save(tmp_path / "words.json")
@@ -42,7 +42,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def build(place: Path, **parts: Any) -> Decoder:
-    return build_decoder(TARGET, TOKENIZER, Wishes(**{"draft": str(place / "draft"), **parts}))
+    return build_decoder(TARGET, TOKENIZER, DecodeOptions(**{"draft": str(place / "draft"), **parts}))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_what_would_change_nothing_or_the_target_is_refused(place: Path, parts: 
 
 
 def test_no_bits_are_nothing_to_refuse() -> None:
-    decoder = build_decoder(TARGET, TOKENIZER, Wishes(drafter="lookup", quantise_draft="none"))
+    decoder = build_decoder(TARGET, TOKENIZER, DecodeOptions(drafter="lookup", quantise_draft="none"))
     assert decoder.drafter is not None and decoder.drafter.model is None
 
 

@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 
 from gistgate.core.utils import UserError
-from gistgate.models.loading import Target, ignored, load_target, warn_ignored
+from gistgate.models.loading import Target, asked_by_model, load_target, warn_generation_config
 from tests.architectures import tiny_model
 from tests.tiny import byte_tokenizer
 
 
 def test_entries_that_change_the_text_are_named() -> None:
     model = tiny_model("llama")
-    assert ignored(model) == {}
+    assert asked_by_model(model) == {}
     model.generation_config.update(repetition_penalty=1.05, no_repeat_ngram_size=0, temperature=0.7)
-    assert ignored(model) == {"repetition_penalty": 1.05}
+    assert asked_by_model(model) == {"repetition_penalty": 1.05}
     with pytest.warns(UserWarning, match=r"asks for repetition_penalty=1\.05, which GistGate does not"):
-        warn_ignored(model)
+        warn_generation_config(model)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.2])

@@ -26,7 +26,7 @@ from gistgate.models.loading import (
     tokenizer_of,
     warn_untemplated,
 )
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"
@@ -128,8 +128,8 @@ def note(names: list[str], name: str) -> None:
 def test_everybody_who_builds_a_decoder_refuses_a_draft_with_another_tokenizer(saved: Path, as_name: bool, tokenizer):
     target = loaded(saved / "target")
     fitting, other = (saved / name if as_name else loaded(saved / name) for name in ("draft", "other"))
-    build_decoder(target, tokenizer, Wishes(draft=fitting, rule="exact"))
-    for build in (load_draft, lambda draft, *given: build_decoder(*given, Wishes(draft=draft, rule="exact"))):
+    build_decoder(target, tokenizer, DecodeOptions(draft=fitting, rule="exact"))
+    for build in (load_draft, lambda draft, *given: build_decoder(*given, DecodeOptions(draft=draft, rule="exact"))):
         with pytest.raises(UserError, match=OTHER):
             build(other, target, tokenizer)
 

@@ -21,8 +21,8 @@ from gistgate.core.utils import UserError
 from gistgate.export.generate import generate
 from gistgate.export.write import SEGMENTS, write_code
 from gistgate.measure.trace import trace
-from gistgate.models.build import build_decoder, wishes_from
-from gistgate.models.options import Wishes
+from gistgate.models.build import build_decoder, options_from
+from gistgate.models.options import DecodeOptions
 from gistgate.segments.build import GATE, choose_segments
 from gistgate.segments.probes import Probe, Probes, load_probes
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
@@ -90,8 +90,8 @@ def library(place, parts, name):
     target, draft, tokenizer = parts
     settings = dict(REQUESTS[name])
     rule = settings.pop("rule", None)
-    wishes = Wishes(draft=draft, segments=place / "probes", rule=rule, settings=settings)
-    decoder = build_decoder(target, tokenizer, wishes)
+    options = DecodeOptions(draft=draft, segments=place / "probes", rule=rule, settings=settings)
+    decoder = build_decoder(target, tokenizer, options)
     return decoder.generate(tokenizer(PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
 
 
@@ -137,8 +137,8 @@ def told(place, parts, gate=None, **settings):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         target, draft, tokenizer = parts
-        wishes = Wishes(draft=draft, segments=place / "probes", gate=gate, settings=settings)
-        build_decoder(target, tokenizer, wishes)
+        options = DecodeOptions(draft=draft, segments=place / "probes", gate=gate, settings=settings)
+        build_decoder(target, tokenizer, options)
     return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
 
 
@@ -170,22 +170,22 @@ def test_a_token_gate_of_other_weights_keeps_no_risk(place, parts, tmp_path):
     other.model.norm.weight.data += 0.01
     made = Gate.load(place / "probes" / GATE, *parts)
     Gate(replace(made.config, target=identify_model(other))).save(tmp_path / "gate")
-    wishes = Wishes(draft=draft, segments=place / "probes", gate=tmp_path / "gate", rule="segment-draw")
+    options = DecodeOptions(draft=draft, segments=place / "probes", gate=tmp_path / "gate", rule="segment-draw")
     with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
-        decoder = build_decoder(target, tokenizer, wishes)
+        decoder = build_decoder(target, tokenizer, options)
     assert decoder.rule.id == "segment" and decoder.rule.threshold > 1
-    strict = build_decoder(target, tokenizer, Wishes(draft=draft, drafter="none"))
+    strict = build_decoder(target, tokenizer, DecodeOptions(draft=draft, drafter="none"))
     asked = {"max_new_tokens": LENGTH, "eos_ids": [2]}
     ids = tokenizer(PROMPTS).input_ids
     assert [one.ids for one in decoder.generate(ids, **asked)] == [one.ids for one in strict.generate(ids, **asked)]
     with pytest.raises(UserError, match="gistgate calibrate"):
-        build_decoder(target, tokenizer, wishes, policy="refuse")
-    assert build_decoder(target, tokenizer, replace(wishes, settings={"risk": None})).rule.id == "segment-draw"
+        build_decoder(target, tokenizer, options, policy="refuse")
+    assert build_decoder(target, tokenizer, replace(options, settings={"risk": None})).rule.id == "segment-draw"
 
 
 def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
-    wishes = Wishes(draft=parts[1], segments=place / "probes", settings={"risk": None, "threshold": 2.0})
-    decoder = build_decoder(parts[0], parts[2], wishes)
+    options = DecodeOptions(draft=parts[1], segments=place / "probes", settings={"risk": None, "threshold": 2.0})
+    decoder = build_decoder(parts[0], parts[2], options)
     drafted = []
     for prompt in PROMPTS:
         tokens = trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1]
@@ -227,7 +227,7 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
         with pytest.raises(UserError, match=said):
             choose_segments(probes, rule, settings)
     with pytest.raises(UserError, match="written by a draft model"):
-        build_decoder(target, tokenizer, Wishes(segments=place / "probes"))
+        build_decoder(target, tokenizer, DecodeOptions(segments=place / "probes"))
     for wish, said in (
         ({"budget": 0.01}, "certified for a budget of 0.03 with confidence 0.95 alone"),
         ({"confidence": 0.99}, "certified for a budget of 0.03 with confidence 0.95 alone"),
@@ -235,9 +235,9 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
         ({"stop_drafting": "0.4"}, "Segments have no stop_drafting"),
     ):
         with pytest.raises(UserError, match=said):
-            build_decoder(target, tokenizer, Wishes(draft=draft, segments=place / "probes", **wish))
-    build_decoder(target, tokenizer, Wishes(draft=draft, segments=place / "probes", budget=0.05, confidence=0.9))
+            build_decoder(target, tokenizer, DecodeOptions(draft=draft, segments=place / "probes", **wish))
+    build_decoder(target, tokenizer, DecodeOptions(draft=draft, segments=place / "probes", budget=0.05, confidence=0.9))
     with pytest.raises(UserError, match="A tokenizer tells where segments end"):
         generate(target, draft_model=draft, segments=place / "probes")
     arguments = {"threshold": 0.4, "dtype": "auto", "segments": "somewhere"}
-    assert wishes_from(arguments).settings == {"threshold": 0.4} and arguments == {"dtype": "auto"}
+    assert options_from(arguments).settings == {"threshold": 0.4} and arguments == {"dtype": "auto"}

@@ -30,7 +30,7 @@ LOOSE: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-class Asked:
+class EncodedPrompt:
     """A guard that closes every row and keeps what it was asked."""
 
     id = "asked"
@@ -60,7 +60,7 @@ def texts(rows: Sequence[Generation]) -> list[list[int]]:
 
 @pytest.mark.parametrize(("rule_id", "settings"), LOOSE)
 def test_a_closed_row_writes_the_greedy_text_whichever_path_is_best(rule_id: str, settings: dict[str, Any]):
-    rule, guard = make_rule(rule_id, **settings), Asked()
+    rule, guard = make_rule(rule_id, **settings), EncodedPrompt()
     closed, free = answers(rule, guard), answers(rule)
     strict = [greedy("llama", tuple(prompt), NUM) for prompt in BATCH]
     assert texts(closed) == strict != texts(free) and any(row.statistics.loose for row in free)
@@ -97,7 +97,7 @@ def test_the_loop_guard_closes_the_rounds_behind_its_alarm():
 @pytest.mark.parametrize("rule_id", ["exact", "traversal"])
 def test_sampled_trees_are_not_guarded(rule_id: str):
     """No guard is asked about a tree, and texts and reasons stay; a round without a draft is none."""
-    rule, sampling, guard = make_rule(rule_id), Sampling(1.0), Asked()
+    rule, sampling, guard = make_rule(rule_id), Sampling(1.0), EncodedPrompt()
     free = [(row.ids, row.reasons) for row in answers(rule, sampling=sampling)]
     for guards in ([guard, strange()], [Weary(window=None)]):
         guarded = answers(rule, *guards, sampling=sampling)

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from tests.architectures import noisy_copy
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair
 from tests.vllm.rules import BUDGET, RULES
 
@@ -53,7 +53,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate.save(folder / "gate")
     scope = {"target": model_scope(saved), "draft": model_scope(draft), "gate": gate_hash(gate), "drafter": "model"}
     scope["tokenizer"] = identify_tokenizer(byte_tokenizer()).vocabulary
-    proof(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
+    certificate(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
     return folder
 
 

@@ -21,12 +21,12 @@ def sampled(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def mixed(requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Every other request wants strictness; of the rest, some are sampled and some have penalties."""
-    wishes: list[dict[str, Any]] = [
+    options: list[dict[str, Any]] = [
         {"extra_args": {"gistgate": {"strict": True}}}, {}, {"extra_args": {"gistgate": "strict"}},
         {"temperature": 1.0}, {"extra_args": {"gistgate": {"r": 1.0}}}, {"presence_penalty": 0.5},
         {"extra_args": {"gistgate": {"r": "what?"}}}, {"temperature": 0.7},
     ]  # fmt: skip
-    return [{**request, "params": params} for request, params in zip(requests, wishes, strict=True)]
+    return [{**request, "params": params} for request, params in zip(requests, options, strict=True)]
 
 
 @pytest.fixture(scope="module", params=["V1", "V2"])

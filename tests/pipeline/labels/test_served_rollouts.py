@@ -17,7 +17,7 @@ from gistgate.rules import make_rule
 from pipeline.labels import labelling as tools
 from pipeline.labels import vllm as served_rollouts
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, Memories, Roller, Rollout
-from pipeline.labels.vllm import Asked, ServedRoller, VllmEngine, VllmStates
+from pipeline.labels.vllm import EncodedPrompt, ServedRoller, VllmEngine, VllmStates
 from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends
@@ -30,12 +30,12 @@ class Engine:
     """Goes on greedily with a model, a text at a time, as vLLM does with many."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.asked = model, list[Asked]()
+        self.model, self.asked = model, list[EncodedPrompt]()
 
     @torch.no_grad()
-    def __call__(self, asked: list[Asked], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
+    def __call__(self, asked: list[EncodedPrompt], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
         assert sampling.greedy
-        self.asked += [Asked(list(one.text), one.num, one.seed) for one in asked]
+        self.asked += [EncodedPrompt(list(one.text), one.num, one.seed) for one in asked]
         return [self.one(list(one.text), one.num, eos_ids) for one in asked]
 
     def one(self, text: list[int], num: int, eos_ids: list[int]) -> list[int]:

@@ -32,9 +32,9 @@ def test_the_card_keeps_a_blank_between_the_task_and_its_options(monkeypatch: py
     """Values of the template lose the blanks around them."""
     monkeypatch.chdir(ROOT)
     gate = Gate.load(ROOT / "models/gates/qwen2.5-coder-1.5b-0.5b-int4-gsm8k-chat")
-    assert gate.proof is not None
+    assert gate.certificate is not None
     report = {
         "rule": "autojudge", "knob": "risk", "block": 8, "confidence": 0.95, "headline_budget": 0.05,
         "development": [], "settings": [{"n": 200, **ROW}],
     }  # fmt: skip
-    assert "--tasks gsm8k-chat --include_path data/tasks --apply" in card(gate.config, gate.proof, report, {})
+    assert "--tasks gsm8k-chat --include_path data/tasks --apply" in card(gate.config, gate.certificate, report, {})

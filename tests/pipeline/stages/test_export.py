@@ -15,9 +15,9 @@ from gistgate.core.guards import DomainGuard, fit
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.models.build import choose
-from gistgate.models.options import Wishes
+from gistgate.models.options import DecodeOptions
 from pipeline.stages import export
-from tests.certificates.proofs import point, proof
+from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PARAMS = """
@@ -63,7 +63,7 @@ def report(gate: Gate) -> dict[str, Any]:
         point(0.03, settings={"risk": 0.1}, bound=0.024, mean_accepted_length=5.25),
         point(0.05, settings={"risk": 0.2}, bound=0.045),
     ]
-    made = proof(*points, block=5, scope=scope, source="training documents of the task 'sums'")
+    made = certificate(*points, block=5, scope=scope, source="training documents of the task 'sums'")
     return {
         "method": "judged",
         "rule": "autojudge",
@@ -105,12 +105,16 @@ def write(path: Path, value: Any) -> None:
 def test_the_folder_holds_what_calibration_found(place: Path) -> None:
     export.main()
     gate = Gate.load("models/export", *tiny_pair(), byte_tokenizer())
-    assert gate.proof is not None
-    points = [(point.budget, point.settings["risk"], point.mean_accepted_length) for point in gate.proof.certified]
+    assert gate.certificate is not None
+    points = [
+        (point.budget, point.settings["risk"], point.mean_accepted_length) for point in gate.certificate.certified
+    ]
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
-    assert (gate.proof.block, gate.proof.scope["temperature"]) == (5, 0.0)
-    assert [(point.budget, point.refusal) for point in gate.proof.points if not point.certified] == [(0.02, "Too few.")]
-    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert (gate.certificate.block, gate.certificate.scope["temperature"]) == (5, 0.0)
+    assert [(point.budget, point.refusal) for point in gate.certificate.points if not point.certified] == [
+        (0.02, "Too few.")
+    ]
+    chosen = choose(DecodeOptions(), gate.certificate, has_gate=True, has_draft=True)
     assert (chosen.settings, chosen.block, chosen.doubts) == ({"risk": 0.1}, 5, ())
     assert (place / "models/export/custom_generate/generate.py").is_file()
     ((folder, metrics),) = noted
@@ -147,8 +151,8 @@ def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, rep
     write(Path("reports/calibration/learned/judged.json"), report)
     export.main()
     gate = Gate.load("models/export")
-    assert gate.proof is not None and gate.proof.certified == ()
-    chosen = choose(Wishes(), gate.proof, has_gate=True, has_draft=True)
+    assert gate.certificate is not None and gate.certificate.certified == ()
+    chosen = choose(DecodeOptions(), gate.certificate, has_gate=True, has_draft=True)
     assert (chosen.rule, chosen.block) == ("exact", 5)
     assert "no setting certified" in chosen.doubts[0]
 
