@@ -145,11 +145,6 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def printable(text: str) -> str:
-    """A text that cannot steer a terminal: control characters and half characters are written as escapes."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
-
-
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place.
 
