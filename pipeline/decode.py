@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistgate.core.decoder import Decoder, Prefilled, decode_all
+from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.gate import Gate
@@ -118,7 +119,7 @@ def run_split(
     prompts: Sequence[dict[str, Any]],
     params: Params,
     title: str = "decode",
-    prefilled: Prefilled | None = None,
+    prefilled: PromptCache | None = None,
     first: int = 0,
     usage: Usage | None = None,
 ) -> list[Outcome]:

@@ -229,9 +229,6 @@ class LabelParams:
     """Most continuations per uncertain mismatch, in rollouts; the first is greedy."""
     temperature: Annotated[Number, between(0)] = 0.7
     """Temperature of the rollouts behind the first."""
-    way: Literal["auto", "plain", "speculative"] = "auto"
-    """How rollouts are decoded: token by token or in speculative rounds; "auto" measures at the start of a stage what
-    is faster for the greedy ones, and samples in speculative rounds."""
     budget: Count | None = None
     """Most mismatches of a pass whose outcome is found by rollouts, in labels; None labels all."""
     strategy: Literal["uncertain", "random"] = "random"
@@ -673,7 +670,7 @@ class SegmentParams:
     """Segments that each model writes behind each prefix."""
     temperature: Annotated[Number, between(1e-6)] = 0.7
     """Temperature of these samples."""
-    judge: Literal["answer", "exact", "truth", "nli", "embedding"] = "answer"
+    judge: Literal["answer", "exact", "nli", "embedding"] = "answer"
     """Whose groups are the labels."""
     judge_model: str | None = None
     """Model of the judges nli and embedding; None for the others."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gistgate.core.certificate import Certificate, OperatingPoint
     from gistgate.core.gate import GateConfig
     from gistgate.core.request import Generation, Statistics
-    from gistgate.drafters.choice import Costs
+    from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
     from gistgate.measure.outlook import Effort, Outlook
     from gistgate.measure.speed import Clock
