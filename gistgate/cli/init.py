@@ -109,7 +109,7 @@ def shared(name: str) -> str:
     return (SHARED / name).read_text(encoding="utf-8")
 
 
-def template(name: str, **values: str) -> str:
+def template(name: str, /, **values: str) -> str:
     """A template with its values put in."""
     place = files("gistgate.cli") / f"templates/{name}.template"
     return Template(place.read_text(encoding="utf-8")).substitute(values)
