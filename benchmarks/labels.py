@@ -54,7 +54,7 @@ def main(
     mined = minable(params)
     check_sizes(rounds, problems, singly, len(mined))
     plain = Plain(pair, task, request_of(prompts, pair))
-    tools = tools_of(params, pair, task, prompts, read_references(), "speculative", Cost())
+    tools = tools_of(params, pair, task, prompts, read_references(), Cost())
     collect = strict_collector(params, tools, prompts)
     rows = []
     for turn in range(rounds):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gistgate.core.decoder import Decoder, Prefilled, decode_all
+from gistgate.core.batches import PromptCache, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import read_json, read_json_lines
 from gistgate.core.gate import Gate
@@ -16,31 +17,22 @@ from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
 from gistgate.models import build as library
 from gistgate.models.build import Choice, assemble
+from gistgate.segments.build import DEFAULTS, SEGMENT_RULES, decoder_of
+from gistgate.segments.probes import load_probes
 from pipeline.pair.pair import Pair
 from pipeline.params import MODEL, MethodParams, Params, nearest
-from pipeline.paths import HEADS, TABLE_MODELS, prompts_of
+from pipeline.paths import HEADS, SEGMENTS, TABLE_MODELS, prompts_of
+from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from pipeline.run import bar, decoding
 
 if TYPE_CHECKING:
     from gistgate.lm_eval.task import Task
 
-# ---- Drafters by id: the library's own, and those that a study brings along because they need its data.
+# ---- Drafters by id: the library's own, and those that know files of the run.
 
 
-@dataclass(frozen=True)
-class StudyDrafter:
-    """A drafter that knows more than the request."""
-
-    make: Callable[[Pair], Drafter]
-    """Builds the drafter for a pair."""
-    files: tuple[Path, ...] = ()
-    """What the drafter knows besides the request: a certificate holds for no other content."""
-    asks_draft: bool = False
-    """Whether the drafter drafts with the pair's draft model among other sources."""
-
-
-OF_STUDIES: dict[str, StudyDrafter] = {}
-"""Drafters of studies by id. A study's module adds its own when it is imported, so this module knows no study."""
+SEGMENT = "segment"
+"""The drafter of segment rules: the draft model writes a segment to its end."""
 
 
 def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
@@ -49,10 +41,10 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
     Raises:
         UserError: there is no such drafter, or it lacks what it is made of.
     """
-    if drafter_id in OF_STUDIES:
-        return OF_STUDIES[drafter_id].make(pair)
+    if drafter_id in RETRIEVAL:
+        return retrieval_drafter(drafter_id, pair)
     if drafter_id not in ("none", *DRAFTERS):
-        known = ["none", *DRAFTERS, *OF_STUDIES]
+        known = ["none", *DRAFTERS, *RETRIEVAL]
         raise UserError(f"There is no drafter '{drafter_id}'. {nearest(drafter_id, known, 'drafters')}")
     own = pair.drafter if drafter_id == MODEL else drafter_id
     return library.make_drafter(own, library.Sources(pair.target, pair.tokenizer, pair.draft))
@@ -60,14 +52,12 @@ def make_drafter(pair: Pair, drafter_id: str) -> Drafter | None:
 
 def asks_draft(drafter_id: str) -> bool:
     """Whether a drafter drafts with the pair's draft model, alone or among others."""
-    if drafter_id in OF_STUDIES:
-        return OF_STUDIES[drafter_id].asks_draft
-    return library.asks_draft(drafter_id)
+    return drafter_id in ("choice", SEGMENT) or (drafter_id not in RETRIEVAL and library.asks_draft(drafter_id))
 
 
 def files_behind(drafter_id: str) -> list[Path]:
     """What a drafter knows besides the request, as files and folders."""
-    return list(OF_STUDIES[drafter_id].files) if drafter_id in OF_STUDIES else []
+    return [SEGMENTS] if drafter_id == SEGMENT else list(RETRIEVAL.get(drafter_id, ()))
 
 
 @dataclass(frozen=True)
@@ -96,7 +86,14 @@ def read_prompts(split: str) -> list[dict[str, Any]]:
 def make_decoder(
     pair: Pair, method: MethodParams, settings: dict[str, Any], block: int, gate: Gate | None = None, **parts: Any
 ) -> Decoder:
-    """The decoder of a method with these settings of its rule; `parts` go to `Decoder`."""
+    """The decoder of a method with these settings of its rule; `parts` go to `Decoder`.
+
+    A segment rule judges with the probes of the stage `segments`, and by `gate` inside refused segments.
+    """
+    if method.rule in SEGMENT_RULES:
+        probes = load_probes(SEGMENTS, pair.target, pair.draft_model)
+        choice = Choice(method.rule, {**DEFAULTS, **settings}, probes.limit, SEGMENT)
+        return decoder_of(probes, choice, pair.target, pair.draft_model, pair.tokenizer, gate, **parts)
     choice = Choice(method.rule, settings, block, method.drafter)
     return assemble(pair.target, pair.tokenizer, choice, make_drafter(pair, method.drafter), gate, **parts)
 
@@ -122,7 +119,7 @@ def run_split(
     prompts: Sequence[dict[str, Any]],
     params: Params,
     title: str = "decode",
-    prefilled: Prefilled | None = None,
+    prefilled: PromptCache | None = None,
     first: int = 0,
     usage: Usage | None = None,
 ) -> list[Outcome]:

@@ -21,13 +21,14 @@ from gistgate.certificates.fixed_sequence import Tested
 from gistgate.certificates.judged import Looks
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, TaskScore, cached, untimed
 from gistgate.certificates.outcomes import Prompt as Prompt_agreement
+from gistgate.core.batches import PromptCache
 from gistgate.core.block import Acceptance, Block, Sampling
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, named_files, read_json, read_json_lines, read_text, write_json, write_text
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import Generation, Row, Usage, eos_ids
-from gistgate.core.rule import Exact, LooseRule, Rule, settle
+from gistgate.core.rule import Exact, Rule, settle
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
@@ -94,8 +95,8 @@ def read_agreement(split: str) -> dict[str, set[str]]:
 def forgets(rule: Rule) -> bool:
     """Whether a rule judges every block for itself, and knows nothing of tokenizer and request."""
     kind = type(rule)
-    own = {name for name in ("advance", "context") if getattr(kind, name) is not getattr(LooseRule, name, None)}
-    return not own and rule.verifier == "once" and not rule.counters
+    own = {name for name in ("advance", "context") if getattr(kind, name) is not getattr(Rule, name, None)}
+    return not own and rule.verifier is None and not rule.counters
 
 
 class Agreement:
@@ -278,7 +279,7 @@ class Setup:
         names = [prompt["id"] for prompts in self.prompts.values() for prompt in prompts]
         if len(set(names)) < len(names):
             raise ValueError("two prompts have the same name, so that one would be compared with the other's answer")
-        self.memory = Prefilled(params.decoding.prompt_memory_mb)
+        self.memory = PromptCache(params.decoding.prompt_memory_mb)
         self.scorer = TaskScore(self.task, self.pair.tokenizer)
         self.usage = defaultdict[str, PieceUsage](PieceUsage)
         """How the slots of decoded answers were used, by method; shared and strict answers decode nothing."""
@@ -613,7 +614,7 @@ def decoding_of(point: Operating) -> str:
 
 
 DecodeStrictAnswers = Callable[..., list[Generation]]
-"""`gistgate.core.decoder.decode_all`, or that of a memory of prompts."""
+"""`gistgate.core.batches.decode_all`, or that of a memory of prompts."""
 
 
 def watched(strict: Decoder, watcher: Agreement) -> Decoder:

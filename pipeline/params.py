@@ -19,7 +19,6 @@ from pydantic_core import ErrorDetails
 
 from gistgate.core.utils import UserError
 from gistgate.rules import RULES
-from pipeline import paths
 from pipeline.paths import PAIRS, STUDIES, read_yaml
 
 # ---- From nested dictionaries to frozen dataclasses by pydantic; every refusal is one sentence that names the place.
@@ -230,9 +229,6 @@ class LabelParams:
     """Most continuations per uncertain mismatch, in rollouts; the first is greedy."""
     temperature: Annotated[Number, between(0)] = 0.7
     """Temperature of the rollouts behind the first."""
-    way: Literal["auto", "plain", "speculative"] = "auto"
-    """How rollouts are decoded: token by token or in speculative rounds; "auto" measures at the start of a stage what
-    is faster for the greedy ones, and samples in speculative rounds."""
     budget: Count | None = None
     """Most mismatches of a pass whose outcome is found by rollouts, in labels; None labels all."""
     strategy: Literal["uncertain", "random"] = "random"
@@ -655,6 +651,87 @@ class PairTrainingParams:
     """Refuse the pair when the target answers fewer than this share; 0 accepts any."""
 
 
+# ---- The blocks about methods that are built from further data: segments (SemanticSpec), datastore (SENSE), choice.
+
+
+@block
+class SegmentParams:
+    """How segments are sampled, grouped by meaning and learned (arXiv 2602.03708)."""
+
+    style: str = r"re:[,.\n]\s*$"
+    """Where a segment ends: blank-line, sentence, step, or `re:` and a pattern; this one: clauses."""
+    limit: Annotated[int, between(2)] = 16
+    """Longest segment, in tokens; a segment that is cut there is not judged."""
+    problems: Count = 160
+    """Training problems whose texts are cut into prefixes."""
+    prefixes: Count = 2
+    """Prefixes of each problem: one at a segment's end, the others anywhere."""
+    samples: Annotated[int, between(2)] = 8
+    """Segments that each model writes behind each prefix."""
+    temperature: Annotated[Number, between(1e-6)] = 0.7
+    """Temperature of these samples."""
+    judge: Literal["answer", "exact", "nli", "embedding"] = "answer"
+    """Whose groups are the labels."""
+    judge_model: str | None = None
+    """Model of the judges nli and embedding; None for the others."""
+    similarity: Share = 0.95
+    """Least cosine of two texts in one group of the judge embedding."""
+    shard_problems: Count = 40
+    """Problems per shard; an interruption loses at most one."""
+    pooling: Literal["mean", "last", "attention"] = "mean"
+    """Pooling of the probes."""
+    loss: Literal["bce", "mse"] = "bce"
+    """Loss of the probes."""
+    hidden: Count = 64
+    """Width of the probes' hidden layer."""
+    epochs: Count = 40
+    """Passes over the samples, at most."""
+    patience: Natural = 6
+    """Epochs without a better validation loss after which training stops."""
+    lr: Annotated[Number, between(0)] = 0.001
+    """Learning rate."""
+    batch_size: Count = 128
+    """Samples per optimiser step."""
+    head: str = "logistic"
+    """Token gate inside refused segments, a head of models/heads."""
+    reward_model: str | None = None
+    """Model of the control prm; None leaves the control out."""
+
+    def __post_init__(self) -> None:
+        if self.judge in ("nli", "embedding") and not self.judge_model:
+            raise UserError(
+                f"params.yaml: the judge '{self.judge}' of 'segments' needs a model. Name one by segments.judge_model."
+            )
+
+
+@block
+class DatastoreParams:
+    """What the datastore keeps of every token."""
+
+    layer: str = "post"
+    """State of the target that becomes a key: `post`, or `layer:` and a number."""
+    key_size: Count = 64
+    """Width of a key."""
+
+
+@block
+class ChoiceParams:
+    """What the drafter `choice` expects, measured beforehand: texts must not depend on the clock."""
+
+    verify: Annotated[Number, between(0.1, 100)] = 1.6
+    """v, a verification in plain forwards of the target."""
+    cost: Annotated[Number, between(0, 10)] = 0.42
+    """c, a step of the draft model in plain forwards of the target."""
+    block: Count = 8
+    """K, tokens at which promises are compared."""
+    min_match: Natural = 2
+    """Latest tokens that have to occur earlier in the text before prompt lookup is asked."""
+    prior: Share = 0.5
+    """Acceptance that every drafter begins a request with."""
+    weight: Annotated[Number, between(0.1, 10_000)] = 16.0
+    """Tokens that the prior counts for."""
+
+
 @block
 class Params:
     """Everything a run depends on besides code and data."""
@@ -691,6 +768,12 @@ class Params:
     """Labelling of mismatches."""
     train: TrainParams = field(default_factory=TrainParams)
     """Gate heads."""
+    segments: SegmentParams = field(default_factory=SegmentParams)
+    """Segments and their probes."""
+    datastore: DatastoreParams = field(default_factory=DatastoreParams)
+    """Hidden states for retrieval."""
+    choice: ChoiceParams = field(default_factory=ChoiceParams)
+    """Costs that the drafter `choice` expects."""
     methods: dict[str, MethodParams] = field(default_factory=dict)
     """What is compared, by name; the file keeps methods.free and methods.learned apart, here they are one."""
     calibrate: CalibrateParams = field(default_factory=CalibrateParams)
@@ -823,151 +906,6 @@ def check_heads(params: Params) -> None:
                 f"params.yaml: 'methods.learned.{name}.head' is '{method.head}', which is not among 'train.heads'. "
                 f"{nearest(method.head, params.train.heads)}"
             )
-
-
-# ---- The settings of the segment stages; pipeline/studies/segments/params.yaml says what each means.
-
-
-FILE_SEGMENTS = STUDIES / "segments/params.yaml"
-LOSSES = ("bce", "mse")
-
-
-@block
-class SegmentParams:
-    """The study's file. Every key has to stand there, because fingerprints and DVC see the file alone."""
-
-    style: str
-    """Where a segment ends: blank-line, sentence, step, or `re:` and a pattern."""
-    limit: Annotated[int, between(2)]
-    """Longest segment, in tokens; a segment that is cut there is not judged."""
-    problems: Count
-    """Training problems whose texts are cut into prefixes."""
-    prefixes: Count
-    """Prefixes of each problem: one at a segment's end, the others anywhere."""
-    samples: Annotated[int, between(2)]
-    """Segments that each model writes behind each prefix."""
-    temperature: Annotated[Number, between(1e-6)]
-    """Temperature of these samples."""
-    judge: Literal["answer", "exact", "truth", "nli", "embedding"]
-    """Whose groups are the labels."""
-    judge_model: str | None
-    """Model of the judges nli and embedding; None for the others."""
-    similarity: Share
-    """Least cosine of two texts in one group of the judge embedding."""
-    shard_problems: Count
-    """Problems per shard."""
-    pooling: Literal["mean", "last", "attention"]
-    """Pooling of the exported probes."""
-    loss: Literal["bce", "mse"]
-    """Loss of the exported probes."""
-    hidden: Count
-    """Width of the probes' hidden layer."""
-    epochs: Count
-    """Passes over the samples, at most."""
-    patience: Natural
-    """Epochs without a better validation loss after which training stops."""
-    lr: Annotated[Number, between(0)]
-    """Learning rate."""
-    batch_size: Count
-    """Samples per optimiser step."""
-    head: str
-    """Token gate inside refused segments, a head of models/heads."""
-    risk: Share
-    """Tolerated P(harm) of that gate."""
-    reward_model: str | None
-    """Model of the control prm; None leaves the control out."""
-
-    def __post_init__(self) -> None:
-        if self.judge in ("nli", "embedding") and not self.judge_model:
-            raise UserError(f"{FILE_SEGMENTS}: the judge '{self.judge}' needs a model. Name one by judge_model.")
-
-
-def local_models(*names: str | None) -> list[Path]:
-    """The folders among models that may also be hub ids; fingerprints take them in."""
-    return [Path(name) for name in names if name and Path(name).is_dir()]
-
-
-def read_segment_params(path: Path = FILE_SEGMENTS) -> SegmentParams:
-    """Read the file.
-
-    Raises:
-        UserError: it is missing, or a key is unknown, missing or out of range.
-    """
-    return read(SegmentParams, path)
-
-
-# ---- The methods of the retrieval stages; pipeline/studies/retrieval/params.yaml says what each is.
-
-
-FILE_RETRIEVAL = paths.STUDIES / "retrieval/params.yaml"
-REPORTS = paths.REPORTS / "retrieval"
-
-
-@block
-class ChoiceParams:
-    """What the drafter `choice` expects, measured beforehand: texts must not depend on the clock."""
-
-    verify: Annotated[Number, between(0.1, 100)] = 1.6
-    """v, a verification in plain forwards of the target; `benchmarks.limit` measures it."""
-    cost: Annotated[Number, between(0, 10)] = 0.42
-    """c, a step of the draft model in plain forwards of the target; `benchmarks.limit` measures it."""
-    block: Count = 8
-    """K, tokens at which promises are compared."""
-    min_match: Natural = 2
-    """Latest tokens that have to occur earlier in the text before prompt lookup is asked."""
-    prior: Share = 0.5
-    """Acceptance that every drafter begins a request with."""
-    weight: Annotated[Number, between(0.1, 10_000)] = 16.0
-    """Tokens that the prior counts for."""
-
-
-@block
-class DatastoreParams:
-    """What the datastore keeps of every token."""
-
-    layer: str = "post"
-    """State of the target that becomes a key: `post`, or `layer:` and a number."""
-    key_size: Count = 64
-    """Width of a key."""
-
-
-@block
-class RetrievalParams:
-    """pipeline/studies/retrieval/params.yaml."""
-
-    methods: MethodGroups = field(default_factory=MethodGroups)
-    """What is compared."""
-    datastore: DatastoreParams = field(default_factory=DatastoreParams)
-    """The datastore of the drafters whose name begins with `sen`."""
-    choice: ChoiceParams = field(default_factory=ChoiceParams)
-    """The drafter `choice`."""
-
-    @property
-    def by_name(self) -> dict[str, MethodParams]:
-        """All methods; a soft one without a grid has its rule's."""
-        return {name: with_grid(method) for name, method in one_dictionary(self.methods).items()}
-
-
-def with_grid(method: MethodParams) -> MethodParams:
-    """The method with the knob, grid and variants that its rule declares, where it has none of its own."""
-    rule = RULES.get(method.rule)
-    if rule is None or method.knob is not None or rule.knob is None:
-        return method
-    return replace(method, knob=rule.knob, grid=tuple(rule.grid), variants=tuple(rule.variants))
-
-
-def read_retrieval_params(path: Path = FILE_RETRIEVAL) -> RetrievalParams:
-    """Read the file.
-
-    Raises:
-        UserError: it is missing, or holds an unknown key, a wrong type or a value out of range.
-    """
-    return read(RetrievalParams, path)
-
-
-def retrieval_params() -> Params:
-    """params.yaml with the methods of pipeline/studies/retrieval/params.yaml in place of its own."""
-    return replace(read_params(), methods=read_retrieval_params().by_name)
 
 
 # ---- pipeline/studies/table/params.yaml: the methods of the large table, which has every rule of the library.

@@ -77,6 +77,7 @@ HEADS = MODELS / "heads"
 TABLE_MODELS = MODELS / "table"
 """Heads and pair counts that only the large table asks."""
 DATASTORE = MODELS / "datastore"
+SEGMENTS = MODELS / "segments"
 DOMAIN = MODELS / "domain"
 EXPORT = MODELS / "export"
 

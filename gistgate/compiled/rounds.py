@@ -19,7 +19,7 @@ from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_byte
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import tap
 from gistgate.core.rule import draw, settle
-from gistgate.core.session import Parts
+from gistgate.core.session import DecoderParts
 
 PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)
 """Columns of `feed`."""
@@ -90,7 +90,7 @@ def anew(columns: Tensor) -> Tensor:
 class VerifyRound:
     """One forward of the target, the gate, the rule, and everything that the host has to know in one tensor."""
 
-    parts: Parts
+    parts: DecoderParts
     num: int
     sampling: Sampling
     protocol: Tensor

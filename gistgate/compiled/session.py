@@ -12,18 +12,99 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.compiled.memory import attending_to_slots, rounded, store_of
-from gistgate.compiled.program import Program
+from gistgate.compiled.memory import attending_to_slots, forget, rounded, store_of
+from gistgate.compiled.program import Program, UnsupportedError, missing_compiler
 from gistgate.compiled.rounds import FEED, DraftToken, PromptReader, VerifyRound, draft_program, rounded_up, stretch_of
 from gistgate.core.block import Sampling
-from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, finished, spend
-from gistgate.core.session import Parts, commit
+from gistgate.core.drafter import Drafter
+from gistgate.core.reader import counts_slots, has_window
+from gistgate.core.request import Generation, Row, Slots, Stop, count_notes, spend
+from gistgate.core.session import DecoderParts, commit
+from gistgate.core.utils import is_out_of_memory
+from gistgate.drafters.model import ModelDrafter
+
+MOST_ROWS = 32
+"""Largest batch that gets programs of its own; larger ones keep the device busy without."""
+
+
+def session_or_reason(
+    parts: DecoderParts,
+    rows: list[Row],
+    stop: Stop,
+    sampling: Sampling,
+    slots: Slots,
+    failed: dict[tuple[object, ...], str],
+) -> CompiledSession | str:
+    """A session of programs, or why the eager engine has to run; `failed` remembers what cannot be a program.
+
+    The first session of a new shape builds them, which takes seconds or minutes.
+    """
+    shape = (len(rows), sampling, *parts.rule.known_by)
+    if (why := failed.get(shape) or reason_against(parts, len(rows))) is not None:
+        return why
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            return CompiledSession(parts, rows, stop, sampling, slots)
+    except UnsupportedError as error:
+        failed[shape] = str(error)  # trying again would cost as much and end alike
+        return failed[shape]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        forget(parts.models)
+        return "there is not enough memory for it"  # the next request may find more
+
+
+def reason_against(parts: DecoderParts, num_rows: int) -> str | None:
+    """Why these parts or this batch need the eager engine; None where nothing is known against the compiled one."""
+    drafter = parts.drafter
+    if num_rows > MOST_ROWS:
+        return f"{num_rows} rows are more than the {MOST_ROWS} for which programs are built"
+    if drafter is not None and (why := reason_against_drafter(drafter)) is not None:
+        return f"the drafter {type(drafter).__name__} {why}"
+    if parts.observer is not None:
+        return "an observer looks at every block"
+    if parts.guards is not None:
+        return "guards look at every block"
+    if parts.context.needs_eager:
+        return f"the rule '{parts.rule.id}' {parts.context.needs_eager}"
+    if len({model.device for model in parts.models}) > 1:
+        return "target and draft model are on different devices"
+    return next((why for model in parts.models if (why := reason_against_model(model)) is not None), None)
+
+
+def reason_against_drafter(drafter: Drafter) -> str | None:
+    """Why a drafter needs the eager engine, as the end of a sentence about it."""
+    if drafter.stops_early:
+        return "ends its drafts at a length that is not known beforehand"
+    if drafter.nodes:
+        return "returns trees"
+    if drafter.model is not None and getattr(type(drafter), "propose", None) is not ModelDrafter.propose:
+        return "asks its model in a way of its own"
+    if drafter.learns or (drafter.gives_q and drafter.model is None):
+        return "looks at every block"
+    return None
+
+
+def reason_against_model(model: PreTrainedModel) -> str | None:
+    """Why a model needs the eager engine."""
+    name = type(model).__name__
+    if has_window(model):
+        return f"{name} attends to a sliding window"
+    if counts_slots(model):
+        return f"{name} measures distances in slots of its cache"
+    if not getattr(model, "_supports_attention_backend", False):
+        return f"{name} does not let its attention be exchanged"
+    if len({parameter.device for parameter in model.parameters()}) > 1:
+        return f"{name} is spread over several devices"
+    # A CUDA graph helps without a compiler, too.
+    return None if model.device.type == "cuda" else missing_compiler(model.device)
 
 
 class CompiledSession:
     """One batch through programs of fixed shape; rows that end keep their place until all have ended."""
 
-    def __init__(self, parts: Parts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> None:
+    def __init__(self, parts: DecoderParts, rows: list[Row], stop: Stop, sampling: Sampling, slots: Slots) -> None:
         self.parts, self.rows, self.stop, self.sampling, self.told = parts, rows, stop, sampling, slots
         self.places = {row.index: place for place, row in enumerate(rows)}
         self.num = parts.block
@@ -140,7 +221,8 @@ class CompiledSession:
         for row in live:
             text, written = row.text, len(row.text) - row.prompt_length
             previous = text[-2] if len(text) > 1 else 0
-            feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, self._room(row), int(not written)]
+            room = row.room(self.stop.max_new_tokens)
+            feed[self.places[row.index]] = [previous, text[-1], len(text) - 1, room, int(not written)]
         return torch.tensor(feed, device=self.device)
 
     def _drawn(self, live: Sequence[Row]) -> Tensor:
@@ -155,7 +237,7 @@ class CompiledSession:
     def _draft(self, live: Sequence[Row], feed: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor, Tensor, int]:
         valid = torch.ones(self.batch, self.num, dtype=torch.bool, device=self.device)
         none = torch.zeros(self.batch, self.num, 0, device=self.device)
-        room = max(map(self._room, live))
+        room = max(row.room(self.stop.max_new_tokens) for row in live)
         if self.num and room > 0 and self.draft_model is not None:
             ids, q = self._steps(*self._draft_memory, feed, uniforms[:, : self.num])
             return ids, valid, q, self.num
@@ -165,10 +247,6 @@ class CompiledSession:
             return self._ints(self.num), valid & False, none, 0
         num = min(self.num, room) if self.parts.drafter.asks_room else self.num
         return self._proposed(live, num, uniforms, none)
-
-    def _room(self, row: Row) -> int:
-        """Tokens that a row may still draft."""
-        return self.stop.max_new_tokens - len(row.answer) - 1
 
     def _proposed(
         self, live: Sequence[Row], num: int, uniforms: Tensor, none: Tensor
@@ -183,8 +261,7 @@ class CompiledSession:
             uniforms=uniforms[[self.places[row.index] for row in live], : self.num] if self._random else None,
             want_q=False,
         )
-        # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
-        count_notes(live, [note if self._room(row) > 0 else "" for row, note in zip(live, draft.notes, strict=False)])
+        count_notes(live, draft.notes, self.stop.max_new_tokens)
         ids, valid = self._ints(self.num), torch.zeros(self.batch, self.num, dtype=torch.bool, device=self.device)
         for place, row in enumerate(live):
             ids[self.places[row.index], : draft.ids.shape[1]] = draft.ids[place]
@@ -213,6 +290,6 @@ class CompiledSession:
 
     def _end(self, row: Row) -> None:
         row.finish = row.finish or "length"
-        self.results[row.index] = finished(row)
+        self.results[row.index] = row.generation()
         self.told.usage.finish(row.statistics.tokens, row.statistics.forwards)
         self.told.progress(1)

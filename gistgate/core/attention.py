@@ -30,10 +30,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-FUSED = "sdpa"
-"""What transformers calls PyTorch's fused kernel."""
-FEW = "gistgate_few_tokens"
-"""Name under which transformers finds `attend_to_few`."""
+FUSED, FEW = "sdpa", "gistgate_few_tokens"  # names in transformers: of PyTorch's fused kernel, and of `attend_to_few`
 MOST = 64
 """New tokens up to which two products are faster: scores are kept for all of them, which the fused kernel avoids."""
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -48,10 +45,8 @@ def attend(
     """Attention of query heads in groups `[B, H G, N, D]` to `[B, H, S, D]`, which are not repeated for it.
 
     A mask `[B, 1, N, S]` of numbers is added, one of truth values says what is seen; without one everything is. Softmax
-    is computed in float32, as transformers does, and in float64 where the scores are.
-
-    Returns:
-        `[B, N, H G, D]` and None, as transformers wants it.
+    is computed in float32, as transformers does, and in float64 where the scores are. Returns `[B, N, H G, D]` and
+    None, as transformers wants it.
     """
     batch, heads, num, width = query.shape
     kv_heads = key.shape[1]
@@ -70,23 +65,15 @@ def attend(
 
 
 def attend_to_few(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    scaling: float | None = None,
-    **kwargs: Any,
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """`attend` for few new tokens; the fused kernel for many, for a causal order without a mask, and for the rest."""
     num = query.shape[2]
     is_known = not any(kwargs.get(name) is not None for name in SPECIAL)
     has_order = num == 1 or attention_mask is not None
     if is_known and has_order and num <= MOST:
-        return attend(query, key, value, attention_mask, scaling)
-    found: tuple[Tensor, None] = sdpa_attention_forward(
-        module, query, key, value, attention_mask, scaling=scaling, **kwargs
-    )
+        return attend(query, key, value, attention_mask, kwargs.get("scaling"))
+    found: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     return found
 
 
@@ -129,13 +116,8 @@ def attending(configs: Sequence[PreTrainedConfig], name: str = FEW) -> Iterator[
             config._attn_implementation = before
 
 
-# ---- Large results on a processor: memory that one forward gives back is there for the next one.
-
-
-MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1
-"""Numbers of mallopt's parameters in glibc's malloc.h."""
-LARGEST = 2**31 - 1
-"""The largest value that mallopt takes, in bytes."""
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # numbers of mallopt's parameters in glibc's malloc.h
+LARGEST = 2**31 - 1  # the largest value that mallopt takes, in bytes
 OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLES")
 """Environment variables by which a user has decided otherwise."""
 
@@ -143,22 +125,12 @@ OWN_CHOICE = ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "GLIBC_TUNABLE
 def keep_freed_memory(device: torch.device | str = "cpu") -> bool:
     """Let this process keep up to 2 GiB that it has freed, where models decode on a processor and glibc allocates.
 
-    The process then looks larger from outside by as much. Called where models are loaded for a processor.
-
-    Args:
-        device: where the models lie.
-
-    Returns:
-        Whether anything was changed: not on another device or with another C library, and not where the user has set
-        one of the environment variables `OWN_CHOICE`.
+    Memory of large results that one forward gives back is then there for the next one, and the process looks larger
+    from outside by as much. Called where models are loaded. Returns whether anything was changed: not on another
+    device or with another C library, and not where the user has set one of the environment variables `OWN_CHOICE`.
     """
     chosen = any(name in os.environ for name in OWN_CHOICE)
     if chosen or torch.device(device).type != "cpu" or platform.libc_ver()[0] != "glibc":
         return False
-    return set_thresholds(LARGEST, LARGEST)
-
-
-def set_thresholds(mmap: int, trim: int) -> bool:
-    """Bytes from which a piece is asked from the kernel, and bytes of free memory from which it is returned."""
     mallopt = ctypes.CDLL(None).mallopt
-    return bool(mallopt(MMAP_THRESHOLD, mmap)) and bool(mallopt(TRIM_THRESHOLD, trim))
+    return bool(mallopt(MMAP_THRESHOLD, LARGEST)) and bool(mallopt(TRIM_THRESHOLD, LARGEST))

@@ -23,40 +23,28 @@ from gistgate.core.utils import UserError
 class Reason(IntEnum):
     """Why a token is in the output."""
 
-    STRICT = 0
-    """A draft token that the strict rule accepts, before any loose accept of its block."""
-    LOOSE = 1
-    """A draft token that the strict rule refuses and the loose rule accepts."""
-    CARRIED = 2
-    """A strict accept behind a loose accept of the same block."""
-    OWN = 3
-    """The target's own token: the correction after a refusal, or the bonus after a whole block."""
-    LOOP = 4
-    """A strict accept while the loop guard kept the gate closed; counted as strict."""
+    STRICT = 0  # a draft token that the strict rule accepts, before any loose accept of its block
+    LOOSE = 1  # a draft token that the strict rule refuses and the loose rule accepts
+    CARRIED = 2  # a strict accept behind a loose accept of the same block
+    OWN = 3  # the target's own token: the correction after a refusal, or the bonus after a whole block
+    LOOP = 4  # a strict accept while the loop guard kept the gate closed; counted as strict
 
 
 COLDEST = 1e-6
 """Smallest temperature above 0: logits that are divided by less may leave the range of float32."""
 
 
-def is_warm(temperature: float) -> bool:
-    """Whether tokens can be drawn at this temperature, or chosen at 0."""
-    return temperature == 0 or (math.isfinite(temperature) and temperature >= COLDEST)
-
-
 @dataclass(frozen=True)
 class Sampling:
     """How the request wants its tokens drawn; temperature 0 is greedy."""
 
-    temperature: float = 0.0
-    """Temperature of target and draft; 0 takes the most probable token."""
-    top_k: int = 0
-    """Keep only that many most probable tokens; 0 keeps all."""
-    top_p: float = 1.0
-    """Keep the smallest set of tokens with at least this mass; 1 keeps all."""
+    temperature: float = 0.0  # temperature of target and draft; 0 takes the most probable token
+    top_k: int = 0  # keep only that many most probable tokens; 0 keeps all
+    top_p: float = 1.0  # keep the smallest set of tokens with at least this mass; 1 keeps all
 
     def __post_init__(self) -> None:
-        if not (is_warm(self.temperature) and self.top_k >= 0 and 0 < self.top_p <= 1):
+        is_warm = self.temperature == 0 or COLDEST <= self.temperature < math.inf
+        if not (is_warm and self.top_k >= 0 and 0 < self.top_p <= 1):
             raise UserError(
                 f"Sampling with temperature {self.temperature}, top_k {self.top_k}, top_p {self.top_p} is impossible: "
                 f"the temperature is 0 or from {COLDEST:g} on, top_k is 0 or more, top_p lies in (0, 1]."
@@ -85,16 +73,14 @@ class Sampling:
 class Draft:
     """Proposed tokens for each of B rows: a chain, or a tree where `parents` says so."""
 
-    ids: Tensor
-    """x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid."""
+    ids: Tensor  # x_1 .. x_K [B, K], or the tokens of N nodes [B, N]; anything where not valid
     valid: Tensor
     """A prefix of True for each row of a chain [B, K], the nodes that there are of a tree [B, N]; all False where
     nothing was found."""
     q: Tensor | None = None
     """Processed draft probabilities [B, K, V] when sampling or asked for, those that each token was drawn from; None:
     each proposal counts as certain."""
-    forwards: int = 0
-    """Forwards of a draft model that this took."""
+    forwards: int = 0  # forwards of a draft model that this took
     parents: Tensor | None = None
     """For each node the number of its parent, which stands before it, or -1 for those that follow the text [B, N].
     None: a chain. Of siblings the first is tried first; sampled ones are drawn independently of each other, those of
@@ -110,27 +96,16 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """This draft on a device."""
-
-        def moved(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.to(device)
-
-        return replace(
-            self, ids=self.ids.to(device), valid=self.valid.to(device), q=moved(self.q), parents=moved(self.parents)
-        )
-
-    def only(self, stays: Tensor) -> Draft:
-        """This draft without the tokens where `stays [B, K]` is False."""
-        return replace(self, valid=self.valid & stays)
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 
 @dataclass(frozen=True)
 class Block:
     """K drafted tokens for each of B rows, and what one target forward says about them."""
 
-    draft_ids: Tensor
-    """x, the draft tokens [B, K]."""
-    valid: Tensor
-    """False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree."""
+    draft_ids: Tensor  # x, the draft tokens [B, K]
+    valid: Tensor  # False behind the end of a row's draft [B, K]; a prefix of True, but for the nodes of a tree
     logits: Tensor
     """Processed target logits z [B, K + 1, V], float32; -inf where the request's processors forbid a token."""
     q: Tensor | None = None
@@ -141,18 +116,14 @@ class Block:
     """Gate's calibrated probability that x_j keeps the meaning [B, K]; None without a gate."""
     uniforms: Tensor | None = None
     """Independent numbers in (0, 1) [B, K + 1], the last for the own token; None when nothing random was asked for."""
-    greedy: bool = True
-    """True when the request takes the most probable token."""
-    protocol: Tensor | None = None
-    """Token ids [P] that steer the protocol (eos, chat markers): always strict."""
-    ends: Tensor | None = None
-    """Those of them that end an answer [E]; None where nobody asks."""
+    greedy: bool = True  # True when the request takes the most probable token
+    protocol: Tensor | None = None  # token ids [P] that steer the protocol (eos, chat markers): always strict
+    ends: Tensor | None = None  # those of them that end an answer [E]; None where nobody asks
     begins: Tensor | None = None
     """Rows whose answer begins with this block [B], bool: its first token is strict; None where none begins."""
     second: Tensor | None = None
     """Processed target logits [B, K, V] of a second reading of the draft, for the rules that ask for one."""
-    thinking: Tensor | None = None
-    """Positions between the think markers [B, K], bool; only for the rules that ask."""
+    thinking: Tensor | None = None  # positions between the think markers [B, K], bool; only for the rules that ask
     cost: Tensor | None = None
     """What a round costs each row's request right now, 0 (nothing) to 1 [B]; None where nobody said."""
 
@@ -252,9 +223,6 @@ def entropy_of(logprobs: Tensor) -> Tensor:
 class Acceptance:
     """What of a block stays: the longest accepted prefix of every row, and the target's own token behind it."""
 
-    length: Tensor
-    """Accepted draft tokens of every row, 0..K [B]."""
-    own_ids: Tensor
-    """The target's own token [B]: the correction at the first refusal, or the bonus token."""
-    reasons: Tensor
-    """Reason of every accepted position [B, K]; meaningless behind `length`."""
+    length: Tensor  # accepted draft tokens of every row, 0..K [B]
+    own_ids: Tensor  # the target's own token [B]: the correction at the first refusal, or the bonus token
+    reasons: Tensor  # reason of every accepted position [B, K]; meaningless behind `length`

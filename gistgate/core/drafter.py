@@ -25,27 +25,19 @@ class Drafter:
     reads its proposals off the texts: it names no probabilities and remembers nothing of a batch.
     """
 
-    gives_q: bool = False
-    """True when it can name draft probabilities."""
-    form: str = "chain"
-    """Id of what its drafts look like, in `gistgate.core.decoder.FORMS`: "chain" or "tree"."""
-    nodes: int = 0
-    """Most nodes of a draft that is a tree; 0 for chains."""
-    layers: frozenset[str] = frozenset()
-    """Hidden states of the target that the blocks given to `observe` have to carry."""
-    learns: bool = False
-    """True when it learns from the target's rows, that is when it has an `observe` of its own."""
-    shared: Any = None
-    """The texts of other requests that it reads and extends; None where it keeps to its own."""
+    gives_q: bool = False  # it can name draft probabilities
+    form: Any = None
+    """The subclass of `gistgate.core.session.Chains` that knows what its drafts look like; None: chains."""
+    nodes: int = 0  # most nodes of a draft that is a tree; 0 for chains
+    layers: frozenset[str] = frozenset()  # hidden states of the target that blocks given to `observe` have to carry
+    learns: bool = False  # it learns from the target's rows, that is, it has an `observe` of its own
+    shared: Any = None  # the texts of other requests that it reads and extends; None where it keeps to its own
     asks_room: bool = False
     """True when a shorter proposal is the beginning of a longer one and costs less. It is then asked for no more
     tokens than the longest row has room for. All others are asked for K, or proposals would depend on neighbours."""
-    stops_early: bool = False
-    """True when its draft model's steps end at a token that is not known beforehand."""
-    stopping: Stopping | None = None
-    """When its draft model's drafts end; None: at K tokens, or at an end of the drafter's own."""
-    model: PreTrainedModel | None = None
-    """The draft model, if there is one."""
+    stops_early: bool = False  # its draft model's steps end at a token that is not known beforehand
+    stopping: Stopping | None = None  # when drafts of its model end; None: at K tokens, or at an end of its own
+    model: PreTrainedModel | None = None  # the draft model, if there is one
 
     @property
     def binding(self) -> dict[str, Any]:

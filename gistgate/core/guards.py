@@ -30,7 +30,6 @@ from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact, Rule, State, settle
-from gistgate.core.session import Unguarded
 from gistgate.core.utils import UserError, fits, hints
 
 # ---- What a guard is, and how its verdict narrows what a rule may do.
@@ -69,7 +68,7 @@ class Guard(Protocol):
         ...
 
 
-class Guards(Unguarded):
+class Guards:
     """Several guards as one: every row is judged at the strictest setting that a guard asks for."""
 
     def __init__(self, guards: Sequence[Guard]) -> None:
@@ -77,7 +76,8 @@ class Guards(Unguarded):
         self.layers = frozenset().union(*(guard.layers for guard in guards))
 
     def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
-        acceptance = super().settle(rule, block, state, rows)
+        """What of the block stays; `rows` are those of the block, one for every path."""
+        acceptance = settle(rule, block, state)
         if rule.lossless:  # there is nothing to lose
             return acceptance
         opinions = [guard.verdicts(rule, block, rows) for guard in self.guards]
@@ -88,6 +88,7 @@ class Guards(Unguarded):
         return acceptance
 
     def committed(self, rows: Sequence[Row]) -> None:
+        """Look at the texts after the accepted tokens were appended and counted."""
         for guard in self.guards:
             guard.committed(rows)
 

@@ -30,8 +30,7 @@ class GrowingLayer(DynamicLayer):
     Sliding-window models are exact with it as well: their masks hide what lies outside the window.
     """
 
-    spare = 96
-    """Slots that are added beyond what is needed whenever the room runs out."""
+    spare = 96  # slots that are added beyond what is needed whenever the room runs out
     keys: Tensor
     values: Tensor
     _room_k: Tensor
@@ -42,18 +41,28 @@ class GrowingLayer(DynamicLayer):
             self.lazy_initialization(key_states, value_states)
         old, new = self.get_seq_length(), key_states.shape[-2]
         if old == 0 or self._room_k.shape[-2] < old + new:
-            self._room_k = grown(self.keys, key_states, old, old + new + max(self.spare, old // 2))
-            self._room_v = grown(self.values, value_states, old, old + new + max(self.spare, old // 2))
+            self._room_k = self._grown(self.keys, key_states, old)
+            self._room_v = self._grown(self.values, value_states, old)
         self._room_k[:, :, old : old + new] = key_states
         self._room_v[:, :, old : old + new] = value_states
-        self.keys, self.values = self._room_k[:, :, : old + new], self._room_v[:, :, : old + new]
+        self._use(old + new)
         return self.keys, self.values
+
+    def _grown(self, used: Tensor, added: Tensor, num_used: int) -> Tensor:
+        """A buffer [B, H, S, D] with room for what is added and more, which begins with `used`."""
+        num_slots = num_used + added.shape[-2] + max(self.spare, num_used // 2)
+        room = added.new_empty(*added.shape[:-2], num_slots, added.shape[-1])
+        if num_used:
+            room[:, :, :num_used] = used
+        return room
+
+    def _use(self, num: int) -> None:
+        self.keys, self.values = self._room_k[:, :, :num], self._room_v[:, :, :num]
 
     def drop_last(self, num: int) -> None:
         """Forget the last `num` slots of every row; the room stays."""
         if num and self.is_initialized:
-            kept = self.get_seq_length() - num
-            self.keys, self.values = self._room_k[:, :, :kept], self._room_v[:, :, :kept]
+            self._use(self.get_seq_length() - num)
 
     def gather_last(self, num: int, index: Tensor) -> None:
         """Move those of the last `num` slots that `index [B, L]` names to their front; what was there is lost."""
@@ -77,28 +86,20 @@ class GrowingLayer(DynamicLayer):
             if other is not None:
                 copy_slots(getattr(other, name), theirs, new[batch:])
             setattr(self, name, new)
-        self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
+        self._use(used)
 
     def select(self, rows: Tensor) -> None:
         """Keep only `rows [B']` of the batch, in that order."""
         if self.is_initialized:
             used, rows = self.get_seq_length(), rows.to(self.device)
             self._room_k, self._room_v = self._room_k[rows], self._room_v[rows]
-            self.keys, self.values = self._room_k[:, :, :used], self._room_v[:, :, :used]
+            self._use(used)
 
 
 def copy_slots(old: Tensor, slots: Tensor, new: Tensor) -> None:
     """Copy `slots [B, S]` of every row of `old [B, H, ., D]` to the first S slots of `new`."""
     for row, index in enumerate(slots.to(old.device)):
         new[row, :, : len(index)] = old[row].index_select(1, index)
-
-
-def grown(used: Tensor, like: Tensor, num_used: int, num_slots: int) -> Tensor:
-    """A buffer `[B, H, num_slots, D]` shaped after `like` that begins with `used`."""
-    room = like.new_empty(*like.shape[:-2], num_slots, like.shape[-1])
-    if num_used:
-        room[:, :, :num_used] = used
-    return room
 
 
 def new_cache() -> Cache:
@@ -114,7 +115,6 @@ class RowCache:
 
     @property
     def length(self) -> int:
-        """Tokens remembered."""
         return self.layers[0][0].shape[-2] if self.layers else 0
 
     @property
@@ -136,9 +136,16 @@ def join_rows(rows: list[RowCache], lengths: list[int]) -> Cache:
     """A batch whose row b remembers the first `lengths[b]` tokens of `rows[b]`, left-padded."""
     cache, widest = new_cache(), max(lengths)
     filled = next((row for row in rows if row.layers), RowCache([]))
+
+    def padded(parts: list[Tensor]) -> Tensor:
+        out = parts[0].new_zeros(len(parts), parts[0].shape[0], widest, parts[0].shape[-1])
+        for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
+            out[row, :, widest - length :] = part[:, :length]
+        return out
+
     for index in range(len(filled.layers) if widest else 0):
         keys, values = ([(row if row.layers else filled).layers[index][half] for row in rows] for half in (0, 1))
-        cache.update(padded(keys, lengths, widest), padded(values, lengths, widest), index)
+        cache.update(padded(keys), padded(values), index)
     return cache
 
 
@@ -151,25 +158,10 @@ def right_aligned(lengths: Sequence[int], device: torch.device) -> Tensor | None
 
 
 def last_in_use(mask: Tensor, num: int) -> Tensor:
-    """For each row of slots in use [B, S] the places of the last `num` of them [B, num], in order.
-
-    A row with fewer has any places in front of them.
-    """
+    """Of slots in use [B, S] the places of the last `num` of each row [B, num]; one with fewer has any before them."""
     every = mask.long().argsort(dim=1, stable=True)
     every = nn.functional.pad(every, (max(0, num - every.shape[1]), 0))
     return every[:, every.shape[1] - num :]
-
-
-def padded(parts: list[Tensor], lengths: list[int], widest: int) -> Tensor:
-    """Stack `[H, T_b, D]`, each cut to its length and right-aligned, into `[B, H, widest, D]`."""
-    first = parts[0]
-    out = first.new_zeros(len(parts), first.shape[0], widest, first.shape[-1])
-    for row, (part, length) in enumerate(zip(parts, lengths, strict=True)):
-        out[row, :, widest - length :] = part[:, :length]
-    return out
-
-
-# ---- Logits of the last rows of a forward, without a copy of the output layer.
 
 
 def last_logits(model: PreTrainedModel, keep: int, **inputs: Any) -> Tensor:
@@ -197,25 +189,16 @@ def contiguous_rows(model: PreTrainedModel) -> Iterator[None]:
 
 
 def in_one_piece(_module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """The same arguments, the first of them with the strides of a new tensor.
-
-    `Tensor.contiguous` keeps the stride of a cut-out whose only row is the first of several, and PyTorch's choice of
-    the product looks at that stride too.
-    """
+    """The same arguments, the first of them with the strides of a new tensor."""
+    # `contiguous` keeps the stride of a cut-out whose only row is the first of several, at which PyTorch looks, too.
     rows = args[0].contiguous()
     return (rows.view(-1, rows.shape[-1]).view(rows.shape), *args[1:])
 
 
-# ---- What a model's configuration says about lengths, and a tokenizer about ids, under whatever name.
-
-
-CONTEXT = ("max_position_embeddings", "max_seq_len")
-"""Names of the longest text in tokens; the second is that of MPT."""
-
-
 def context_of(config: Any) -> int | None:
-    """Tokens that a model reads, of its text configuration; None where it does not say."""
-    return next((int(value) for name in CONTEXT if (value := getattr(config, name, None))), None)
+    """Tokens that a model reads, of its text configuration; None where it does not say. The second name is MPT's."""
+    names = ("max_position_embeddings", "max_seq_len")
+    return next((int(value) for name in names if (value := getattr(config, name, None))), None)
 
 
 def num_ids(tokenizer: Any) -> int:
@@ -242,10 +225,8 @@ class Reader:
     def __init__(self, model: PreTrainedModel, batch: int) -> None:
         self.model = model
         self.cache = new_cache()
-        self.known = [0] * batch
-        """Tokens of its text that each row's cache holds."""
-        self.mask: Tensor | None = None
-        """Slots in use [B, S]; None while every slot of every row is."""
+        self.known = [0] * batch  # tokens of its text that each row's cache holds
+        self.mask: Tensor | None = None  # slots in use [B, S]; None while every slot of every row is
         self._in_slots = batch > 1 and counts_slots(model)
         self._fused = fused_on_cpu(model)
         self._context = context_of(model.config.get_text_config())
@@ -267,12 +248,10 @@ class Reader:
         return [text[known:] for text, known in zip(texts, self.known, strict=True)]
 
     def read(self, ids: Tensor, valid: Tensor | None, keep: int, layout: Layout | None = None) -> Tensor:
-        """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return logits of the last `keep` rows.
+        """Append `ids [B, N]` (those where `valid [B, N]`; None: all) and return float32 logits [B, keep, V].
 
-        A `layout` says where the new tokens stand and what they see; without one each follows those before it.
-
-        Returns:
-            Logits [B, keep, V] in float32. The new slots count as known until `keep` says otherwise.
+        These are of the last `keep` rows. A `layout` says where the new tokens stand and what they see; without one
+        each follows those before it. The new slots count as known until `keep` says otherwise.
         """
         batch, num = ids.shape
         mask: Tensor | dict[str, Tensor] | None
@@ -281,7 +260,7 @@ class Reader:
             positions = known[:, None] + torch.arange(num, device=ids.device)
         else:
             new = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
-            self._append(new)
+            self.mask = torch.cat([self._used(0), new], dim=1)
             positions = (known[:, None] + new.cumsum(-1) - 1).clamp_min(0)
         mask = None if self.mask is None else self.mask.long()
         if layout is not None:
@@ -297,16 +276,10 @@ class Reader:
         return logits
 
     def _used(self, num: int) -> Tensor:
-        """Slots in use [B, S + N], those of `num` tokens about to be read included."""
+        """Slots in use [B, S + N], those of `num` tokens about to be read included (a mask has them already)."""
         if self.mask is not None:
             return self.mask
         return torch.ones(len(self.known), self.slots + num, dtype=torch.bool, device=self.model.device)
-
-    def _append(self, new: Tensor) -> None:
-        old = self.mask
-        if old is None:
-            old = torch.ones(new.shape[0], self.slots, dtype=torch.bool, device=new.device)
-        self.mask = torch.cat([old, new], dim=1)
 
     def keep(self, num: int, kept: Sequence[int], valid: Sequence[int] | None = None) -> None:
         """Keep the first `kept[b]` of the last `num` slots of row b, of which the first `valid[b]` were in use."""
@@ -315,8 +288,7 @@ class Reader:
         slots = max(kept)
         self._drop_last(num - slots)
         if slots and min(kept) < slots:
-            if self.mask is None:
-                self.mask = torch.ones(len(kept), self.slots, dtype=torch.bool, device=self.model.device)
+            self.mask = self._used(0)
             stays = torch.arange(slots, device=self.mask.device) < torch.tensor(kept, device=self.mask.device)[:, None]
             self.mask[:, -slots:] &= stays
         if self._in_slots and self.mask is not None:
@@ -412,8 +384,7 @@ def fills_slots(model: PreTrainedModel) -> bool:
 def counts_slots(model: PreTrainedModel) -> bool:
     """True when attention measures distances in slots of the cache, so that holes in a row change what it sees."""
     config = model.config.get_text_config()
-    chunked = any(getattr(config, name, None) for name in CHUNKED)
-    return fills_slots(model) or chunked or has_window(model)
+    return fills_slots(model) or any(getattr(config, name, None) for name in CHUNKED) or has_window(model)
 
 
 def has_window(model: PreTrainedModel) -> bool:

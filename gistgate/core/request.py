@@ -1,4 +1,4 @@
-"""The texts of a batch while they are being written."""
+"""One request: its rows, what was counted about them, where an answer stops, and how many rows run at a time."""
 
 from __future__ import annotations
 
@@ -9,99 +9,65 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gistgate.core.reader import RowCache
+from gistgate.core.reader import RowCache, context_of
 from gistgate.core.utils import UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-# ---- What was counted while decoding. Everything a report says is derived from these sums.
-
 
 @dataclass
 class Statistics:
-    """Sums over rounds; every count is made after the block was cut at its stop, so it agrees with the text.
+    """Sums over rounds, counted after the block was cut at its stop. Definitions: docs/statistics.md."""
 
-    A round is one target forward for one row, the first included. Definitions: docs/statistics.md.
-    """
-
-    forwards: int = 0
-    """Target forwards that this text took part in."""
+    forwards: int = 0  # target forwards that this text took part in
     draft_forwards: int = 0
-    """Draft forwards that this text took part in."""
-    strict: int = 0
-    """Accepted draft tokens before the first loose accept of their block."""
-    loose: int = 0
-    """Draft tokens accepted although the strict rule refuses them."""
-    carried: int = 0
-    """Strict accepts behind a loose accept of the same block."""
-    own: int = 0
-    """Tokens that the target added itself."""
-    histogram: dict[int, int] = field(default_factory=dict)
-    """Rounds by accepted draft tokens."""
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Wall-clock seconds by part (draft, verify, accept, total), shared evenly by the rows of a batch."""
-    extra: dict[str, float] = field(default_factory=dict)
-    """What a rule counts besides, by name."""
+    strict: int = 0  # accepted draft tokens before the first loose accept of their block
+    loose: int = 0  # draft tokens accepted although the strict rule refuses them
+    carried: int = 0  # strict accepts behind a loose accept of the same block
+    own: int = 0  # tokens that the target added itself
+    histogram: dict[int, int] = field(default_factory=dict)  # rounds by accepted draft tokens
+    seconds: dict[str, float] = field(default_factory=dict)  # by part, shared evenly by the rows of a batch
+    extra: dict[str, float] = field(default_factory=dict)  # what rules and drafters count besides
 
     @property
     def tokens(self) -> int:
-        """Tokens that reached the output."""
         return self.strict + self.loose + self.carried + self.own
 
     @property
     def mean_accepted_length(self) -> float:
-        """tau: tokens in the output per target forward, the target's own token included."""
+        """tau: tokens per target forward, the target's own token included."""
         return self.tokens / self.forwards if self.forwards else 0.0
 
     @property
     def loose_per_100(self) -> float:
-        """Loosely accepted tokens per hundred tokens of output."""
         return 100 * self.loose / self.tokens if self.tokens else 0.0
 
     def spend(self, part: str, seconds: float) -> None:
-        """Add wall-clock time to a part."""
         self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def count(self, name: str) -> None:
-        """One more of something besides."""
         self.extra[name] = self.extra.get(name, 0.0) + 1.0
 
     def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
-            self.forwards + other.forwards,
-            self.draft_forwards + other.draft_forwards,
-            self.strict + other.strict,
-            self.loose + other.loose,
-            self.carried + other.carried,
-            self.own + other.own,
-            summed(self.histogram, other.histogram),
-            summed(self.seconds, other.seconds),
-            summed(self.extra, other.extra),
-        )
+        def added(a: Any, b: Any) -> Any:
+            if isinstance(a, dict):
+                return {key: a.get(key, 0) + b.get(key, 0) for key in sorted(a.keys() | b.keys())}
+            return a + b
+
+        return Statistics(**{name: added(value, getattr(other, name)) for name, value in vars(self).items()})
 
     def as_dict(self, timed: bool = True) -> dict[str, Any]:
         """Plain JSON; without seconds when equal runs have to give equal bytes."""
-        values = asdict(self)
-        values["histogram"] = {str(length): count for length, count in sorted(self.histogram.items())}
-        if not timed:
-            del values["seconds"]
-        return values
+        values = {**asdict(self), "histogram": {str(length): num for length, num in sorted(self.histogram.items())}}
+        return values if timed else {name: value for name, value in values.items() if name != "seconds"}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Statistics:
-        """The reverse of `as_dict`."""
-        histogram = {int(length): count for length, count in values.get("histogram", {}).items()}
-        return cls(**{**values, "histogram": histogram})
+        return cls(**{**values, "histogram": {int(k): v for k, v in values.get("histogram", {}).items()}})
 
 
-def summed(a: dict[Any, Any], b: dict[Any, Any]) -> dict[Any, Any]:
-    """Key-wise sum of two dictionaries of numbers."""
-    return {key: a.get(key, 0) + b.get(key, 0) for key in sorted(a.keys() | b.keys())}
-
-
-def total(parts: list[Statistics]) -> Statistics:
-    """The sum of many."""
+def total(parts: Sequence[Statistics]) -> Statistics:
     return sum(parts, Statistics())
 
 
@@ -109,77 +75,57 @@ def total(parts: list[Statistics]) -> Statistics:
 class Row:
     """One text: prompt, answer so far, and what was counted."""
 
-    index: int
-    """Place of its prompt in the request."""
-    text: list[int]
-    """Prompt and answer, as token ids."""
+    index: int  # place of its prompt in the request
+    text: list[int]  # prompt and answer
     prompt_length: int
-    """Tokens of `text` that are prompt."""
     seed: int = 0
-    """Seed of the row's own random numbers."""
-    reasons: list[int] = field(default_factory=list)
-    """Reason of every answer token."""
+    reasons: list[int] = field(default_factory=list)  # of every answer token
     finish: str | None = None
-    """Why the answer ended; None while it goes on."""
     statistics: Statistics = field(default_factory=Statistics)
     generator: torch.Generator | None = None
-    cost: float | None = None
-    """What a round costs this request right now, 0 to 1; None where nobody said."""
-    memory: dict[str, Any] = field(default_factory=dict)
-    """What rules and guards remember about this request, by their ids."""
+    cost: float | None = None  # what a round costs this request right now, 0 to 1; for the rule `wisv`
+    memory: dict[str, Any] = field(default_factory=dict)  # what rules and guards remember, by their ids
 
     @property
     def answer(self) -> list[int]:
         return self.text[self.prompt_length :]
 
+    def room(self, max_new_tokens: int) -> int:
+        """Tokens that may still be drafted: the target adds one of its own behind them."""
+        return max_new_tokens - (len(self.text) - self.prompt_length) - 1
+
     def uniforms(self, num: int) -> Tensor:
         """`num` fresh numbers in (0, 1), the same for the same seed whatever the neighbours do."""
         if self.generator is None:
             self.generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.rand(num, generator=self.generator, dtype=torch.float64)
-        return drawn.clamp(1e-12, 1 - 1e-12)
+        return torch.rand(num, generator=self.generator, dtype=torch.float64).clamp(1e-12, 1 - 1e-12)
+
+    def generation(self) -> Generation:
+        assert self.finish is not None
+        return Generation(self.answer, self.reasons, self.finish, self.statistics)
 
 
 @dataclass(frozen=True)
 class Generation:
     """One finished answer."""
 
-    ids: list[int]
-    """New token ids, cut at the stop; an eos stays."""
-    reasons: list[int]
-    """Reason of every token of `ids` (gistgate.core.block.Reason)."""
-    finish: str
-    """"eos", "stop" (a stop string) or "length"."""
+    ids: list[int]  # new tokens, cut at the stop; an eos stays
+    reasons: list[int]  # gistgate.core.block.Reason of every token
+    finish: str  # "eos", "stop" or "length"
     statistics: Statistics
-    """What was counted."""
 
 
 @dataclass(frozen=True)
-class Memory:
+class PrefixState:
     """What both models remember of one text: lets an answer be continued from any earlier token."""
 
     text: list[int]
-    """Prompt and answer, as token ids."""
     target: RowCache
-    """The target's keys and values of a prefix of `text`."""
-    draft: RowCache
-    """The drafter's; empty when it keeps none."""
+    draft: RowCache  # empty where the drafter keeps none
 
     @property
     def num_bytes(self) -> int:
-        """Memory held by both, in bytes."""
         return self.target.num_bytes + self.draft.num_bytes
-
-
-def finished(row: Row) -> Generation:
-    """The row as an answer."""
-    assert row.finish is not None
-    return Generation(row.answer, row.reasons, row.finish, row.statistics)
-
-
-def texts_of(rows: Sequence[Row]) -> list[list[int]]:
-    """The texts of all rows."""
-    return [row.text for row in rows]
 
 
 def spend(rows: Sequence[Row], **seconds: float) -> None:
@@ -189,73 +135,55 @@ def spend(rows: Sequence[Row], **seconds: float) -> None:
             row.statistics.spend(part, spent / len(rows))
 
 
-def count_notes(rows: Sequence[Row], notes: Sequence[str]) -> None:
-    """Count what a drafter noted of each row; no notes at all say nothing."""
+def count_notes(rows: Sequence[Row], notes: Sequence[str], max_new_tokens: int) -> None:
+    """Count what a drafter noted of each row; no notes at all say nothing.
+
+    A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
+    """
     for row, note in zip(rows, notes, strict=False):
-        if note:
+        if note and row.room(max_new_tokens) > 0:
             row.statistics.count(note)
-
-
-# ---- How many rows of a request are decoded at a time, who hears of finished ones, and how well the slots were used.
 
 
 @dataclass
 class Usage:
-    """What was counted over rounds; several requests may count into one."""
+    """How well slots were used, over rounds and requests."""
 
-    busy: int = 0
-    """Slots that held an unfinished row."""
-    available: int = 0
-    """Slots that were asked for, whether or not the request had rows for all of them."""
-    tokens: int = 0
-    """Tokens of the finished rows."""
-    forwards: int = 0
-    """Target forwards of the finished rows."""
+    busy: int = 0  # slots of all rounds that held an unfinished row
+    available: int = 0  # slots of all rounds, whether or not the request had rows for all of them
+    tokens: int = 0  # of finished rows
+    forwards: int = 0  # target forwards of finished rows
 
     def count(self, busy: int, available: int) -> None:
-        """One more round."""
         self.busy, self.available = self.busy + busy, self.available + available
 
     def finish(self, tokens: int, forwards: int) -> None:
-        """One more finished row."""
         self.tokens, self.forwards = self.tokens + tokens, self.forwards + forwards
 
     @property
     def mean_accepted_length(self) -> float:
-        """tau of the finished rows; 0 before the first."""
         return self.tokens / self.forwards if self.forwards else 0.0
 
     @property
     def idle(self) -> float:
-        """Share of slots without a row, in [0, 1]; 0 before the first round."""
+        """Share of slots without a row, in [0, 1]."""
         return 1 - self.busy / self.available if self.available else 0.0
-
-
-def ignore(_finished: int) -> None:
-    """Hear of finished rows and do nothing."""
 
 
 @dataclass(frozen=True)
 class Slots:
     """The batch of a request: a finished row leaves its slot to one that waits."""
 
-    number: int | None = None
-    """Rows decoded at a time; None: all of the request."""
-    progress: Callable[[int], object] = ignore
-    """Called with the number of rows just finished, one row at a time."""
+    number: int | None = None  # rows decoded at a time; None: all of the request
+    progress: Callable[[int], object] = lambda _finished: None  # called with 1 for every finished row
     usage: Usage = field(default_factory=Usage)
-    """Where the use of the slots is counted."""
 
     def __post_init__(self) -> None:
         if self.number is not None and self.number < 1:
             raise UserError(f"A batch of {self.number} rows decodes nothing. Use a batch size of 1 or more.")
 
     def most(self, num_rows: int) -> int:
-        """Slots that a request of so many rows has."""
         return num_rows if self.number is None else min(self.number, num_rows)
-
-
-# ---- Where an answer ends. A block is cut here before anything is counted.
 
 
 @dataclass(frozen=True)
@@ -263,20 +191,15 @@ class Stop:
     """End of text, stop strings and a length limit, tested token by token inside a block."""
 
     max_new_tokens: int
-    """Longest answer, in tokens."""
-    eos_ids: Collection[int] = ()
-    """Ids that end the answer; they stay in it."""
-    strings: Sequence[str] = ()
-    """Texts that end the answer; the token that completes one stays in it."""
+    eos_ids: Collection[int] = ()  # they stay in the answer
+    strings: Sequence[str] = ()  # the token that completes one stays in the answer
     tokenizer: PreTrainedTokenizerBase | None = None
-    """Decodes the tail in search of `strings`."""
 
     def cut(self, answer: Sequence[int], new: Sequence[int]) -> tuple[int, str | None]:
         """How many of `new` tokens stay behind `answer`, and why it ends there: "eos", "stop", "length" or None."""
         room = self.max_new_tokens - len(answer)
         ends = [(index + 1, "eos") for index, token in enumerate(new) if token in self.eos_ids][:1]
-        at = self._first_string(answer, new[:room])
-        if at is not None:
+        if (at := self._first_string(answer, new[:room])) is not None:
             ends.append((at, "stop"))
         if len(new) >= room:
             ends.append((room, "length"))
@@ -303,3 +226,55 @@ def eos_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[
     listed = model.generation_config.eos_token_id if model.generation_config else None
     ids = listed if isinstance(listed, list) else [listed]
     return sorted({int(token) for token in [*ids, tokenizer.eos_token_id] if token is not None})
+
+
+# ---- What is refused before a request is decoded, each with one sentence.
+
+
+def check_ids(models: Sequence[PreTrainedModel], prompts: Sequence[Sequence[int]]) -> None:
+    """Refuse prompts with ids that a model has no embedding for, which a tokenizer with added tokens may give."""
+    known = min(model.get_input_embeddings().weight.shape[0] for model in models)
+    for index, prompt in enumerate(prompts):
+        strange = next((token for token in prompt if not 0 <= token < known), None)
+        if strange is not None:
+            raise UserError(
+                f"Prompt {index} holds the token id {strange}, and the models know the ids 0 to {known - 1}. Use the "
+                "tokenizer that belongs to them, or leave this token out."
+            )
+
+
+def check_one_each(name: str, values: Sequence[Any] | None, rows: int) -> None:
+    """Refuse seeds or costs that are not one for each row."""
+    if values is not None and len(values) != rows:
+        raise UserError(f"There are {len(values)} {name} for {rows} prompts. Give one for each.")
+
+
+def check_seeds(seeds: Sequence[int] | None, rows: int) -> None:
+    """Refuse seeds that are not one for each row, or that no generator takes."""
+    check_one_each("seeds", seeds, rows)
+    for seed in seeds or ():
+        if not -(2**63) <= seed < 2**64:
+            raise UserError(f"The seed {seed} does not fit into 64 bits. Give a smaller one.")
+
+
+def check_costs(costs: Sequence[float] | None, rows: int) -> None:
+    """Refuse costs that are not one for each row between 0 and 1, beyond which a rule would be looser than promised."""
+    check_one_each("costs", costs, rows)
+    for cost in costs or ():
+        if not 0 <= cost <= 1:
+            raise UserError(f"A round costs {cost}, but costs are shares from 0 to 1. Divide by the largest.")
+
+
+def check_prompts(models: Sequence[PreTrainedModel], lengths: Sequence[int], max_new_tokens: int) -> None:
+    """Refuse empty prompts and those that leave no room for the answer, by their lengths in tokens."""
+    for index, length in enumerate(lengths):
+        if not length:
+            raise UserError(f"Prompt {index} is empty. Give at least one token, for instance the tokenizer's bos.")
+    longest = max(lengths, default=0)
+    for model in models:
+        context = context_of(model.config.get_text_config())
+        if context and longest + max_new_tokens > context:
+            raise UserError(
+                f"A prompt of {longest} tokens and an answer of up to {max_new_tokens} exceed the context of "
+                f"{type(model).__name__}, {context} tokens. Shorten the prompt or lower max_new_tokens."
+            )

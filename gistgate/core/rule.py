@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, get_args, get_origin
+from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import torch
 from torch import Tensor
@@ -20,98 +20,43 @@ State = dict[str, Tensor]
 in the rows that come in later. The decoder drops the rows that leave."""
 
 
-class Rule(Protocol):
-    """Says for each position of a block whether the draft token may stay, given that all before it stay.
-
-    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
-    synchronisation. The decoder composes it as `strict OR rule` where `superset` is true.
-    """
-
-    id: ClassVar[str]
-    knob: ClassVar[str | None]
-    """The scalar setting that calibration moves; None when there is none."""
-    looser: ClassVar[Literal["up", "down"]]
-    """Which way the knob accepts more."""
-    needs: ClassVar[frozenset[str]]
-    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
-    verifier: ClassVar[str]
-    """Id of how the target reads the draft, in `gistgate.core.decoder.VERIFIERS`: "once" or "twice"."""
-    temperatures: ClassVar[str]
-    """Requests that the rule is defined for: "all", "greedy" or "sampled"."""
-    alternative: ClassVar[str]
-    """Which rule to take at the other temperatures; said when a request is refused."""
-    grid: ClassVar[tuple[float, ...]]
-    """Values of the knob from strict to loose, for those who have none of their own."""
-    variants: ClassVar[tuple[dict[str, Any], ...]]
-    """Alternatives of the other settings that compete on development prompts; at most four."""
-    counters: ClassVar[tuple[str, ...]]
-    """Names in the state that belong into the statistics of an answer."""
-    lossless: ClassVar[bool]
-    """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
-    its opinion counts as it is, and all that it accepts is strict."""
-
-    @property
-    def known_by(self) -> tuple[object, ...]:
-        """What tells its verdicts apart from those of other rules: its settings, and tables beside them."""
-        ...
-
-    @property
-    def superset(self) -> bool:
-        """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
-        ...
-
-    def accept(self, block: Block, state: State) -> Tensor:
-        """The positions that may stay [B, K], bool."""
-        ...
-
-    def changed(self, **settings: Any) -> Any:
-        """A copy with other settings, which shares whatever the rule remembers beside them."""
-        ...
-
-    def own(self, block: Block, length_B: Tensor) -> Tensor:
-        """The target's token behind the accepted prefix [B]."""
-        ...
-
-    def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
-        """What to remember after a block."""
-        ...
-
-    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
-        """What the rule has to know about the tokenizer and about each request."""
-        ...
-
-
 class Context:
     """What a rule knows besides the block; by default nothing. A rule that knows more has a subclass of its own."""
 
-    protocol_ids: tuple[int, ...] = ()
-    """Tokens that are never accepted loosely."""
-    needs_eager: str = ""
-    """Why the compiled engine cannot provide it, as the end of a sentence about the rule."""
+    protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely
+    needs_eager: str = ""  # why the compiled engine cannot provide it, as the end of a sentence about the rule
 
     def fields(self, block: Block, rows: Sequence[Any]) -> dict[str, Tensor]:
         """Fields of the block to fill in before the rule judges it; `rows` are the `Row`s of the block."""
         return {}
 
 
-class LooseRule:
-    """The common case: composed as `strict OR rule`, nothing needed but the target's rows, nothing remembered.
+class Rule:
+    """Says for each position of a block whether the draft token may stay, given that all before it stay.
 
-    Subclasses say who they are as class keywords: `class Prob(LooseRule, id="prob", knob="r", looser="down")`.
+    Rules are frozen dataclasses; their fields are their settings. `accept` is pure tensor code without a host
+    synchronisation. The defaults are those of a rule that needs nothing but the target's rows and remembers nothing.
+    Subclasses say who they are as class keywords: `class Prob(Rule, id="prob", knob="r", looser="down")`.
     """
 
     id: ClassVar[str]
-    knob: ClassVar[str | None]
-    looser: ClassVar[Literal["up", "down"]]
+    knob: ClassVar[str | None]  # the scalar setting that calibration moves; None when there is none
+    looser: ClassVar[Literal["up", "down"]]  # which way the knob accepts more
     needs: ClassVar[frozenset[str]] = frozenset()
-    temperatures: ClassVar[str] = "all"
-    alternative: ClassVar[str] = ""
-    grid: ClassVar[tuple[float, ...]] = ()
+    """Of "gate" (gate_probs), "q" (draft probabilities), "uniforms" (random numbers even when greedy)."""
+    temperatures: ClassVar[str] = "all"  # requests that it is defined for: "all", "greedy" or "sampled"
+    alternative: ClassVar[str] = ""  # which rule to take at the other temperatures; said in refusals
+    grid: ClassVar[tuple[float, ...]] = ()  # default values of the knob, from strict to loose
     variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
-    counters: ClassVar[tuple[str, ...]] = ()
+    """Alternatives of the other settings that compete on development prompts; at most four."""
+    counters: ClassVar[tuple[str, ...]] = ()  # names in the state that belong into the statistics of an answer
     lossless: ClassVar[bool] = False
-    verifier: ClassVar[str] = "once"
+    """True when the rule leaves the target's distribution alone by itself, along another path than `block.strict`:
+    its opinion counts as it is, and all that it accepts is strict."""
+    verifier: ClassVar[Any] = None
+    """The subclass of `gistgate.core.session.Verifier` with which the target reads a draft; None: in one forward."""
     superset: bool = True
+    """True when composed as `strict OR rule`; False when the rule's opinion replaces the strict one."""
 
     def __init_subclass__(cls, **traits: Any) -> None:
         for name, value in traits.items():
@@ -128,28 +73,32 @@ class LooseRule:
 
     @property
     def known_by(self) -> tuple[object, ...]:
+        """What tells its verdicts apart from those of other rules: its settings, and tables beside them."""
         return (repr(self),)
 
+    def accept(self, block: Block, state: State) -> Tensor:
+        """The positions that may stay [B, K], bool."""
+        raise NotImplementedError
+
     def changed(self, **settings: Any) -> Any:
-        """A copy of the rule with other settings, which shares whatever the rule remembers beside them."""
+        """A copy with other settings, which shares whatever the rule remembers beside them."""
         return replace(self, **settings)  # type: ignore[type-var]
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
+        """The target's token behind the accepted prefix [B]."""
         return own_token(block, length_B)
 
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
+        """What to remember after a block."""
         return state
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
+        """What the rule has to know about the tokenizer and about each request."""
         return Context()
 
 
 def kept_probs(block: Block, rule: str) -> Tensor:
-    """The gate's probability that the meaning is kept [B, K], for the rule of this id.
-
-    Raises:
-        UserError: there is no gate.
-    """
+    """The gate's probability that the meaning is kept [B, K], for the rule of this id."""
     if block.gate_probs is None:
         raise UserError(f"{rule} judges by a gate, and none was given. Pass gate=Gate.load(folder).")
     return block.gate_probs
@@ -184,15 +133,10 @@ def settle(rule: Rule, block: Block, state: State) -> Acceptance:
         if block.first is not None:  # such a rule may refuse what the strict rule accepts
             stays_BK = torch.where(block.first, strict_BK, stays_BK)
     length_B = leading(stays_BK)
-    return Acceptance(length_B, own_of(rule, block, length_B), reasons(strict_BK))
-
-
-def own_of(rule: Rule, block: Block, length_B: Tensor) -> Tensor:
-    """The rule's token behind the accepted prefix [B]; the strict rule's where it is the first of an answer."""
     own_B = rule.own(block, length_B)
-    if block.begins is None or rule.lossless:
-        return own_B
-    return torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
+    if block.begins is not None and not rule.lossless:  # the first token of an answer is the strict rule's
+        own_B = torch.where(block.begins & (length_B == 0), own_token(block, length_B), own_B)
+    return Acceptance(length_B, own_B, reasons(strict_BK))
 
 
 def leading(stays_BK: Tensor) -> Tensor:
@@ -247,18 +191,15 @@ def draw(weights: Tensor, uniform: Tensor) -> Tensor:
     One number per draw keeps a row's text independent of its neighbours in the batch.
     """
     mass = weights.double().cumsum(-1)
-    return (
-        torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True)
-        .squeeze(-1)
-        .clamp_max(weights.shape[-1] - 1)
-    )
-
-
-# ---- The target's own token for rules that replace the strict test, for which the residual distribution is not right.
+    found = torch.searchsorted(mass, (uniform.double() * mass[..., -1])[..., None], right=True).squeeze(-1)
+    return found.clamp_max(weights.shape[-1] - 1)
 
 
 def target_draw(block: Block, length_B: Tensor) -> Tensor:
-    """The token that p itself chooses behind the accepted prefix [B]: its argmax (greedy), else a draw from p."""
+    """The token that p itself chooses behind the accepted prefix [B]: its argmax (greedy), else a draw from p.
+
+    For rules that replace the strict test, for which the residual distribution is not right.
+    """
     if block.greedy:
         return block.top_ids.gather(-1, length_B[:, None]).squeeze(-1)
     assert block.uniforms is not None
@@ -267,7 +208,7 @@ def target_draw(block: Block, length_B: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Exact(LooseRule, id="exact", knob=None, looser="up"):
+class Exact(Rule, id="exact", knob=None, looser="up"):
     """Accept while the draft token equals the target's argmax (greedy) or while u <= p(x) / q(x) (sampled)."""
 
     def accept(self, block: Block, state: State) -> Tensor:

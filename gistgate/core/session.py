@@ -1,18 +1,15 @@
-"""One request on its way through the loop: draft, verify, accept, commit.
+"""One request on its way through the loop: draft, verify, accept, commit. Queued rows take the slots of finished ones.
 
-Rows that wait take the slots of finished ones (`gistgate.core.session`).
-
-Axis letters: B rows, K drafted tokens.
+Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from time import perf_counter
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
@@ -22,12 +19,11 @@ from gistgate.core.block import Acceptance, Block, Draft, Reason, Sampling
 from gistgate.core.drafter import Drafter
 from gistgate.core.features import tap
 from gistgate.core.reader import Layout, Reader, RowCache, left_padded
-from gistgate.core.request import Generation, Memory, Row, Slots, Stop, count_notes, finished, spend, texts_of
+from gistgate.core.request import Generation, PrefixState, Row, Slots, Stop, count_notes, spend
 from gistgate.core.rule import Context, Exact, Rule, State, settle
-from gistgate.core.utils import Registry
 
-# ---- What a draft looks like to the loop: where its tokens stand, how it is judged, and what of it both models keep.
-
+if TYPE_CHECKING:
+    from gistgate.core.guards import Guards
 
 Settle = Callable[[Block, int], tuple[Block, Acceptance]]
 """Judges a block with a number of paths for every row, those of one row together; returns the block, with what was
@@ -38,16 +34,13 @@ learned of it, and what of every path stays."""
 class Judged:
     """A block with its verdict."""
 
-    block: Block
-    """The block that was judged [B, K]; of a tree the best path of every row."""
+    block: Block  # the block that was judged [B, K]; of a tree the best path of every row
     acceptance: Acceptance
-    """What of it stays."""
-    paths: list[list[int]] | None = None
-    """The accepted nodes of each row's tree; None for chains."""
+    paths: list[list[int]] | None = None  # the accepted nodes of each row's tree; None for chains
 
 
 class Chains:
-    """Drafts whose tokens follow each other."""
+    """What the loop has to know about drafts whose tokens follow each other; `Drafter.form` names another class."""
 
     def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
         """Refuse models that cannot read such drafts, and rules that cannot judge them."""
@@ -74,26 +67,6 @@ class Chains:
         drafter.keep(lengths)
 
 
-# ---- Who settles a block: by default the rule alone.
-
-
-class Unguarded:
-    """The rule decides alone, and nobody looks at the texts."""
-
-    layers: frozenset[str] = frozenset()
-    """Hidden states that a block has to carry for the guards."""
-
-    def settle(self, rule: Rule, block: Block, state: State, rows: Sequence[Row]) -> Acceptance:
-        """What of the block stays; `rows` are those of the block, one for every path."""
-        return settle(rule, block, state)
-
-    def committed(self, rows: Sequence[Row]) -> None:
-        """Look at the texts after the accepted tokens were appended and counted."""
-
-
-# ---- What a decoder is made of, checked to fit together: its sessions need no more than this.
-
-
 class GateLike(Protocol):
     """What the decoder asks of a gate."""
 
@@ -106,40 +79,37 @@ class GateLike(Protocol):
 class Observer(Protocol):
     """Sees every block with its acceptance, before anything is committed."""
 
-    layers: Collection[str]
-    """Hidden states that the block shall carry."""
-    wants_q: bool
-    """Whether it shall carry draft probabilities, where the drafter has them."""
+    layers: Collection[str]  # hidden states that the block shall carry
+    wants_q: bool  # whether it shall carry draft probabilities, where the drafter has them
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None: ...
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Everything that all sessions of a decoder share."""
+class DecoderParts:
+    """What all sessions of a decoder share, checked to fit together."""
 
     target: PreTrainedModel
     drafter: Drafter | None
     rule: Rule
-    block: int
-    """K, drafted tokens per round; 0 is plain decoding."""
-    vocabulary: int
-    """Number of token ids that count, where output layers are padded."""
+    block: int  # K, drafted tokens per round; 0 is plain decoding
+    vocabulary: int  # number of token ids that count, where output layers are padded
     gate: GateLike | None = None
     tokenizer: PreTrainedTokenizerBase | None = None
-    protocol_ids: tuple[int, ...] = ()
-    """Tokens that are never accepted loosely, besides eos."""
+    protocol_ids: tuple[int, ...] = ()  # tokens that are never accepted loosely, besides eos
     observer: Observer | None = None
-    context: Context = field(default_factory=Context)
-    """What the rule knows about tokenizer and requests."""
-    form: Chains = field(default_factory=Chains)
-    """What the drafts look like."""
-    guards: Unguarded = field(default_factory=Unguarded)
-    """Who watches every request and may make it stricter."""
+    context: Context = field(default_factory=Context)  # what the rule knows about tokenizer and requests
+    form: Chains = field(default_factory=Chains)  # what the drafts look like
+    guards: Guards | None = None  # who watches every request and may make it stricter
 
-    def plain(self) -> Parts:
+    def plain(self) -> DecoderParts:
         """The same without speculation: the target's own tokens, one per forward."""
         return replace(self, drafter=None, rule=Exact(), block=0, gate=None, context=Context(), form=Chains())
+
+    @property
+    def models(self) -> list[PreTrainedModel]:
+        """The target and, where there is one, the draft model."""
+        return models_of(self.target, self.drafter)
 
     @property
     def most_drafted(self) -> int:
@@ -149,10 +119,8 @@ class Parts:
     @property
     def layers(self) -> frozenset[str]:
         """Hidden states that a block has to carry."""
-        asked = self.guards.layers
-        for part in (self.observer, self.drafter, self.gate if self.judged else None):
-            asked |= frozenset(part.layers) if part is not None else frozenset()
-        return asked
+        askers = (self.guards, self.observer, self.drafter, self.gate if self.judged else None)
+        return frozenset().union(*(part.layers for part in askers if part is not None))
 
     @property
     def judged(self) -> bool:
@@ -171,38 +139,32 @@ class Parts:
         return asked or "q" in self.rule.needs or (self.observer is not None and self.observer.wants_q)
 
 
-# ---- The target's share of a round: it reads the draft behind each text and says what it would have written.
+def models_of(target: PreTrainedModel, drafter: Drafter | None) -> list[PreTrainedModel]:
+    """The target and, where there is one, the draft model."""
+    return [target] if drafter is None or drafter.model is None else [target, drafter.model]
 
 
 class Verifier:
-    """Reads a draft in one forward of the target."""
+    """The target's share of a round: it reads the draft behind each text in one forward and says what it expected.
 
-    def __init__(self, parts: Parts, sampling: Sampling, stop: Stop) -> None:
+    A rule whose drafts are read in another way names a subclass (`Rule.verifier`).
+    """
+
+    def __init__(self, parts: DecoderParts, sampling: Sampling, stop: Stop) -> None:
         self.parts, self.sampling = parts, sampling
         self.reader = Reader(parts.target, 0)
         self.ends = torch.tensor([*stop.eos_ids], dtype=torch.long, device=parts.target.device)
         self.protocol = torch.tensor([*stop.eos_ids, *parts.protocol_ids], device=parts.target.device)
-        self.states: dict[str, Tensor] = {}
+        self.states: dict[str, Tensor] = {}  # hidden states of the last forward, filled while the session runs
 
     @classmethod
-    def extra_tokens(cls, parts: Parts) -> int:
+    def extra_tokens(cls, parts: DecoderParts) -> int:
         """Most tokens of context that are read beyond text and draft."""
         return 0
 
-    def begin(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        """Begin a batch of texts, of which the first `lengths[b]` tokens are remembered in `caches[b]`."""
-        self.reader = Reader(self.parts.target, len(caches))
-        self.reader.restore(caches, lengths)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Record the hidden states that a block has to carry while the context is open."""
-        with tap(self.parts.target, self.parts.layers) as self.states:
-            yield
-
     def verify(self, rows: Sequence[Row], draft: Draft, uniforms: Tensor | None) -> Block:
         """The draft and what the target says about it; `uniforms [B, K + 1]` are for accepting it."""
-        ids, valid = left_padded(self.reader.unread(texts_of(rows)), self.parts.target.device)
+        ids, valid = left_padded(self.reader.unread([row.text for row in rows]), self.parts.target.device)
         num = draft.ids.shape[1]
         if valid is not None or not bool(draft.valid.all()):
             pending = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
@@ -226,97 +188,37 @@ class Verifier:
         return self.reader.read(ids, valid, draft.ids.shape[1] + 1, layout)[..., : self.parts.vocabulary]
 
 
-# ---- The parts of the loop that can be exchanged, by id. What few decoders need is imported when one asks for it.
-
-
-FORMS: Registry[type[Chains]] = Registry("form of drafts", {"chain": Chains, "tree": "gistgate.trees.tree:Trees"})
-"""What drafts look like, by `Drafter.form`."""
-
-VERIFIERS: Registry[type[Verifier]] = Registry(
-    "verifier", {"once": Verifier, "twice": "gistgate.rules.reflective:Rereader"}
-)
-"""How the target reads a draft, by `Rule.verifier`."""
-
-GUARDING: Registry[Any] = Registry("way of guarding", {"none": Unguarded, "guards": "gistgate.core.guards:Guards"})
-"""Who settles a block besides the rule."""
-
-# ---- How waiting rows come into the batch of a session: what both models have to know of them is read first.
-
-
 FEWEST = 8
 """Rows come in when at least one in so many slots is free: every admission costs a forward and a copy of the caches."""
-NOTHING = Memory([], RowCache([]), RowCache([]))
+NOTHING = PrefixState([], RowCache([]), RowCache([]))
 
 
 @dataclass(frozen=True)
-class Start:
+class QueuedRow:
     """A row that waits, and what is known of its text."""
 
     row: Row
-    memory: Memory = NOTHING
-    kept: int = 0
-    """Tokens of the memory's text that the row's text begins with."""
+    prefix: PrefixState = NOTHING
+    kept: int = 0  # tokens of the prefix that the row's text begins with
 
     def known(self, cache: RowCache) -> int:
         """Tokens that need no reading; the last one is read again, because its row predicts the next one."""
         return min(self.kept, len(self.row.text) - 1, cache.length)
 
 
-class Waiting:
+class Queue:
     """The rows of a request that have no slot yet, in the order in which they get one."""
 
-    def __init__(self, starts: Iterable[Start], slots: int) -> None:
-        """`starts` is asked for a row only when there is a slot for it."""
-        self._starts, self.slots = iter(starts), slots
+    def __init__(self, rows: Iterable[QueuedRow], slots: int) -> None:
+        """`rows` is asked for a row only when there is a slot for it."""
+        self._rows, self.slots = iter(rows), slots
 
-    def next(self, live: int) -> list[Start]:
+    def next(self, live: int) -> list[QueuedRow]:
         """The rows that come in beside `live` others; none while too few slots are free."""
         free = self.slots - live
         if not free or (live and free * FEWEST < self.slots):
             return []
-        return list(islice(self._starts, free))
-
-
-def continued(
-    memories: Iterable[Memory],
-    continuations: Sequence[tuple[int, Sequence[int]]],
-    prompt_lengths: Sequence[int],
-    seeds: Sequence[int] | None,
-) -> Iterator[Start]:
-    """The rows of `Decoder.resume`, each made when it is asked for."""
-    told = zip(memories, continuations, prompt_lengths, strict=True)
-    for index, (memory, (kept, added), length) in enumerate(told):
-        row = Row(index, [*memory.text[:kept], *added], length, seeds[index] if seeds else index)
-        row.reasons = [0] * len(row.answer)
-        yield Start(row, memory, kept)
-
-
-def admit(starts: Sequence[Start], live: int, verifier: Verifier, drafter: Drafter | None) -> None:
-    """Make room for rows behind the `live` ones of a batch.
-
-    The first rows of a batch are read together with their first draft. Later ones are read up to their last token
-    beforehand, so that the others do not wait for it in padding; the time is theirs.
-    """
-    begun = perf_counter()
-    texts = [start.row.text for start in starts]
-    targets, drafts = [start.memory.target for start in starts], [start.memory.draft for start in starts]
-    known = [start.known(cache) for start, cache in zip(starts, targets, strict=True)]
-    if live:
-        verifier.reader.admit(texts, targets, known)
-    else:
-        verifier.begin(targets, known)
-    between = perf_counter()
-    if drafter is not None:
-        known = [start.known(cache) for start, cache in zip(starts, drafts, strict=True)]
-        if live:
-            drafter.admit(live, texts, drafts, known)
-        else:
-            drafter.restore(drafts, known)
-    ended = perf_counter()
-    spend([start.row for start in starts], verify=between - begun, draft=ended - between, total=ended - begun)
-
-
-# ---- What of a settled block reaches a text: cut at the stop first, then count.
+        return list(islice(self._rows, free))
 
 
 def commit(
@@ -339,12 +241,12 @@ def commit(
 
 
 class Session:
-    """One request on its way through the loop."""
+    """The batch of one request."""
 
     def __init__(
         self,
-        parts: Parts,
-        waiting: Waiting,
+        parts: DecoderParts,
+        queue: Queue,
         stop: Stop,
         sampling: Sampling,
         slots: Slots,
@@ -352,18 +254,18 @@ class Session:
         remember: bool = False,
     ) -> None:
         """Begin with an empty batch; `is_decided` and `remember` as in `Decoder.resume`."""
-        self.parts, self.waiting, self.stop, self.sampling, self.slots = parts, waiting, stop, sampling, slots
+        self.parts, self.queue, self.stop, self.sampling, self.slots = parts, queue, stop, sampling, slots
         self.is_decided, self.remember = is_decided, remember
         self.device = parts.target.device
-        self.verifier = VERIFIERS[parts.rule.verifier](parts, sampling, stop)
+        self.verifier: Verifier = (parts.rule.verifier or Verifier)(parts, sampling, stop)
         self.rows: list[Row] = []
         self.state: State = {}
-        self.results: dict[int, tuple[Generation, Memory | None]] = {}
+        self.results: dict[int, tuple[Generation, PrefixState | None]] = {}
 
-    def run(self) -> list[tuple[Generation, Memory | None]]:
+    def run(self) -> list[tuple[Generation, PrefixState | None]]:
         """Decode round after round until every row has ended; answers in the order of the rows' indices."""
         try:
-            with self.verifier.listening():
+            with tap(self.parts.target, self.parts.layers) as self.verifier.states:
                 while self._admit():
                     self._round()
         finally:
@@ -373,25 +275,51 @@ class Session:
 
     def _admit(self) -> bool:
         """Fill free slots with rows that wait; False when no row is left."""
-        while starts := self.waiting.next(len(self.rows)):
-            admit(starts, len(self.rows), self.verifier, self.parts.drafter)
-            fresh = [start.row for start in starts]
+        while queued := self.queue.next(len(self.rows)):
+            fresh = [one.row for one in queued]
+            self._read_beforehand(queued)
             self.rows = [*self.rows, *fresh]
             self.state = {
                 name: torch.cat([value, value.new_zeros(len(fresh), *value.shape[1:])])
                 for name, value in self.state.items()
             }
-            self._retire([row for row in fresh if self._over(row)])
+            self._retire([row for row in fresh if self._has_ended(row)])
         return bool(self.rows)
 
-    def _over(self, row: Row) -> bool:
+    def _read_beforehand(self, queued: Sequence[QueuedRow]) -> None:
+        """Make room in both models for rows behind those of the batch.
+
+        The first rows of a batch are read together with their first draft. Later ones are read up to their last token
+        beforehand, so that the others do not wait for it in padding; the time is theirs.
+        """
+        begun, live, drafter = perf_counter(), len(self.rows), self.parts.drafter
+        texts = [one.row.text for one in queued]
+        targets, drafts = [one.prefix.target for one in queued], [one.prefix.draft for one in queued]
+        known = [one.known(cache) for one, cache in zip(queued, targets, strict=True)]
+        if live:
+            self.verifier.reader.admit(texts, targets, known)
+        else:
+            self.verifier.reader = Reader(self.parts.target, len(queued))
+            self.verifier.reader.restore(targets, known)
+        between = perf_counter()
+        if drafter is not None:
+            known = [one.known(cache) for one, cache in zip(queued, drafts, strict=True)]
+            if live:
+                drafter.admit(live, texts, drafts, known)
+            else:
+                drafter.restore(drafts, known)
+        ended = perf_counter()
+        spend([one.row for one in queued], verify=between - begun, draft=ended - between, total=ended - begun)
+
+    def _has_ended(self, row: Row) -> bool:
+        """Whether a row that comes in needs no round: a continued text may end where it was cut."""
         if row.answer and row.finish is None:
             _, row.finish = self.stop.cut(row.answer[:-1], row.answer[-1:])
         return row.finish is not None or self.stop.max_new_tokens <= len(row.answer)
 
     def _round(self) -> None:
         started = perf_counter()
-        self.slots.usage.count(len(self.rows), self.slots.number or self.waiting.slots)
+        self.slots.usage.count(len(self.rows), self.slots.number or self.queue.slots)
         uniforms = self._uniforms()
         draft = self._draft(uniforms)  # 1. draft    x_1 .. x_K
         drafted = perf_counter()
@@ -418,25 +346,25 @@ class Session:
         return torch.cat([uniforms[:, first : first + num], uniforms[:, -1:]], dim=1).to(self.device)
 
     def _draft(self, uniforms: Tensor | None) -> Draft:
-        room_B = torch.tensor([self.stop.max_new_tokens - len(row.answer) - 1 for row in self.rows])
-        most = min(self.parts.block, int(room_B.max()))
-        if self.parts.drafter is None or most < 1:
+        parts, drafter = self.parts, self.parts.drafter
+        room_B = torch.tensor([row.room(self.stop.max_new_tokens) for row in self.rows])
+        most = min(parts.block, int(room_B.max()))
+        if drafter is None or most < 1:
             return Draft.empty(len(self.rows), self.device)
-        num_draft = most if self.parts.drafter.asks_room else self.parts.block
-        draft = self.parts.drafter.propose(
-            texts_of(self.rows),
+        num_draft = most if drafter.asks_room else parts.block
+        draft = drafter.propose(
+            [row.text for row in self.rows],
             num_draft,
-            vocabulary=self.parts.vocabulary,
+            vocabulary=parts.vocabulary,
             sampling=self.sampling,
             # The numbers behind these decide about acceptance: a drafter that drew with them would bias it.
-            uniforms=None if uniforms is None else uniforms[:, : self.parts.most_drafted],
-            want_q=self.parts.wants_q,
+            uniforms=None if uniforms is None else uniforms[:, : parts.most_drafted],
+            want_q=parts.wants_q,
         )
-        # A row without room drafts nothing, whatever its neighbours do, so nothing is counted for it.
-        count_notes(self.rows, [note if room > 0 else "" for note, room in zip(draft.notes, room_B, strict=False)])
+        count_notes(self.rows, draft.notes, self.stop.max_new_tokens)
         draft = draft.to(self.device)
-        fits = self.parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
-        return draft.only(fits)
+        fits = parts.form.places(draft) < room_B.clamp_max(num_draft).to(self.device)[:, None]
+        return replace(draft, valid=draft.valid & fits)
 
     def _accept(self, block: Block, draft: Draft) -> Judged:
         judged = self.parts.form.judge(block, draft, self.parts.rule, self._settle)
@@ -450,27 +378,31 @@ class Session:
 
     def _settle(self, block: Block, times: int) -> tuple[Block, Acceptance]:
         """The verdict on a block of `times` paths for every row, with what rule and gate know of it filled in."""
-        rows = self.rows if times == 1 else [row for row in self.rows for _ in range(times)]
-        state = self.state if times == 1 else {k: v.repeat_interleave(times, 0) for k, v in self.state.items()}
-        fields = self.parts.context.fields(block, rows)
+        parts, rows, state = self.parts, self.rows, self.state
+        if times > 1:
+            rows = [row for row in rows for _ in range(times)]
+            state = {name: value.repeat_interleave(times, 0) for name, value in state.items()}
+        fields = parts.context.fields(block, rows)
         begins = [not row.answer for row in rows]
         if any(begins):
             fields = {**fields, "begins": torch.tensor(begins, device=self.device)}
         if fields:
             block = block.having(**fields)
-        if self.parts.judged:
-            assert self.parts.gate is not None
-            block = block.with_gate(self.parts.gate)
-        return block, self.parts.guards.settle(self.parts.rule, block, state, rows)
+        if parts.judged and parts.gate is not None:
+            block = block.with_gate(parts.gate)
+        if parts.guards is None:
+            return block, settle(parts.rule, block, state)
+        return block, parts.guards.settle(parts.rule, block, state, rows)
 
     def _commit(self, judged: Judged, draft: Draft) -> None:
         kept, ids = judged.acceptance, judged.block.draft_ids.tolist()
-        told = zip(self.rows, ids, kept.length.tolist(), kept.own_ids.tolist(), kept.reasons.tolist(), strict=True)
-        for row, x, length, own, why in told:
+        columns = (self.rows, ids, kept.length.tolist(), kept.own_ids.tolist(), kept.reasons.tolist())
+        for row, x, length, own, why in zip(*columns, strict=True):
             commit(row, x[:length], why[:length], own, self.stop, draft.forwards)
             if row.finish is None and self.is_decided is not None:
                 row.finish = self.is_decided(row)
-        self.parts.guards.committed(self.rows)
+        if self.parts.guards is not None:
+            self.parts.guards.committed(self.rows)
         # Refused tokens were read by both models; what a stop cut off needs no forgetting, its row leaves.
         if self.parts.drafter is not None and draft.ids.shape[1]:
             self.parts.form.keep(self.verifier.reader, self.parts.drafter, draft, judged)
@@ -481,13 +413,13 @@ class Session:
             return
         gone = {row.index for row in leaving}
         places = [place for place, row in enumerate(self.rows) if row.index in gone]
-        memories = self._memories(places) if self.remember else [None] * len(places)
-        for place, memory in zip(places, memories, strict=True):
+        states = self._prefix_states(places) if self.remember else [None] * len(places)
+        for place, state in zip(places, states, strict=True):
             row = self.rows[place]
             counted = [name for name in self.parts.rule.counters if name in self.state]
             row.statistics.extra |= {name: float(self.state[name][place]) for name in counted}
             row.finish = row.finish or "length"
-            self.results[row.index] = (finished(row), memory)
+            self.results[row.index] = (row.generation(), state)
             self.slots.usage.finish(row.statistics.tokens, row.statistics.forwards)
             self.slots.progress(1)
         stay = [place for place, row in enumerate(self.rows) if row.index not in gone]
@@ -498,9 +430,9 @@ class Session:
             if self.parts.drafter is not None:
                 self.parts.drafter.select(stay)
 
-    def _memories(self, places: list[int]) -> list[Memory]:
+    def _prefix_states(self, places: list[int]) -> list[PrefixState]:
         drafter = self.parts.drafter
         targets = self.verifier.reader.snapshot(places)
         drafts = drafter.snapshot(places) if drafter is not None else [RowCache([]) for _ in places]
         texts = [list(self.rows[place].text) for place in places]
-        return [Memory(*one) for one in zip(texts, targets, drafts, strict=True)]
+        return [PrefixState(*one) for one in zip(texts, targets, drafts, strict=True)]

@@ -16,7 +16,6 @@ from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
-from gistgate.measure.speed import strict_of
 from gistgate.measure.trace import TracedToken, trace
 from gistgate.models.build import choose, other_parts
 from gistgate.models.options import DecodeOptions
@@ -50,7 +49,7 @@ def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | Non
 
 def strict_run(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Run:
     """Decode one prompt as `record` does, with the same drafter and K but without loose accepts."""
-    return record(strict_of(decoder, decoder.drafter), ids, tokenizer, STRICT, **request)
+    return record(decoder.strict(), ids, tokenizer, STRICT, **request)
 
 
 def rule_name(rule: Any) -> str:

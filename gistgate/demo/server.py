@@ -23,7 +23,6 @@ from gistgate.core.request import Row, Statistics
 from gistgate.core.rule import Rule
 from gistgate.core.utils import UserError
 from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
-from gistgate.measure.speed import strict_of
 from gistgate.measure.trace import TracedToken, Watch
 from gistgate.models.loading import Target
 
@@ -161,7 +160,7 @@ class Playground:
     @cached_property
     def settings(self) -> list[Setting]:
         """Strict decoding, then the values of the knob from strict to loose."""
-        strict = Setting(STRICT, strict_of(self.decoder, self.decoder.drafter), "Strict decoding loses nothing.")
+        strict = Setting(STRICT, self.decoder.strict(), "Strict decoding loses nothing.")
         return [strict, *(self._setting(value) for value in knob_values(self.rule))]
 
     @property

@@ -33,8 +33,9 @@ from gistgate.certificates.outcomes import (
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
 from gistgate.core.attention import keep_freed_memory
+from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.files import fingerprint
 from gistgate.core.gate import Gate
@@ -480,7 +481,7 @@ def outcomes_of(
     options: Options, models: Models, method: Method, prompts: dict[str, list[Prompt]], scorer: Scorer
 ) -> Outcomes:
     """The method and strict decoding on these prompts, both with the method's drafter and K."""
-    memory = Prefilled(MEMORY_MB)
+    memory = PromptCache(MEMORY_MB)
     shared = scope_with(models.draft, options, models, method)
     machine = (str(models.target.device), torch.__version__)  # an interrupted start goes on where rounding is the same
     depends = (shared, *machine, Path(gistgate.__file__).parent)

@@ -20,9 +20,10 @@ from tqdm import tqdm
 from transformers import PreTrainedModel
 
 from gistgate.core.attention import keep_freed_memory
+from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
-from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
 from gistgate.core.utils import UserError, is_out_of_memory
 from gistgate.measure.speed import settle_batches
@@ -88,7 +89,7 @@ class GatedLM(HFLM):
             decoder: a decoder around that loaded model; then no other part is needed.
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
-            decode: stands in for `gistgate.core.decoder.decode_all`, such as that of a memory of prompts.
+            decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
             kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings of
                 the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate

@@ -14,7 +14,8 @@ from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.certificates.outcomes import Answer
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.batches import PromptCache
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json_lines
 from gistgate.core.request import Usage, eos_ids
 from gistgate.core.utils import UserError
@@ -151,7 +152,7 @@ def decode_prompts(
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
     batch_size: int,
-    memory: Prefilled,
+    memory: PromptCache,
     progress: Callable[[int], object] = lambda _: None,
     usage: Usage | None = None,
 ) -> list[Answer]:

@@ -15,7 +15,6 @@ from typing import Any
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row, Statistics, total
-from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.choice import Costs
 from gistgate.measure.speed import Clock
@@ -129,7 +128,7 @@ def strict_answers(
     decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
 ) -> list[Generation]:
     """The answers of strict verification at K = `block` to these prompts, one after the other."""
-    strict = variant(decoder, block).having(observer=observer)
+    strict = decoder.strict(block).having(observer=observer)
     return [strict.generate([ids], **request)[0] for ids in prompts]
 
 
@@ -144,29 +143,15 @@ def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence
     if not prompts or decoder.drafter is None:
         raise UserError("Costs are measured on prompts and with a drafter. Pass at least one prompt and a draft.")
     timed = prompts[:TIMED]
-    plain = later_rounds(variant(decoder, 0), timed, request)
+    plain = later_rounds(decoder.plain(), timed, request)
     step = plain.seconds["total"] / plain.forwards
     verify, drafting, drafted = {}, 0.0, 0
     for block in blocks:
-        done = later_rounds(variant(decoder, block), timed, request)
+        done = later_rounds(decoder.strict(block), timed, request)
         verify[block] = done.seconds["verify"] / done.forwards / step
         drafting += done.seconds["draft"]
         drafted += done.draft_forwards or block * done.forwards
     return Costs(step, drafting / drafted / step, verify)
-
-
-def variant(decoder: Decoder, block: int) -> Decoder:
-    """The same pair and engine with strict verification at K = `block`; 0 is plain decoding."""
-    drafter = decoder.drafter if block else None
-    return Decoder(
-        decoder.target,
-        drafter,
-        Exact(),
-        block,
-        tokenizer=decoder.tokenizer,
-        vocabulary=decoder.vocabulary,
-        engine=decoder.engine.name,
-    )
 
 
 def later_rounds(decoder: Decoder, prompts: Sequence[Sequence[int]], request: dict[str, Any]) -> Statistics:

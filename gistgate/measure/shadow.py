@@ -19,7 +19,7 @@ from torch import Tensor
 from gistgate.core.block import Acceptance, Block, Reason
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Statistics
-from gistgate.core.rule import Context, LooseRule, Rule, State, leading, settle
+from gistgate.core.rule import Context, Rule, State, leading, settle
 from gistgate.core.utils import UserError
 
 Watcher = Callable[[Block, Acceptance], None]
@@ -30,7 +30,7 @@ INNER = "rule."
 
 
 @dataclass(frozen=True)
-class Shadow(LooseRule):
+class Shadow(Rule):
     """The strict rule, which counts what `rule` would have accepted.
 
     A loose decoder begins its next block where its last one ended. So after a block the shadow waits until the strict
@@ -60,7 +60,7 @@ class Shadow(LooseRule):
         return self.rule.needs
 
     @property
-    def verifier(self) -> str:  # type: ignore[override]
+    def verifier(self) -> Any:  # type: ignore[override]
         return self.rule.verifier
 
     @property

@@ -29,10 +29,8 @@ from transformers import (
 )
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.drafter import Drafter
 from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Generation, Statistics
-from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 
 # ---- Seconds of plain, strict and chosen decoding on the same prompts, one row at a time, interleaved.
@@ -83,7 +81,7 @@ def side_by_side(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: 
     """
     if not prompts:
         raise UserError("There is no prompt to time. Put at least one line of text into the file.")
-    clocks = [Clock("plain", strict_of(decoder, None)), Clock("strict", strict_of(decoder, decoder.drafter))]
+    clocks = [Clock("plain", decoder.plain()), Clock("strict", decoder.strict())]
     clocks.append(Clock(decoder.rule.id, decoder))
     rounds = interleaved(clocks, prompts, **request)
     sound = without_loops(rounds)
@@ -114,19 +112,6 @@ def without_loops(rounds: Sequence[Lap]) -> list[Lap]:
     return [ran for ran in rounds if not any(LoopGuard().is_loop(answer.ids) for _, answer in ran.values())]
 
 
-def strict_of(decoder: Decoder, drafter: Drafter | None) -> Decoder:
-    """Strict decoding on the same target and engine; without a drafter it is plain decoding."""
-    return Decoder(
-        decoder.target,
-        drafter,
-        Exact(),
-        decoder.block,
-        tokenizer=decoder.tokenizer,
-        vocabulary=decoder.vocabulary,
-        engine=decoder.engine.name,
-    )
-
-
 def pays_up_to(
     decoder: Decoder, prompts: Sequence[Sequence[int]], sizes: Sequence[int] = BATCHES, **request: Any
 ) -> int:
@@ -141,7 +126,7 @@ def pays_up_to(
     """
     if not prompts:
         raise UserError("There is no prompt to time. Pass at least one.")
-    plain, most = strict_of(decoder, None), 0
+    plain, most = decoder.plain(), 0
     for size in sorted(sizes):
         batch = [prompts[place % len(prompts)] for place in range(size)]
         clocks = [rate(one, batch, request) for one in (plain, decoder)]

@@ -28,7 +28,7 @@ from gistgate.drafters.text import ragged
 from gistgate.retrieval.index import Index, index_for
 from gistgate.retrieval.store import Datastore
 from gistgate.retrieval.suffix_array import END, SuffixArray, spaced
-from gistgate.trees.tree import tree
+from gistgate.trees.tree import Trees, tree
 
 # ---- Candidates vote on what comes next: a chain along the heaviest branch of their trie, or its heaviest nodes.
 
@@ -311,7 +311,7 @@ def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
 class SenTree(SenDrafter):
     """Greedy requests, and sampled ones by the rules that walk trees of different siblings."""
 
-    form = "tree"
+    form = Trees
     nodes: int = 16
     """Most nodes of a tree."""
     min_share: float = 0.02

@@ -1,4 +1,4 @@
-"""Acceptance rules by id. A new rule is one file and one line in RULES."""
+"""Acceptance rules by id. A new rule is one class and one line in RULES."""
 
 from __future__ import annotations
 
@@ -50,11 +50,7 @@ PRESETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def meant(name: str) -> tuple[str, dict[str, Any]]:
-    """The id of a rule and the settings that the name of a preset stands for.
-
-    Raises:
-        UnknownIdError: there is no such rule or preset (the nearest known name is offered).
-    """
+    """The id of a rule and the settings that the name of a preset stands for."""
     rule_id, preset = PRESETS.get(name, (name, {}))
     if rule_id not in RULES:
         raise UnknownIdError(f"There is no rule '{name}'. {nearest(name, [*RULES, *PRESETS])}")
@@ -72,11 +68,7 @@ def is_infinite(value: Any) -> bool:
 
 
 def make_rule(rule_id: str, **settings: Any) -> Rule:
-    """The rule of that id (or preset) with these settings.
-
-    Raises:
-        UserError: an unknown id or setting (the nearest known name is offered), or a value out of range.
-    """
+    """The rule of that id (or preset) with these settings."""
     rule_id, preset = meant(rule_id)
     settings = {**preset, **settings}
     kind = RULES[rule_id]

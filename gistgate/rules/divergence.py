@@ -1,20 +1,19 @@
-"""Fuzzy speculative decoding: trust any token of a draft that is close to the target (arXiv 2502.20704)."""
+"""Rules that compare the distributions of target and draft: divergences, and a mixture of both.
+
+p and q `[..., V]` sum to 1 over the last axis; divergences `[...]` are in nats.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, own_token, target_draw
-from gistgate.core.utils import UserError
-
-# ---- How far two distributions are apart. p and q `[..., V]` sum to 1 over the last axis; results `[...]` are in nats.
-
+from gistgate.core.rule import Rule, State, own_token, target_draw
 
 LOG_FLOOR = 1e-10
 """Smallest probability that a logarithm sees."""
@@ -55,12 +54,8 @@ def coarse(p: Tensor, q: Tensor, k: int = 50) -> tuple[Tensor, Tensor]:
         return p, q
     p_top, index = p.topk(k, dim=-1)
     q_top = q.gather(-1, index)
-    return with_rest(p_top), with_rest(q_top)
-
-
-def with_rest(top: Tensor) -> Tensor:
-    """Some probabilities, and behind them what is missing to 1."""
-    return torch.cat([top, (1 - top.sum(-1, keepdim=True)).clamp_min(0)], dim=-1)
+    p_rest, q_rest = ((1 - top.sum(-1, keepdim=True)).clamp_min(0) for top in (p_top, q_top))
+    return torch.cat([p_top, p_rest], dim=-1), torch.cat([q_top, q_rest], dim=-1)
 
 
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -75,42 +70,27 @@ DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True)
-class FSD(LooseRule):
-    """Accept where Div(p, q) <= threshold.
+class FSD(Rule, id="fsd", knob="threshold", looser="up"):
+    """Fuzzy speculative decoding (arXiv 2502.20704): accept where Div(p, q) <= threshold, whatever the token.
 
-    Reduced, only the tokens that the strict test refused are judged so. The full variant judges every token so: where
-    the distributions are far apart it refuses even an exact match (and, greedy, writes the same token as its own).
+    Reduced, only the tokens that the strict test refused are judged so. The full variant, as published, judges every
+    token so: where the distributions are far apart it refuses even an exact match (and, greedy, writes the same token
+    as its own). "ag" is what the released code calls Jensen-Shannon (its arguments reversed), "kl" KL(q || p) as there,
+    "topk" Jensen-Shannon of the target's 50 best tokens and the rest as one.
     """
 
-    threshold: float = 0.4
-    """Largest tolerated divergence: nats, for "tv" a share; below 0 none. It means something else for every div."""
+    threshold: float = 0.4  # in nats, for "tv" a share; below 0 none; it means something else for every div
     div: Literal["js", "ag", "kl", "reverse-kl", "tv", "topk"] = "js"
-    """"js" is Jensen-Shannon (at most ln 2), "ag" what the released code calls so (its arguments reversed), "kl"
-    KL(q || p) as there, "reverse-kl" KL(p || q), "tv" total variation, "topk" Jensen-Shannon of the target's 50 best
-    tokens and the rest as one."""
-    reduced: bool = True
-    """True: strict OR fuzzy. False: fuzzy alone, as published."""
+    reduced: bool = True  # strict OR fuzzy; False: fuzzy alone
+    # What replaces a refused token in sampled requests: the residual, which keeps the reduced variant lossless where it
+    # tolerates nothing, or a draw from p, as published for the full variant.
     replacement: Literal["p", "residual"] = "residual"
-    """Distribution that replaces a refused token in sampled requests: the residual, which keeps the reduced variant
-    lossless where it tolerates nothing, or p, as published for the full variant."""
-    id: ClassVar[str] = "fsd"
-    knob: ClassVar[str | None] = "threshold"
-    looser: ClassVar[Literal["up", "down"]] = "up"
-    needs: ClassVar[frozenset[str]] = frozenset({"q"})
-    grid: ClassVar[tuple[float, ...]] = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = (
-        {},
-        {"div": "ag"},
-        {"div": "tv"},
-        {"reduced": False, "replacement": "p"},
-    )
+    needs = frozenset({"q"})
+    grid = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.8, 1.2)
+    variants = ({}, {"div": "ag"}, {"div": "tv"}, {"reduced": False, "replacement": "p"})
 
     def __post_init__(self) -> None:
-        if self.div not in DIVERGENCES or self.replacement not in ("p", "residual"):
-            raise UserError(
-                f"fsd: div '{self.div}', replacement '{self.replacement}' do not fit: div is one of "
-                f"{', '.join(DIVERGENCES)}, replacement 'p' or 'residual'."
-            )
+        self.check(True, f"div is one of {', '.join(DIVERGENCES)}, replacement 'p' or 'residual'")
 
     @property
     def superset(self) -> bool:  # type: ignore[override]
@@ -124,37 +104,24 @@ class FSD(LooseRule):
         return (target_draw if self.replacement == "p" else own_token)(block, length_B)
 
 
-# ---- KL judge: tolerate a mismatch where target and draft hardly differ anyway (arXiv 2601.04766).
-
-
 @dataclass(frozen=True)
-class KLJudge(LooseRule):
-    """Accept where KL(p || q) <= tau, unless the target is sure of something.
+class KLJudge(Rule, id="kl-judge", knob="tau", looser="up"):
+    """KL judge (arXiv 2601.04766): accept where KL(p || q) <= tau, unless the target is sure of something.
 
     A trained judge is largely a function of how far p and q are apart; this is that distance itself. The token is not
     looked at: where the distributions are close, an improbable one passes too. Both distributions are those of the
     request, so that top-k and top-p, which may forbid one of them a token of the other, make it far stricter.
     """
 
-    tau: float = 0.4
-    """Largest tolerated divergence in nats; below 0 is strict, beyond 23 it tolerates all that the guard permits."""
-    max_p: float = 0.9
-    """Guard: where the target's best token is more probable than this, only the strict rule accepts; 1 is no guard."""
-    temperature: float = 1.0
-    """Temperature applied to both distributions before they are compared, in addition to that of the request."""
-    id: ClassVar[str] = "kl-judge"
-    knob: ClassVar[str | None] = "tau"
-    looser: ClassVar[Literal["up", "down"]] = "up"
-    needs: ClassVar[frozenset[str]] = frozenset({"q"})
-    grid: ClassVar[tuple[float, ...]] = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"max_p": 1.0})
+    tau: float = 0.4  # largest divergence in nats; below 0 is strict, beyond 23 all that the guard permits passes
+    max_p: float = 0.9  # guard: where the target's best token is more probable, only the strict rule accepts; 1: none
+    temperature: float = 1.0  # applied to both distributions before the comparison, in addition to the request's
+    needs = frozenset({"q"})
+    grid = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.7, 0.9, 1.1, 1.4, 2.0, 3.0)
+    variants = ({}, {"max_p": 1.0})
 
     def __post_init__(self) -> None:
-        if not (0 < self.max_p <= 1 and self.temperature > 0):
-            raise UserError(
-                f"kl-judge: max_p {self.max_p}, temperature {self.temperature} do not fit: the guard lies in (0, 1], "
-                "the temperature above 0."
-            )
+        self.check(0 < self.max_p <= 1 and self.temperature > 0, "max_p lies in (0, 1], the temperature above 0")
 
     def accept(self, block: Block, state: State) -> Tensor:
         # accept(j)  <=>  KL(p_j || q_j) <= tau  and  max p_j <= max_p
@@ -170,36 +137,25 @@ class KLJudge(LooseRule):
         return (logprobs_BKV / self.temperature).softmax(-1), sharpened_BKV / sharpened_BKV.sum(-1, keepdim=True)
 
 
-# ---- Ensemble weight: verify against a mixture of target and draft (arXiv 2604.07622, static form).
-
-
 @dataclass(frozen=True)
-class Ensemble(LooseRule):
-    """Accept against nu = w p + (1 - w) q: its argmax when greedy, else with min(1, nu(x) / q(x)).
+class Ensemble(Rule, id="ensemble", knob="w", looser="down"):
+    """Accept against nu = w p + (1 - w) q (arXiv 2604.07622, static form): its argmax, or with min(1, nu(x) / q(x)).
 
     Sampled tokens are distributed as nu, and greedy ones with `superset=False` and `replacement="argmax_nu"` are those
     of transformers with `assistant_ensemble_weight=w`. Exempt are the first token of an answer and protocol tokens,
     which stay the target's decision, and tokens that top-k or top-p forbid the target (p = 0).
     """
 
-    w: float = 1.0
-    """Weight of the target in [0, 1]; 1 is strict and the published default."""
+    w: float = 1.0  # weight of the target in [0, 1]; 1 is strict and the published default
+    # What stands in place of a refused token in greedy requests; nu may prefer a token that neither model does.
     replacement: Literal["argmax_p", "argmax_nu"] = "argmax_p"
-    """What stands in place of a refused token in greedy requests; nu may prefer a token that neither model does."""
-    superset: bool = True
-    """True: strict OR ensemble. False: ensemble alone, as published, which can refuse an exact match."""
-    id: ClassVar[str] = "ensemble"
-    knob: ClassVar[str | None] = "w"
-    looser: ClassVar[Literal["up", "down"]] = "down"
-    needs: ClassVar[frozenset[str]] = frozenset({"q"})
-    grid: ClassVar[tuple[float, ...]] = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"superset": False, "replacement": "argmax_nu"})
+    superset: bool = True  # strict OR ensemble; False: ensemble alone, as published, which can refuse an exact match
+    needs = frozenset({"q"})
+    grid = (0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.0)
+    variants = ({}, {"superset": False, "replacement": "argmax_nu"})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.w <= 1:
-            raise UserError(f"ensemble: w is {self.w}, but a weight lies in [0, 1]. 1 is strict.")
-        if self.replacement not in ("argmax_p", "argmax_nu"):
-            raise UserError(f"ensemble: replacement is '{self.replacement}'. It is 'argmax_p' or 'argmax_nu'.")
+        self.check(0 <= self.w <= 1, "w lies in [0, 1] (1 is strict), replacement is 'argmax_p' or 'argmax_nu'")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.w == 1:  # rounding can make two probabilities equal whose logits are not
@@ -218,12 +174,10 @@ class Ensemble(LooseRule):
         return nu.masked_fill_(logits == -torch.inf, -1.0).argmax(-1)
 
     def own(self, block: Block, length_B: Tensor) -> Tensor:
-        own_B = own_token(block, length_B)
-        num = block.draft_ids.shape[1]
+        own_B, num = own_token(block, length_B), block.draft_ids.shape[1]
         if not block.greedy or self.replacement == "argmax_p" or self.w == 1 or num == 0:
             return own_B
-        rows_B, at_B = torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1)
-        own = (rows_B, at_B)
+        own = (torch.arange(len(length_B), device=length_B.device), length_B.clamp_max(num - 1))
         favourite_B = self.favourite(block.logits[own], block.probs[own], draft_probs(block)[own])
         refused_B = length_B < block.valid.sum(-1)
         if block.protocol is not None:

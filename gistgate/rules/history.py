@@ -1,4 +1,4 @@
-"""CSD: let through a pair that was refused often, where the target finds it not too unlikely (arXiv 2604.13634)."""
+"""Rules that remember: CSD knows how often each pair was refused, the regret budget what a request has spent."""
 
 from __future__ import annotations
 
@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.files import load_tensors, save_tensors
-from gistgate.core.rule import Context, LooseRule, State
+from gistgate.core.rule import Context, Rule, State
 from gistgate.core.utils import UserError
-
-# ---- How often the target refused a draft token x in favour of its own t: a bounded table of pairs (x, t).
-
 
 STRIDE = 1 << 31
 """The key of a pair is x * STRIDE + t: one number, whatever the size of the vocabulary."""
@@ -27,19 +24,19 @@ CAPACITY = 1 << 16
 
 
 class PairCounts:
-    """Sorted keys [C] with their counts, on the device that asks; beyond `capacity` the pairs met longest ago leave."""
+    """How often the target refused a draft token x in favour of its own t: sorted keys [C] and their counts.
+
+    The table lies on the device that asks; beyond `capacity` the pairs met longest ago leave.
+    """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         if capacity < 1:
             raise UserError(f"A table of pair counts has capacity {capacity}, but it must hold 1 pair or more.")
         self.capacity = capacity
-        self.keys = torch.empty(0, dtype=torch.long)
-        self.counts = torch.empty(0, dtype=torch.long)
-        self.seen = torch.empty(0, dtype=torch.long)
-        """When each pair was met last, in calls of `add`."""
+        self.keys, self.counts = torch.empty(0, dtype=torch.long), torch.empty(0, dtype=torch.long)
+        self.seen = torch.empty(0, dtype=torch.long)  # when each pair was met last, in calls of `add`
         self.clock = 0
-        self.num_ids = 0
-        """One more than the largest token id of a table that was read from a file."""
+        self.num_ids = 0  # one more than the largest token id of a table that was read from a file
 
     def __len__(self) -> int:
         return self.keys.numel()
@@ -69,11 +66,7 @@ class PairCounts:
 
     @classmethod
     def load(cls, path: str | Path) -> PairCounts:
-        """Read a table, all of it; its capacity is the usual one, or its size where that is larger.
-
-        Raises:
-            UserError: the file is missing or damaged, or it is no such table.
-        """
+        """Read a table, all of it; its capacity is the usual one, or its size where that is larger."""
         tensors = load_tensors(path)
         if not is_table(tensors):
             raise UserError(
@@ -141,34 +134,26 @@ class Counting(Context):
 
 
 @dataclass(frozen=True)
-class Csd(LooseRule):
-    """Accept where the pair (x, t*) was counted more than `min_count` times and z(x) - z(t*) >= ln tau_c.
+class Csd(Rule, id="csd", knob="tau_c", looser="down"):
+    """CSD (arXiv 2604.13634): keep x where (x, t*) was met more than min_count times and z(x) - z(t*) >= ln tau_c.
 
     A frozen table never changes. An online table also counts every refusal during decoding, before it tests. What is
     accepted then depends on earlier requests, so each user needs a separate rule object. In sampled requests a refusal
     is one of the lossless test, and z are the processed logits.
     """
 
-    tau_c: float = 0.01
-    """Smallest p(x) / p(t*) of a tolerated pair; above 1 strict."""
-    min_count: int = 6
-    """The paper's lambda: a pair is known after more refusals than this."""
-    table: Literal["frozen", "online"] = "frozen"
-    """frozen: counts from calibration only; online: counts go on while decoding (the paper)."""
-    counts: str | Path | PairCounts | None = None
-    """File of pair counts, or a table in memory; an online table may begin with nothing."""
-    id: ClassVar[str] = "csd"
-    knob: ClassVar[str | None] = "tau_c"
-    looser: ClassVar[Literal["up", "down"]] = "down"
-    grid: ClassVar[tuple[float, ...]] = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
+    tau_c: float = 0.01  # smallest p(x) / p(t*) of a tolerated pair; above 1 strict
+    min_count: int = 6  # the paper's lambda: a pair is known after more refusals than this
+    table: Literal["frozen", "online"] = "frozen"  # counts from calibration only; or they go on (the paper)
+    counts: str | Path | PairCounts | None = None  # a file, or a table; an online one may begin with nothing
+    grid = (0.9, 0.7, 0.5, 0.35, 0.25, 0.15, 0.1, 0.05, 0.03, 0.01, 0.003, 0.001)
+    variants = ({}, {"min_count": 0}, {"min_count": 2}, {"min_count": 20})
 
     def __post_init__(self) -> None:
-        if not self.tau_c > 0 or self.min_count < 0 or self.table not in ("frozen", "online"):
-            raise UserError(
-                f"csd: tau_c {self.tau_c}, min_count {self.min_count}, table '{self.table}' do not fit: tau_c lies "
-                "above 0 (above 1 is strict), min_count is 0 or more, the table 'frozen' or 'online'."
-            )
+        self.check(
+            self.tau_c > 0 and self.min_count >= 0,
+            "tau_c lies above 0 (above 1 is strict), min_count is 0 or more, the table 'frozen' or 'online'",
+        )
         if self.table == "frozen" and self.counts is None:
             raise UserError(
                 "csd: a frozen table needs counts, and none were given. Decode calibration prompts with table='online' "
@@ -236,30 +221,21 @@ def met_so_far(block: Block) -> Tensor:
     return same_BKK.tril().sum(-1)
 
 
-# ---- Regret budget: a request may fall short of the best tokens by so much in all (huggingface/transformers#48636).
-
-
 @dataclass(frozen=True)
-class RegretBudget(LooseRule):
-    """Accept while the request's sum of max z - z(x) over accepted draft tokens stays within the budget.
+class RegretBudget(Rule, id="regret-budget", knob="budget", looser="up"):
+    """Regret budget (huggingface/transformers#48636): accept while the request's sum of max z - z(x) stays within it.
 
     A match costs nothing. What is spent is never given back, so the loose accepts come early in an answer.
     """
 
-    budget: float = 2.0
-    """Logits (nats) that one request may spend; 0 is strict."""
-    id: ClassVar[str] = "regret-budget"
-    knob: ClassVar[str | None] = "budget"
-    looser: ClassVar[Literal["up", "down"]] = "up"
-    temperatures: ClassVar[str] = "greedy"
-    alternative: ClassVar[str] = "'prob-ratio'"
-    counters: ClassVar[tuple[str, ...]] = ("spent",)
-    grid: ClassVar[tuple[float, ...]] = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({},)
+    budget: float = 2.0  # logits (nats) that one request may spend; 0 is strict
+    temperatures = "greedy"
+    alternative = "'prob-ratio'"
+    counters = ("spent",)
+    grid = (0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 48.0)
 
     def __post_init__(self) -> None:
-        if not self.budget >= 0:
-            raise UserError(f"regret-budget: the budget is {self.budget}, but it is 0 or more logits. 0 is strict.")
+        self.check(self.budget >= 0, "the budget is 0 or more logits, and 0 is strict")
 
     def accept(self, block: Block, state: State) -> Tensor:
         if self.budget == 0:  # a tie with the best token costs nothing, but is a mismatch

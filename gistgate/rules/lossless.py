@@ -1,4 +1,4 @@
-"""Block Verification: judge the draft as a whole, deepest token first, and stay lossless (arXiv 2403.10444).
+"""Rules beside `exact` that leave the target's distribution alone: the draft is judged as a whole, deepest token first.
 
 Axis letters: B rows, K drafted tokens, V vocabulary.
 """
@@ -6,31 +6,23 @@ Axis letters: B rows, K drafted tokens, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gistgate.core.block import Block
-from gistgate.core.rule import LooseRule, State, draw, own_token
-
-# ---- The lossless reference: token-wise speculative sampling (arXiv 2211.17192).
+from gistgate.core.rule import Rule, State, draw, own_token
 
 
 @dataclass(frozen=True)
-class BlockVerification(LooseRule):
-    """Keep the longest prefix j whose own number passes: u_j <= h_j, where a later token may redeem an earlier one.
+class BlockVerification(Rule, id="block", knob=None, looser="up", lossless=True, superset=False):
+    """Block Verification (arXiv 2403.10444): keep the longest prefix j whose own number passes, u_j <= h_j.
 
-    Texts are distributed as by `exact`, with other tokens for the same seed, and at least as many accepted on
-    average. Greedy requests are `exact` itself. A draft without probabilities counts as certain.
+    A later token may redeem an earlier one. Texts are distributed as by `exact`, with other tokens for the same seed,
+    and at least as many accepted on average. Greedy requests are `exact` itself. A draft without probabilities counts
+    as certain.
     """
-
-    id: ClassVar[str] = "block"
-    knob: ClassVar[str | None] = None
-    looser: ClassVar[Literal["up", "down"]] = "up"
-    lossless: ClassVar[bool] = True
-    superset: bool = False
 
     def accept(self, block: Block, state: State) -> Tensor:
         if block.greedy:
@@ -96,14 +88,9 @@ def remaining(block: Block, length_B: Tensor) -> Tensor:
     return torch.where(refused_B1 & (rest_BV.sum(-1, keepdim=True) > 0), rest_BV, p_BV)
 
 
-# ---- Traversal Verification: Block Verification for trees, leaves first (arXiv 2505.12398).
-
-
 @dataclass(frozen=True)
-class Traversal(BlockVerification):
-    """On a chain it equals `block`; `gistgate.trees.tree.traverse` applies it to a tree.
+class Traversal(BlockVerification, id="traversal"):
+    """Traversal Verification (arXiv 2505.12398), leaves first: `gistgate.trees.tree.traverse` applies it to a tree.
 
-    Texts are distributed as by `exact`. Greedy requests are `exact` itself.
+    On a chain it equals `block`. Texts are distributed as by `exact`. Greedy requests are `exact` itself.
     """
-
-    id: ClassVar[str] = "traversal"

@@ -1,4 +1,4 @@
-"""A second reading of the draft: the target is asked to reconsider and reads it again (arXiv 2505.18629).
+"""Reflective verification: the target reads the draft twice, and the second verdict counts too (arXiv 2505.18629).
 
 Behind the draft stand a short prompt, the last tokens of the text once more, and the draft once more. The rows of the
 second copy give a milder verdict. Nothing of it stays in the cache.
@@ -10,21 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Block, Draft
 from gistgate.core.reader import Reader, counts_slots, left_padded
-from gistgate.core.request import Row, texts_of
-from gistgate.core.rule import Context, Exact, LooseRule, Rule, State
-from gistgate.core.session import Parts, Verifier
+from gistgate.core.request import Row
+from gistgate.core.rule import Context, Exact, Rule, State
+from gistgate.core.session import DecoderParts, Verifier
 from gistgate.core.utils import UserError
 from gistgate.rules.thresholds import Typical
-
-# ---- Reflective verification: the target reads the draft twice, and the second verdict counts too (arXiv 2505.18629).
-
 
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
 """Our own words between the two readings; the paper's are not published."""
@@ -43,75 +40,6 @@ class Reflection(Context):
         self.prompt_ids, self.tail, self.mode = prompt_ids, tail, mode
 
 
-@dataclass(frozen=True)
-class Reflective(LooseRule):
-    """Judge the draft by z_mix = (1 - alpha) z + alpha z_second; the target's own tokens come from z alone.
-
-    Not monotone position by position: at a larger alpha a third token can overtake the drafted one.
-    """
-
-    alpha: float = 0.3
-    """Weight of the second reading, 0 to 1; with the base "exact" 0 is strict."""
-    base: Literal["exact", "typical"] = "exact"
-    """What judges z_mix: the lossless test, or typical acceptance as published (the same when greedy)."""
-    mode: Literal["joint", "second"] = "joint"
-    """joint: both readings in one forward, always; second: a forward of its own, only where the first one differs."""
-    prompt: str = PROMPT
-    """What the target reads between draft and second copy."""
-    tail: int = 16
-    """Last tokens of the text that are repeated before the second copy."""
-    id: ClassVar[str] = "reflective"
-    knob: ClassVar[str | None] = "alpha"
-    looser: ClassVar[Literal["up", "down"]] = "up"
-    verifier: ClassVar[str] = "twice"
-    grid: ClassVar[tuple[float, ...]] = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
-    variants: ClassVar[tuple[dict[str, Any], ...]] = ({}, {"mode": "second"})
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1 or self.tail < 0:
-            raise UserError(
-                f"reflective: alpha {self.alpha} lies in [0, 1] (0 is strict), tail {self.tail} is 0 or more."
-            )
-        if self.base not in BASES or self.mode not in ("joint", "second"):
-            raise UserError(
-                f"reflective: base '{self.base}', mode '{self.mode}' do not fit: the base is 'exact' or 'typical', the "
-                "mode 'joint' or 'second'."
-            )
-
-    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
-        """What is read between the draft and its second copy.
-
-        Raises:
-            UserError: there is no tokenizer to write it with, or nothing to read.
-        """
-        if tokenizer is None:
-            raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
-        prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
-        if not prompt_ids and not self.tail:
-            raise UserError(
-                f"The rule '{self.id}' has nothing to read between the draft and its second copy. Give it a prompt, or "
-                "a tail of 1 or more."
-            )
-        return Reflection(prompt_ids, self.tail, self.mode)
-
-    def accept(self, block: Block, state: State) -> Tensor:
-        if block.second is None:
-            raise UserError(
-                "reflective judges by a second reading, and none was given. Decode with gistgate's Decoder."
-            )
-        mixed = replace(
-            block, logits=torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], 1)
-        )
-        return BASES[self.base].accept(mixed, state)
-
-    def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:
-        """z_mix [B, K, V]; what the first reading forbids stays forbidden."""
-        if self.alpha == 0:  # 0 times -inf is not a number
-            return z_BKV
-        mixed_BKV = (1 - self.alpha) * z_BKV + self.alpha * second_BKV
-        return mixed_BKV.masked_fill(z_BKV == -torch.inf, -torch.inf)
-
-
 class Rereader(Verifier):
     """Fills `Block.second`, in the forward of the first reading or in one of its own where the first one differs."""
 
@@ -119,7 +47,7 @@ class Rereader(Verifier):
     """The rows of the second copy [B, K, V], where both copies were read in one forward."""
 
     @classmethod
-    def extra_tokens(cls, parts: Parts) -> int:
+    def extra_tokens(cls, parts: DecoderParts) -> int:
         asked = reflection(parts)
         return len(asked.prompt_ids) + asked.tail + 2 * parts.block
 
@@ -178,7 +106,8 @@ class Rereader(Verifier):
     def _appendix(self, draft: Draft, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
         """What is read behind the draft: ids [B, R + K] and which of them count."""
         asked = reflection(self.parts)
-        between = [[*asked.prompt_ids, *text[max(0, len(text) - asked.tail) :]] for text in texts_of(rows)]
+        texts = [row.text for row in rows]
+        between = [[*asked.prompt_ids, *text[max(0, len(text) - asked.tail) :]] for text in texts]
         ids, valid = left_padded(between, draft.ids.device)
         valid = torch.ones_like(ids, dtype=torch.bool) if valid is None else valid
         return torch.cat([ids, draft.ids], dim=1), torch.cat([valid, draft.valid], dim=1)
@@ -188,7 +117,61 @@ class Rereader(Verifier):
         self.reader.forget(valid.shape[1], valid.sum(-1).tolist())
 
 
-def reflection(parts: Parts) -> Reflection:
+def reflection(parts: DecoderParts) -> Reflection:
     """What the rule wants to be read behind a draft."""
     assert isinstance(parts.context, Reflection)
     return parts.context
+
+
+@dataclass(frozen=True)
+class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rereader):
+    """Judge the draft by z_mix = (1 - alpha) z + alpha z_second; the target's own tokens come from z alone.
+
+    Not monotone position by position: at a larger alpha a third token can overtake the drafted one.
+    """
+
+    alpha: float = 0.3  # weight of the second reading, 0 to 1; with the base "exact" 0 is strict
+    # What judges z_mix: the lossless test, or typical acceptance as published (the same when greedy).
+    base: Literal["exact", "typical"] = "exact"
+    # Both readings in one forward, always; or a forward of its own, only where the first one differs.
+    mode: Literal["joint", "second"] = "joint"
+    prompt: str = PROMPT  # what the target reads between draft and second copy
+    tail: int = 16  # last tokens of the text that are repeated before the second copy
+    grid = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0)
+    variants = ({}, {"mode": "second"})
+
+    def __post_init__(self) -> None:
+        self.check(
+            0 <= self.alpha <= 1 and self.tail >= 0,
+            "alpha lies in [0, 1] (0 is strict), tail is 0 or more, the base 'exact' or 'typical', the mode 'joint' or "
+            "'second'",
+        )
+
+    def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Reflection:
+        """What is read between the draft and its second copy."""
+        if tokenizer is None:
+            raise UserError(f"The rule '{self.id}' puts a prompt in front of its second reading. Pass tokenizer=...")
+        prompt_ids = tuple(tokenizer.encode(self.prompt, add_special_tokens=False))
+        if not prompt_ids and not self.tail:
+            raise UserError(
+                f"The rule '{self.id}' has nothing to read between the draft and its second copy. Give it a prompt, or "
+                "a tail of 1 or more."
+            )
+        return Reflection(prompt_ids, self.tail, self.mode)
+
+    def accept(self, block: Block, state: State) -> Tensor:
+        if block.second is None:
+            raise UserError(
+                "reflective judges by a second reading, and none was given. Decode with gistgate's Decoder."
+            )
+        mixed = replace(
+            block, logits=torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], 1)
+        )
+        return BASES[self.base].accept(mixed, state)
+
+    def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:
+        """z_mix [B, K, V]; what the first reading forbids stays forbidden."""
+        if self.alpha == 0:  # 0 times -inf is not a number
+            return z_BKV
+        mixed_BKV = (1 - self.alpha) * z_BKV + self.alpha * second_BKV
+        return mixed_BKV.masked_fill(z_BKV == -torch.inf, -torch.inf)

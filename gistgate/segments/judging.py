@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from gistgate.core.block import Acceptance, Block
 from gistgate.core.reader import Reader, context_of, left_padded
 from gistgate.core.request import Row
-from gistgate.core.rule import LooseRule, State, own_token
+from gistgate.core.rule import Rule, State, own_token
 from gistgate.core.session import GateLike, Observer
 from gistgate.core.utils import UserError
 from gistgate.segments.probes import Probe
@@ -36,7 +36,7 @@ NO_SEGMENT = -1.0
 
 
 @dataclass(frozen=True)
-class SegmentRule(LooseRule):
+class SegmentRule(Rule):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
     threshold: float = 0.9

@@ -20,7 +20,7 @@ from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import occurrences, shared
-from gistgate.trees.tree import Candidate, merge, tree_layout
+from gistgate.trees.tree import Candidate, Trees, merge, tree_layout
 
 if TYPE_CHECKING:
     from gistgate.drafters.stopping import Stopping
@@ -155,7 +155,7 @@ class TreeDrafter(ModelDrafter):
     rules stay lossless.
     """
 
-    form = "tree"
+    form = Trees
     asks_room = False
 
     def __init__(
@@ -251,7 +251,7 @@ class TreeDrafter(ModelDrafter):
 class LookupTree(Drafter):
     """Longer matches come first, of equals the later occurrence; one candidate alone is a plain chain."""
 
-    form = "tree"
+    form = Trees
     n_max: int = 3
     """Longest n-gram looked for, in tokens."""
     candidates: int = 4

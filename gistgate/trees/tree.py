@@ -439,7 +439,7 @@ class Trees(Chains):
     """Drafts that may branch; one that does not is treated as the chain that it is."""
 
     def check(self, models: Sequence[PreTrainedModel], rule: Rule) -> None:
-        if rule.verifier != "once":
+        if rule.verifier is not None:
             raise UserError(
                 f"The rule '{rule.id}' reads a draft twice, which is possible for chains only. Use a drafter of "
                 "chains, such as 'model'."

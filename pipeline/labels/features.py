@@ -28,28 +28,26 @@ from gistgate.core.reader import left_padded, num_ids
 from gistgate.core.request import Row
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.rollouts import Memories
+from pipeline.labels.rollouts import PrefixCache
 from pipeline.labels.schema import Table, Texts, concatenated, num_rows, picked
 from pipeline.pair.pair import Pair
 
-# ---- Labelled mismatches once more as the first token of a block: what a decoder would do there, in one round.
-
 
 class FirstBlocks:
-    """An observer that hands out the block of one round together with what was accepted of it."""
+    """An observer that hands out the block of one round."""
 
     def __init__(self, layers: Collection[str] = (), wants_q: bool = False) -> None:
         self.layers, self.wants_q = layers, wants_q
-        self._seen: list[tuple[Block, Acceptance]] = []
+        self._blocks: list[Block] = []
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        self._seen.append((block, acceptance))
+        self._blocks.append(block)
 
-    def take(self) -> tuple[Block, Acceptance]:
-        """The only round since the last call."""
-        (seen,) = self._seen
-        self._seen = []
-        return seen
+    def take(self) -> Block:
+        """That of the only round since the last call."""
+        (block,) = self._blocks
+        self._blocks = []
+        return block
 
 
 def rounds(
@@ -60,19 +58,19 @@ def rounds(
     prompts: Sequence[dict[str, Any]],
     batch_size: int,
     **request: Any,
-) -> Iterator[tuple[Table, Block, Acceptance]]:
-    """One round at every record of `table`, in batches; a block holds one row per record.
+) -> Iterator[tuple[Table, Block]]:
+    """One round at every record of `table`, in batches: what a decoder would do there, one row per record.
 
     Records whose token the drafter does not propose again are left out: near ties may fall differently in another
     batch.
     """
-    memories = Memories(decoder, batch_size)
+    prefixes = PrefixCache(decoder, batch_size)
     for part in batches(table, batch_size):
-        block, acceptance = one_round(memories, observer, part, texts, prompts, **request)
+        block = one_round(prefixes, observer, part, texts, prompts, **request)
         if not block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
             continue
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
-        yield picked(part, again), rows_where(block, again), acceptance_where(acceptance, again)
+        yield picked(part, again), rows_where(block, again)
 
 
 def batches(table: Table, batch_size: int) -> Iterator[Table]:
@@ -82,20 +80,20 @@ def batches(table: Table, batch_size: int) -> Iterator[Table]:
 
 
 def one_round(
-    memories: Memories,
+    prefixes: PrefixCache,
     observer: FirstBlocks,
     part: Table,
     texts: Texts,
     prompts: Sequence[dict[str, Any]],
     **request: Any,
-) -> tuple[Block, Acceptance]:
+) -> Block:
     """Decode one round behind the text in front of every record, with the decoder that reads the texts."""
     problems = part["problem"].tolist()
     lengths = [len(prompts[problem]["ids"]) for problem in problems]
     keys = zip(problems, part["policy"].tolist(), strict=True)
     whole = [(*prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
-    memories.decoder.resume(
-        memories.of(whole),
+    prefixes.decoder.resume(
+        prefixes.of(whole),
         [(length + position, []) for length, position in zip(lengths, part["position"].tolist(), strict=True)],
         lengths,
         is_decided=lambda _row: "read",
@@ -106,7 +104,7 @@ def one_round(
 
 
 def rows_where(block: Block, chosen: Tensor) -> Block:
-    """Some rows of a block, with the fields that one round of a strict or loose rule leaves behind."""
+    """Some rows of a block, with the fields that one round of a strict rule leaves behind."""
     return Block(
         block.draft_ids[chosen],
         block.valid[chosen],
@@ -115,11 +113,6 @@ def rows_where(block: Block, chosen: Tensor) -> Block:
         hidden={layer: state[chosen] for layer, state in block.hidden.items()},
         protocol=block.protocol,
     )
-
-
-def acceptance_where(acceptance: Acceptance, chosen: Tensor) -> Acceptance:
-    """Some rows of an acceptance."""
-    return Acceptance(acceptance.length[chosen], acceptance.own_ids[chosen], acceptance.reasons[chosen])
 
 
 class RecordedTexts(Drafter):
@@ -186,10 +179,10 @@ class FeatureReader:
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
-        parts, memories = [], Memories(self.decoder, batch_size)
+        parts, prefixes = [], PrefixCache(self.decoder, batch_size)
         for part in batches(table, batch_size):
             self.drafter.blocks = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
-            block, _ = one_round(memories, self.observer, part, texts, self.prompts, **request)
+            block = one_round(prefixes, self.observer, part, texts, self.prompts, **request)
             first = torch.zeros(len(block.draft_ids), dtype=torch.long, device=block.draft_ids.device)
             columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
             columns["kl"] = divergence(block, torch.arange(len(first), device=first.device), first)

@@ -23,24 +23,19 @@ from pipeline.labels.rollouts import (
     REJOINED,
     Answered,
     Cost,
-    Ended,
-    KeptRollouts,
-    Listed,
-    Memories,
-    Roller,
+    FinishedRollout,
+    PrefixCache,
     Rollout,
-    Way,
+    RolloutList,
+    RolloutRunner,
+    Runner,
     decided,
-    plain_of,
     rejoined_at,
 )
 from pipeline.labels.schema import Table, Texts, num_rows, picked
-from pipeline.labels.vllm import GoOn, ServedRoller, check_alone
+from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
 from pipeline.pair.pair import Pair, read_pair
 from pipeline.params import LabelParams, MethodParams, Params
-
-# ---- Verdicts: whether the greedy rollout behind a forced token keeps the meaning, found with as few tokens as possible.
-
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
 """What may follow a text: an answer that one of them extends or replaces is not given yet."""
@@ -80,23 +75,25 @@ class Meaning:
     def is_given(self, rollout: Rollout, answer: list[int]) -> bool:
         """Whether the task finds an answer that nothing which was tried behind the text can change."""
         doc, text = self.docs[rollout.problem], self.task.text(self.tokenizer, answer)
-        found = self.task.answer(doc, text)
-        if found in (INVALID, [INVALID], self.task.answer(doc, "")):
+        given = self.task.answer(doc, text)
+        if given in (INVALID, [INVALID], self.task.answer(doc, "")):
             return False
-        return all(self.task.answer(doc, text + more) == found for more in self._endings(doc, found))
-
-    def _endings(self, doc: Document, found: object) -> list[str]:
-        others = (problem for problem in self.references if self.task.answer(doc, self.expected(problem)) != found)
+        others = (problem for problem in self.references if self.task.answer(doc, self.expected(problem)) != given)
         texts = [self.expected(problem) for problem, _ in zip(others, range(OTHERS), strict=False)]
-        return [*(gap + text for text in texts for gap in ("\n", " ")), *CHARACTERS]
+        endings = [*(gap + other for other in texts for gap in ("\n", " ")), *CHARACTERS]
+        return all(self.task.answer(doc, text + ending) == given for ending in endings)
 
 
-class Judge:
-    """Gives the verdict on greedy rollouts, in whatever order they come and end."""
+class AnswerJudge:
+    """Gives the verdict on greedy rollouts, in whatever order they come and end.
+
+    Rollouts may stop early where their outcome seems known. The first ones run to their end, and a way of stopping that
+    was wrong for one of these is given up, so that the verdicts are those of whole rollouts.
+    """
 
     def __init__(
         self,
-        roller: Roller | ServedRoller,
+        runner: Runner,
         same: Callable[[int, list[int]], bool],
         given: Answered | None,
         *,
@@ -106,13 +103,13 @@ class Judge:
         """Begin with the audit.
 
         Args:
-            roller: makes the rollouts.
+            runner: makes the rollouts.
             same: (problem, answer) -> whether the meaning is kept.
             given: tells whether an answer is given; None lets no rollout stop there.
             audit: rollouts that run to their end before any stops early.
             rejoin: tokens in a row that have to equal the reference's; None lets no rollout stop there.
         """
-        self.roller, self.same, self.given, self.rejoin = roller, same, given, rejoin
+        self.runner, self.same, self.given, self.rejoin = runner, same, given, rejoin
         self._left, self._concluded = audit, False
         self._running: set[Rollout] = set()
         self._audited: list[tuple[Rollout, list[int], bool]] = []
@@ -131,12 +128,12 @@ class Judge:
         """Why a rollout may end here: its outcome is known by a way of telling that the audit has found right."""
         return decided(rollout, answer, self.rejoin, self.given) if self._has_audited() else None
 
-    def verdict(self, rollout: Rollout, ended: Ended) -> bool:
+    def verdict(self, rollout: Rollout, finished: FinishedRollout) -> bool:
         """Whether a rollout keeps the meaning."""
-        kept = ended.finish == REJOINED or self.same(rollout.problem, ended.ids)
+        kept = finished.finish == REJOINED or self.same(rollout.problem, finished.ids)
         if self.audits(rollout):
             self._running.remove(rollout)
-            self._audited.append((rollout, ended.ids, kept))
+            self._audited.append((rollout, finished.ids, kept))
         return kept
 
     def kept(self, rollouts: Sequence[Rollout], title: str | None = None) -> list[bool]:
@@ -144,34 +141,28 @@ class Judge:
         for rollout in rollouts:
             self.take_up(rollout)
         whole = set(self._running)
-        told = Listed(
-            rollouts, self.decided, lambda rollout, ended: (ended, self.verdict(rollout, ended)), first=whole
-        ).made_by(self.roller, title=title)
+        verdicts = RolloutList(
+            rollouts, self.decided, lambda rollout, finished: (finished, self.verdict(rollout, finished)), first=whole
+        ).made_by(self.runner, title=title)
+        # One that ended before the audit did could not stop early where it rejoined; the verdict is the same.
+        rejoin = self.rejoin if self._has_audited() else None
         return [
-            kept or (rollout not in whole and self._has_rejoined(rollout, ended))
-            for rollout, (ended, kept) in zip(rollouts, told, strict=True)
+            kept
+            or (rejoin is not None and rollout not in whole and rejoined_at(rollout, finished.ids, rejoin) is not None)
+            for rollout, (finished, kept) in zip(rollouts, verdicts, strict=True)
         ]
 
-    def _has_rejoined(self, rollout: Rollout, ended: Ended) -> bool:
-        """Whether it would have stopped early; one that ended before the audit did could not."""
-        if not self._has_audited() or self.rejoin is None:
-            return False
-        return rejoined_at(rollout, ended.ids, self.rejoin) is not None
-
     def _has_audited(self) -> bool:
+        """Whether the audit is over; as soon as it is, ways of stopping early that it has found wrong are given up."""
         if self._left or self._running:
             return False
         if not self._concluded:
-            self._conclude()
+            if self.rejoin is not None and not is_trustworthy(self._audited, self.rejoin):
+                self.rejoin = None
+            if self.given is not None and not all(self._stops_right(*one) for one in self._audited):
+                self.given = None
+            self._audited, self._concluded = [], True
         return True
-
-    def _conclude(self) -> None:
-        """Give up a way of stopping early that the audit has found wrong."""
-        if self.rejoin is not None and not is_trustworthy(self._audited, self.rejoin):
-            self.rejoin = None
-        if self.given is not None and not all(self._stops_right(*one) for one in self._audited):
-            self.given = None
-        self._audited, self._concluded = [], True
 
     def _stops_right(self, rollout: Rollout, answer: list[int], kept: bool) -> bool:
         """Whether the verdict at the first place where the answer seems given is that of the whole rollout."""
@@ -188,70 +179,47 @@ def is_trustworthy(audited: Sequence[tuple[Rollout, list[int], bool]], num: int)
     return bool(rejoining) and sum(rejoining) >= 0.99 * len(rejoining)
 
 
-# ---- What mining and labelling share: rollouts that go the faster way, verdicts on them, and what they cost.
-
-
 class Tools:
-    """The rollouts of one piece of a stage, and the verdicts on them."""
+    """What mining and labelling share: the rollouts of one piece of a stage, and the verdicts on them."""
 
     def __init__(
         self,
         decoder: Decoder,
         meaning: Meaning,
         params: Params,
-        way: Way,
         cost: Cost,
-        engine: GoOn | None = None,
-        kept: KeptRollouts | None = None,
+        engine: Engine | None = None,
         **request: Any,
     ) -> None:
         """Put the parts together; nothing is read yet.
+
+        Greedy rollouts go token by token: they fill large batches, in which drafts cost more than they save, and in
+        float32 the ids are the same. Sampled ones speculate, because their draws depend on it.
 
         Args:
             decoder: decodes strictly with the pair, speculatively.
             meaning: compares answers.
             params: `label` says how many rollouts share a batch, and how many are audited.
-            way: how greedy rollouts are decoded; sampled ones speculate unless `label.way` says "plain", because their
-                draws depend on it.
             cost: counts what is spent.
-            engine: makes the rollouts instead of the decoder; `way` means nothing to it.
-            kept: keeps rollouts over an interruption.
+            engine: makes the rollouts instead of the decoder.
             request: arguments of the decoder that all prompts share.
         """
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
-        self.memories = Memories(decoder, self.batch_size, params.decoding.prompt_memory_mb)
-        self.roller: Roller | ServedRoller
-        self.sampler: Roller | ServedRoller
+        self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)
+        self.runner: Runner
+        self.sampler: Runner
         if engine is None:
-            self.roller = self._rolling(way)
-            self.sampler = self._rolling("plain" if params.label.way == "plain" else "speculative")
+            self.runner, self.sampler = (
+                RolloutRunner(one, self.prefixes, self.batch_size, cost, **request)
+                for one in (decoder.plain(), decoder)
+            )
         else:
-            self.roller = ServedRoller(engine, self.memories, meaning.tokenizer, cost, **request)
-            self.sampler = self.roller
-        self.roller.kept = self.sampler.kept = kept
+            self.runner = self.sampler = EngineRunner(engine, meaning.tokenizer, cost, **request)
 
-    def _rolling(self, way: Way) -> Roller:
-        decoder = plain_of(self.decoder) if way == "plain" else self.decoder
-        return Roller(decoder, self.memories, self.batch_size, self.cost, **self.request)
-
-    def judge(self, rejoin: int | None) -> Judge:
+    def judge(self, rejoin: int | None) -> AnswerJudge:
         """A judge who has not audited anything yet; `rejoin` as in `label.rejoin`."""
-        return Judge(self.roller, self.meaning.same, self.meaning.is_given, audit=self._audit, rejoin=rejoin)
-
-
-def engine_of(params: Params) -> GoOn | None:
-    """What makes rollouts instead of the decoder, started once for a stage; None lets the decoder make them.
-
-    Raises:
-        UserError: several workers would each hold a target, or the engine cannot be started.
-    """
-    if params.engine.rollouts == "own":
-        return None
-    check_alone(params)
-    from pipeline.labels.vllm import VllmEngine
-
-    return VllmEngine(read_pair(params.pair).target, params.engine.arguments)
+        return AnswerJudge(self.runner, self.meaning.same, self.meaning.is_given, audit=self._audit, rejoin=rejoin)
 
 
 def tools_of(
@@ -260,30 +228,32 @@ def tools_of(
     task: Task,
     prompts: Sequence[dict[str, Any]],
     references: dict[int, list[int]],
-    way: Way,
     cost: Cost,
-    engine: GoOn | None = None,
-    kept: KeptRollouts | None = None,
+    engine: Engine | None = None,
 ) -> Tools:
     """The tools of a pair and a task; `references` by problem, as token ids, the rest as in `Tools`."""
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
     meaning = Meaning(task, pair.tokenizer, [prompt["doc"] for prompt in prompts], references)
-    return Tools(decoder, meaning, params, way, cost, engine, kept, **request_of(prompts, pair))
+    return Tools(decoder, meaning, params, cost, engine, **request_of(prompts, pair))
+
+
+def engine_of(params: Params) -> Engine | None:
+    """What makes rollouts instead of the decoder, started once for a stage; None lets the decoder make them."""
+    if params.engine.rollouts == "own":
+        return None
+    check_alone(params)
+    return VllmEngine(read_pair(params.pair).target, params.engine.arguments)
 
 
 @dataclass
 class Labeller:
     """Turns records of mismatches into labels."""
 
-    tools: Tools
-    """What makes rollouts and gives verdicts."""
-    prompts: Sequence[dict[str, Any]]
-    """The prompts that the records' column `problem` points into."""
+    tools: Tools  # makes rollouts and gives verdicts
+    prompts: Sequence[dict[str, Any]]  # those that the records' column `problem` points into
     params: LabelParams
-    seed: int
-    """Seed of the sampled rollouts."""
-    title: str | None = None
-    """Begins the titles of the progress bars; None shows none."""
+    seed: int  # of the sampled rollouts
+    title: str | None = None  # begins the titles of the progress bars; None shows none
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
         """The records as rows of the schema LABELS, without those on a text that has lost its meaning before.
@@ -292,7 +262,9 @@ class Labeller:
         of one is intact is made as well.
         """
         table = {**table, "chosen": torch.ones(num_rows(table), dtype=torch.bool) if chosen is None else chosen}
-        table = in_order(self._comparable(table))
+        comparable = [one for one in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(one)]
+        table = picked(table, torch.isin(table["problem"], torch.tensor(comparable, dtype=torch.int64)))
+        table = picked(table, torch.argsort((table["problem"] * 4 + table["policy"]) * 1_000_000 + table["position"]))
         table = picked(table, table["chosen"] | is_asked_of(table))
         unknown = table["greedy_kept"] < 0
         greedy_kept = self.greedy_kept(table, texts)
@@ -303,18 +275,13 @@ class Labeller:
         rest = {name: column for name, column in table.items() if name not in ("accepted", "chosen")}
         return {**rest, "greedy_kept": greedy_kept, "kept": kept, "rollouts": rollouts}
 
-    def _comparable(self, table: Table) -> Table:
-        """The records of problems in whose own answer the task finds something to compare with."""
-        known = [problem for problem in set(table["problem"].tolist()) if self.tools.meaning.is_comparable(problem)]
-        return picked(table, torch.isin(table["problem"], torch.tensor(known, dtype=torch.int64)))
-
     def greedy_kept(self, table: Table, texts: Texts) -> Tensor:
         """1 where the greedy rollout keeps the meaning, else 0 [N]; what mining knows already is taken over."""
         greedy_kept = table["greedy_kept"].clone()
         unknown = (greedy_kept < 0).nonzero().flatten().tolist()
         rollouts = [self._rollout(table, texts, n, "draft_id") for n in unknown]
-        found = self.tools.judge(self.params.rejoin).kept(rollouts, self._titled("greedy"))
-        greedy_kept[unknown] = torch.tensor(found, dtype=torch.int8)
+        kept = self.tools.judge(self.params.rejoin).kept(rollouts, self.title and f"{self.title}, greedy")
+        greedy_kept[unknown] = torch.tensor(kept, dtype=torch.int8)
         return greedy_kept
 
     def _kept(self, table: Table, texts: Texts, greedy_kept: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,28 +303,22 @@ class Labeller:
         return kept, rollouts
 
     def _sampled(self, table: Table, texts: Texts, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """1 where a sampled rollout behind the draft token keeps the meaning [len(rows)], and behind the target's.
-
-        Both kinds share batches.
-        """
-        rollouts = [
+        """1 where a sampled rollout behind the draft token keeps the meaning [len(rows)], and behind the target's."""
+        rollouts = [  # both kinds share batches
             self._rollout(table, texts, n, token, seed=self.seed * 1_000_003 + place)
             for token in ("draft_id", "target_id")
             for place, n in enumerate(rows)
         ]
-        sampling = Sampling(temperature=self.params.temperature)
         meaning = self.tools.meaning
-        listed = Listed(
+        same = RolloutList(
             rollouts,
             lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
-            lambda rollout, ended: meaning.same(rollout.problem, ended.ids),
+            lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
+        ).made_by(
+            self.tools.sampler, Sampling(temperature=self.params.temperature), self.title and f"{self.title}, sampled"
         )
-        same = listed.made_by(self.tools.sampler, sampling, self._titled("sampled"))
         kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         return kept_x, kept_t
-
-    def _titled(self, kind: str) -> str | None:
-        return None if self.title is None else f"{self.title}, {kind}"
 
     def _rollout(self, table: Table, texts: Texts, n: int, token: str, seed: int = 0) -> Rollout:
         problem = int(table["problem"][n])
@@ -365,12 +326,6 @@ class Labeller:
         position, forced = int(table["position"][n]), int(table[token][n])
         reference = self.tools.meaning.references[problem]
         return Rollout(problem, self.prompts[problem]["ids"], text.ids, position, forced, reference, seed)
-
-
-def in_order(table: Table) -> Table:
-    """Records by problem, policy and position."""
-    key = (table["problem"] * 4 + table["policy"]) * 1_000_000 + table["position"]
-    return picked(table, torch.argsort(key))
 
 
 def is_asked_of(table: Table) -> Tensor:

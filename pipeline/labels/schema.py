@@ -4,9 +4,8 @@
     data/labels/<pass>       LABELS       the same rows with P(the meaning is kept); the stage `label` writes it
     data/features/<goal>     FEATURES     the labels with all that a head sees; the stage `features` writes it
 
-The first two hold the texts of their rows as well (pipeline/labels/texts.py).
-
-Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature.
+The first two hold the texts of their rows as well: many mismatches share a text, and the prefix of each is the text up
+to it. Axis letters: N rows (one mismatch each), K drafted tokens of a block, F width of a feature.
 """
 
 from __future__ import annotations
@@ -25,8 +24,11 @@ from gistgate.core.utils import UserError
 from pipeline import paths
 from pipeline.run import num_shards, read_shards
 
-# ---- Tables as dictionaries of tensors: what every step on a label's way does with them.
-
+REFERENCE = paths.reference_of("train")
+"""The target's own answers to the training prompts."""
+PASSES = ("strict", "gated")
+"""Passes of `collect`: strict and sequential texts first, then the texts of the pilot gate."""
+MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = paths.MISMATCHES, paths.LABELS, paths.FEATURES
 
 Table = dict[str, Tensor]
 """Columns by name, all with leading axis N (rows)."""
@@ -47,22 +49,12 @@ def num_rows(table: Table) -> int:
     return len(next(iter(table.values()))) if table else 0
 
 
-REFERENCE = paths.reference_of("train")
-"""The target's own answers to the training prompts."""
-PASSES = ("strict", "gated")
-"""Passes of `collect`: strict and sequential texts first, then the texts of the pilot gate."""
-MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = paths.MISMATCHES, paths.LABELS, paths.FEATURES
-
-
 class Policy(IntEnum):
     """Whose text a mismatch lies on."""
 
-    STRICT = 0
-    """The target's own text."""
-    SEQUENTIAL = 1
-    """The target's text with the harmless draft tokens kept (arXiv 2504.20039)."""
-    GATED = 2
-    """The text of a gate."""
+    STRICT = 0  # the target's own text
+    SEQUENTIAL = 1  # the target's text with the harmless draft tokens kept (arXiv 2504.20039)
+    GATED = 2  # the text of a gate
 
 
 @dataclass(frozen=True)
@@ -76,20 +68,16 @@ class Column:
     may_be_nan: bool = False
 
 
-PLACE = {
+PLACE = {  # which text a row lies on, and where
     "problem": Column(torch.int64, 0),  # index of the training prompt
     "policy": Column(torch.int8, 0, len(Policy) - 1),  # whose text, a Policy
     "position": Column(torch.int64, 0),  # answer tokens in front of the mismatch
 }
-"""Which text a row lies on, and where."""
-
-BLOCK = {
+BLOCK = {  # what stood in the block from the mismatch on; enough to read it again
     "draft_id": Column(torch.int64, 0),  # x, the draft token
     "target_id": Column(torch.int64, 0),  # t*, the target's most probable token
     "behind": Column(torch.int32, -1, axes=2),  # [N, K - 1] draft tokens behind x in its block, then -1
 }
-"""What stood in the block from the mismatch on; enough to read it again."""
-
 MISMATCHES = {
     **PLACE,
     **BLOCK,
@@ -103,12 +91,11 @@ LABELS = {
     "kept": Column(torch.float32, 0, 1),  # the label: probability that x keeps the meaning
     "rollouts": Column(torch.int16, 1),  # rollouts behind the label
 }
-ROWS = {
+ROWS = {  # what a head's training needs beside the features
     **PLACE,
     "kept": Column(torch.float32, 0, 1),  # the label
     "kl": Column(torch.float32, may_be_nan=True),  # KL(p || q) in nats; nan without draft probabilities
 }
-"""What a head's training needs beside the features."""
 FEATURES = {**ROWS, "same_target": Column(torch.int8, 0, 1)}  # 0 where t* differs when read again: a near tie
 
 
@@ -117,59 +104,45 @@ def feature_columns(names: Iterable[str]) -> dict[str, Column]:
     return {name: Column(torch.float32, axes=2) for name in names}
 
 
-REPEAT = "Repeat the stage that writes it."
-"""What helps a reader of a damaged file."""
-
-
-def checked(table: Table, columns: Mapping[str, Column], where: object, remedy: str = REPEAT) -> Table:
+def checked(
+    table: Table, columns: Mapping[str, Column], where: object, remedy: str = "Repeat the stage that writes it."
+) -> Table:
     """The table, once every column is there, equally long, of its dtype, finite and in range.
 
     Raises:
         UserError: one sentence that names the file, the column and the first bad row.
     """
-    missing = [name for name in columns if name not in table]
-    if missing:
+    if missing := [name for name in columns if name not in table]:
         raise UserError(f"{where} lacks {', '.join(missing)}. {remedy}")
     num = len(table[next(iter(columns))])
     for name, column in columns.items():
-        problem = problem_of(table[name], column, num)
-        if problem:
+        if problem := _problem_of(table[name], column, num):
             raise UserError(f"{where}: '{name}' {problem}. {remedy}")
     return table
 
 
-def problem_of(values: Tensor, column: Column, num: int) -> str | None:
+def _problem_of(values: Tensor, column: Column, num: int) -> str | None:
     """What is wrong with the values of a column, as the rest of a sentence; None where nothing is."""
     if len(values) != num:
         return f"has {len(values)} rows, the first column has {num}"
     if values.dtype != column.dtype or values.ndim != column.axes:
         return f"holds {values.dtype} with {values.ndim} axes, not {column.dtype} with {column.axes}"
-    known = values.isfinite() | (values.isnan() if column.may_be_nan else False)
-    for fine, what in ((known, "not finite"), (in_range(values, column) | ~known, "out of range")):
-        bad = (~fine).flatten(1).any(-1).nonzero() if values.ndim > 1 else (~fine).nonzero()
-        if len(bad):
-            return f"is {what} in {len(bad)} rows, the first is row {int(bad[0])}"
+    strange = ~(values.isfinite() | values.isnan()) if column.may_be_nan else ~values.isfinite()
+    outside = ((values < column.low) | (values > column.high)) & ~strange
+    for bad, what in ((strange, "not finite"), (outside, "out of range")):
+        rows = bad.flatten(1).any(-1).nonzero() if bad.ndim > 1 else bad.nonzero()
+        if len(rows):
+            return f"is {what} in {len(rows)} rows, the first is row {int(rows[0])}"
     return None
-
-
-def in_range(values: Tensor, column: Column) -> Tensor:
-    """Where the values lie in the column's range; nan does."""
-    return ~((values < column.low) | (values > column.high))
-
-
-# ---- The texts that mismatches lie on: many mismatches share a text, and the prefix of each is the text up to it.
 
 
 @dataclass(frozen=True)
 class AnswerText:
     """One answer in which mismatches were found."""
 
-    problem: int
-    """Index of its prompt in the split."""
-    policy: int
-    """Whose text it is, a Policy."""
-    ids: list[int]
-    """The answer as token ids, without the prompt."""
+    problem: int  # index of its prompt in the split
+    policy: int  # whose text it is, a Policy
+    ids: list[int]  # the answer as token ids, without the prompt
 
 
 Texts = dict[tuple[int, int], AnswerText]
@@ -197,12 +170,8 @@ def unpack(shard: Table) -> tuple[Table, Texts]:
 
 
 def read_records(folder: Path, columns: Mapping[str, Column]) -> list[tuple[Table, Texts]]:
-    """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts.
-
-    Raises:
-        UserError: there are no shards, or one of them breaks the schema `columns`.
-    """
-    num_shards(folder)
+    """The shards of data/mismatches/<pass> or data/labels/<pass>, each as records and texts."""
+    num_shards(folder)  # refuses a folder without any
     shards = [unpack(shard) for shard in read_shards(folder)]
     for index, (records, _) in enumerate(shards):
         checked(records, columns, f"{folder}, shard {index}")
@@ -217,7 +186,5 @@ def read_references() -> dict[int, list[int]]:
 def read_labels() -> tuple[Table, Texts]:
     """All labels of both passes, and the texts they lie on."""
     shards = [shard for name in PASSES for shard in read_records(LABEL_FOLDER / name, LABELS)]
-    texts: Texts = {}
-    for _, some in shards:
-        texts |= some
+    texts = {key: text for _, some in shards for key, text in some.items()}
     return concatenated([records for records, _ in shards]), texts

@@ -1,14 +1,15 @@
-"""Labels of whole spans, as judges are trained on (arXiv 2501.19309): a mistaken stretch of text, not one token.
+"""What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
 
-    python -m pipeline.labels.spans      data/labels -> data/spans/rows-00000.safetensors
+    python -m pipeline.labels.spans read      data/labels -> data/spans/rows-00000.safetensors
+    python -m pipeline.labels.spans train     data/spans -> models/table/judge
+    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/table/pairs.safetensors
 
-A span is a mismatch together with the draft tokens that follow it in a block which begins with it; all of them carry
-the label of the mismatch. The target's states behind a mistake show the mistake as well.
+A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
+all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs
+tell how often which draft token was refused for which target token (arXiv 2604.13634).
 """
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import torch
 
@@ -36,8 +37,15 @@ from pipeline.paths import SPANS, TABLE_MODELS
 from pipeline.run import run
 from pipeline.stages.train import train, with_features
 
+PAIRS = TABLE_MODELS / "pairs.safetensors"
 
-def main() -> None:
+
+def main(part: str) -> None:
+    {"read": read_spans, "train": train_judge, "pairs": count_pairs}[part]()
+
+
+def read_spans() -> None:
+    """Label the tokens of every span as its mismatch is labelled."""
     params, own = read_params(), read_table_params()
     if not own.wants_judge:
         SPANS.mkdir(parents=True, exist_ok=True)  # the graph expects it
@@ -51,7 +59,7 @@ def main() -> None:
     request = request_of(prompts, pair)
     parts = [
         span_rows(part, block, features, own.span)
-        for part, block, _ in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
+        for part, block in rounds(decoder, observer, table, texts, prompts, params.label.batch_size, **request)
     ]
     spans = checked(concatenated(parts), {**ROWS, **feature_columns(features)}, SPANS)
     save_tensors(SPANS / "rows-00000.safetensors", spans, {"features": ",".join(features)})
@@ -69,13 +77,8 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
     return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
 
 
-if __name__ == "__main__":
-    run(main)
-
-# ---- Train the head `judge` on span labels (arXiv 2501.19309).
-
-
-def main_judge() -> None:
+def train_judge() -> None:
+    """Train the head `judge` on the labels of spans."""
     params, table, place = read_params(), read_table_params(), TABLE_MODELS / "judge"
     if not table.wants_judge:
         place.mkdir(parents=True, exist_ok=True)  # the graph expects it
@@ -83,16 +86,8 @@ def main_judge() -> None:
     train(["logistic"], [SPANS], {"logistic": place}, "judge", with_features(params, table.span_features))
 
 
-if __name__ == "__main__":
-    run(main_judge)
-
-# ---- Count which draft token was refused for which target token: the table of the rule `csd` (arXiv 2604.13634).
-
-
-PAIRS = Path("models/table/pairs.safetensors")
-
-
-def main_pair_counts() -> None:
+def count_pairs() -> None:
+    """Count over all shards of the strict pass, whose own rule refuses every draft token that differs."""
     shards = read_records(MISMATCH_FOLDER / "strict", MISMATCHES)
     counts = PairCounts()
     for records, _ in shards:
@@ -102,4 +97,4 @@ def main_pair_counts() -> None:
 
 
 if __name__ == "__main__":
-    run(main_pair_counts)
+    run(main)

@@ -1,4 +1,7 @@
-"""The end of a target alone: final normalisation and output layer, for states that an engine has computed."""
+"""Rollouts and hidden states of a target that vLLM holds: for large targets, and in the numerics that will serve.
+
+vLLM is imported when it is started; without it, or with a stand-in for it, everything else here works as well.
+"""
 
 from __future__ import annotations
 
@@ -20,84 +23,75 @@ from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
 from pipeline.labels.features import batches, divergence
-from pipeline.labels.rollouts import Cost, Ended, KeptRollouts, Memories, Rollout, Supply, begun, stop_of
+from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.labels.schema import Table, Texts, concatenated
 from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_pair
 from pipeline.params import Params
 from pipeline.paths import SCRATCH
 
-# ---- Rollouts by an engine that is not this library's: it writes a portion, here is decided what stays and what goes on.
-
-
 PORTION = 64
-"""Tokens that the engine is asked for at a time."""
+"""Tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on."""
 MOST_LIVE = 1024
 """Most rollouts under way; the engine makes its own batches of them."""
+ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.patches"}
+"""Instead of vLLM's own connector, which copies with CUDA."""
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
+"""Settings of architectures that change logits behind the output layer."""
 
 
 @dataclass(frozen=True)
-class EncodedPrompt:
-    """A text to go on with."""
+class TextToExtend:
+    """A text for the engine to go on with."""
 
-    text: list[int]
-    """Prompt and answer so far, as token ids."""
-    num: int
-    """Most new tokens."""
-    seed: int
-    """Seed of sampled tokens."""
+    text: list[int]  # prompt and answer so far, as token ids
+    num: int  # most new tokens
+    seed: int  # of sampled tokens
 
 
-GoOn = Callable[[Sequence[EncodedPrompt], Sampling, Sequence[int]], list[list[int]]]
+Engine = Callable[[Sequence[TextToExtend], Sampling, Sequence[int]], list[list[int]]]
 """(texts, how tokens are drawn, ids that end a text) -> new tokens of each text; an id that ends one stays in it."""
+States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
+"""Texts -> the states after each of their tokens [n, L, D], by the layers that were asked for."""
 
 
-class ServedRoller:
-    """Makes rollouts as `pipeline.labels.rollouts.Roller` does, with the engine behind `go_on`."""
+class EngineRunner:
+    """Makes rollouts as `pipeline.labels.rollouts.RolloutRunner` does, with an engine."""
 
-    kept: KeptRollouts | None = None
-    """As of `Roller`."""
+    def __init__(self, engine: Engine, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any) -> None:
+        self.engine, self.cost, self.stop = engine, cost, stop_of(tokenizer, **request)
 
-    def __init__(
-        self, go_on: GoOn, memories: Memories, tokenizer: PreTrainedTokenizerBase, cost: Cost, **request: Any
-    ) -> None:
-        """`memories` are for those who scout with the decoder; the engine has a memory of its own."""
-        self.go_on, self.memories, self.cost = go_on, memories, cost
-        self.stop = stop_of(tokenizer, **request)
-
-    def serve(self, supply: Supply, sampling: Sampling | None = None) -> None:
-        """Make what `supply` asks for until it asks for nothing more; arguments as of `Roller.serve`."""
-        supply = supply if self.kept is None else self.kept.over(supply, sampling)
+    def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
+        """Make what `source` asks for until it asks for nothing more; greedily by default."""
         rows: dict[Rollout, Row] = {}
-        while live := self._live(rows, supply):
-            asked = [EncodedPrompt(row.text, min(PORTION, self._room(row)), seed_of(row)) for row in live.values()]
-            portions = self.go_on(asked, sampling or Sampling(), sorted(self.stop.eos_ids))
-            for row, portion in zip(live.values(), portions, strict=True):
+        while rows := self._live(rows, source):
+            texts = [
+                TextToExtend(row.text, min(PORTION, self.stop.max_new_tokens - len(row.answer)), seed_of(row))
+                for row in rows.values()
+            ]
+            portions = self.engine(texts, sampling or Sampling(), sorted(self.stop.eos_ids))
+            for row, portion in zip(rows.values(), portions, strict=True):
                 self._add(row, portion)
-            rows = live
 
-    def _live(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+    def _live(self, rows: dict[Rollout, Row], source: RolloutSource) -> dict[Rollout, Row]:
         """Those that have to go on, and new ones beside them."""
-        live = self._going_on(rows, supply)
-        while len(live) < MOST_LIVE and (taken := supply.take(MOST_LIVE - len(live))):
-            fresh = {rollout: begun(0, rollout) for rollout in taken}
+        live = self._going_on(rows, source)
+        while len(live) < MOST_LIVE and (taken := source.take(MOST_LIVE - len(live))):
+            fresh = {rollout: rollout.row(0) for rollout in taken}
             for rollout, row in fresh.items():
                 self._add(row, [rollout.token])
-            live |= self._going_on(fresh, supply)
+            live |= self._going_on(fresh, source)
         return live
 
-    def _going_on(self, rows: dict[Rollout, Row], supply: Supply) -> dict[Rollout, Row]:
+    def _going_on(self, rows: dict[Rollout, Row], source: RolloutSource) -> dict[Rollout, Row]:
         """Hand out the rollouts that have ended and return the others."""
         for rollout, row in rows.items():
-            row.finish = (
-                supply.decided(rollout, row.answer) or row.finish
-            )  # a decoder would have found the former first
+            # A decoder would have found that it is decided first.
+            row.finish = source.decided(rollout, row.answer) or row.finish
             if row.finish is not None:
                 self.cost.rolled(len(row.answer) - rollout.position - 1)
-                supply.end(rollout, Ended(row.answer, row.finish))
+                source.end(rollout, FinishedRollout(row.answer, row.finish))
         return {rollout: row for rollout, row in rows.items() if row.finish is None}
-
-    def _room(self, row: Row) -> int:
-        return self.stop.max_new_tokens - len(row.answer)
 
     def _add(self, row: Row, new: list[int]) -> None:
         keep, row.finish = self.stop.cut(row.answer, new)
@@ -109,15 +103,8 @@ def seed_of(row: Row) -> int:
     return (row.seed * 1_000_003 + len(row.text)) % 2**31
 
 
-# ---- Start vLLM for a stage, or say why it cannot be started. vLLM is imported by the modules `pipeline.labels.mining.vllm_*`.
-
-
 def check_alone(params: Params) -> None:
-    """A target in vLLM wants one process.
-
-    Raises:
-        UserError: several workers would each start a vLLM.
-    """
+    """Refuse several workers: each would start a vLLM."""
     if params.decoding.workers > 1:
         raise UserError("Each worker would start a vLLM of its own. Set decoding.workers to 1 in params.yaml.")
 
@@ -149,21 +136,14 @@ def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **mo
     )
 
 
-# ---- The target in vLLM: rollouts of large targets at the speed of a serving engine.
-
-
 class VllmEngine:
-    """A target that vLLM holds, for one process."""
+    """A target that vLLM holds, for one process: an `Engine`."""
 
     def __init__(self, source: ModelSource, arguments: Mapping[str, Any]) -> None:
-        """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype.
-
-        Raises:
-            UserError: as `start_vllm`.
-        """
+        """Start vLLM; `arguments` are those of `vllm.LLM` besides the model and its dtype."""
         self.llm = start_vllm("engine.rollouts", source, arguments, enable_prefix_caching=True)
 
-    def __call__(self, asked: Sequence[EncodedPrompt], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
+    def __call__(self, texts: Sequence[TextToExtend], sampling: Sampling, eos_ids: Sequence[int]) -> list[list[int]]:
         """New tokens of every text."""
         from vllm import SamplingParams
 
@@ -177,22 +157,14 @@ class VllmEngine:
                 stop_token_ids=list(eos_ids),
                 detokenize=False,
             )
-            for one in asked
+            for one in texts
         ]
-        prompts = [{"prompt_token_ids": one.text} for one in asked]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
+        outputs = self.llm.generate([prompt(one.text) for one in texts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
 
-# ---- Hidden states of whole texts from vLLM, in the numerics of the engine that will serve.
-
-
-ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.patches"}
-"""vLLM's own connector copies with CUDA."""
-
-
 class VllmStates:
-    """A target that vLLM holds, asked for the states of its layers."""
+    """A target that vLLM holds, asked for the states of its layers: `States`."""
 
     def __init__(self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path) -> None:
         """Start vLLM.
@@ -202,16 +174,12 @@ class VllmStates:
             layers: numbers of layers whose outputs are wanted, counted from 1.
             arguments: those of `vllm.LLM` besides the model and its dtype.
             folder: where states wait until they are read.
-
-        Raises:
-            UserError: as `start_vllm`.
         """
         folder.mkdir(parents=True, exist_ok=True)
         connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
         extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
         aux = {"eagle_aux_hidden_state_layer_ids": list(layers)}
-        self.behind = ""
-        """File of the last request without meaning."""
+        self.behind = ""  # file of the last request without meaning
         self.llm = start_vllm(
             "engine.states",
             source,
@@ -253,14 +221,9 @@ def prompt(text: Sequence[int]) -> dict[str, list[int]]:
     return {"prompt_token_ids": list(text)}
 
 
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of architectures that change logits behind the output layer."""
-
-
 @dataclass(frozen=True)
 class OutputLayer:
-    """What turns the states of the last layer into logits."""
+    """The end of a target alone: what turns the states of the last layer into logits."""
 
     norm: nn.Module
     head: nn.Module
@@ -292,46 +255,35 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
             f"{source.model} changes its logits behind the output layer, so they cannot be computed from its states. "
             "Set engine.states to own in params.yaml."
         )
-    head = model.get_output_embeddings()
+    head, norm = model.get_output_embeddings(), final_norm(model)
     assert isinstance(head, nn.Module)
-    norm = final_norm(model)
     names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
-    wanted = [(module, key, names[id(weight)]) for module in (norm, head) for key, weight in module.named_parameters()]
     tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight}
-    for module, key, name in wanted:
-        found = weight_of(source, tied if getattr(module, key) is head.weight else {name})
-        setattr(module, key, nn.Parameter(found.to(getattr(torch, source.dtype)), requires_grad=False))
+    wanted = [(module, key, weight) for module in (norm, head) for key, weight in module.named_parameters()]
+    stored = [weight_of(source, tied if weight is head.weight else {names[id(weight)]}) for _, _, weight in wanted]
+    for (module, key, _), values in zip(wanted, stored, strict=True):
+        setattr(module, key, nn.Parameter(values.to(getattr(torch, source.dtype)), requires_grad=False))
     return OutputLayer(norm, head)
 
 
 def final_norm(model: PreTrainedModel) -> nn.Module:
-    """The only module beside the layers whose weights are vectors.
-
-    Raises:
-        UserError: there is none, or more than one.
-    """
+    """The only module beside the layers whose weights are vectors."""
     layers = decoder_layers(model)
-    found = [
+    norms = [
         child
         for child in model.base_model.children()
         if child is not layers and [*child.parameters()] and all(weight.ndim == 1 for weight in child.parameters())
     ]
-    if len(found) != 1:
+    if len(norms) != 1:
         raise UserError(
-            f"{type(model).__name__} has {len(found)} normalisations behind its layers instead of one. "
+            f"{type(model).__name__} has {len(norms)} normalisations behind its layers instead of one. "
             "Set engine.states to own in params.yaml."
         )
-    (norm,) = found
-    assert isinstance(norm, nn.Module)
-    return norm
+    return norms[0]
 
 
 def weight_of(source: ModelSource, names: set[str]) -> Tensor:
-    """The first stored tensor that has one of these names.
-
-    Raises:
-        UserError: no file of the model has one.
-    """
+    """The first stored tensor that has one of these names."""
     for file in weight_files(source):
         with safe_open(file, framework="pt") as stored:
             for name in names & set(stored.keys()):
@@ -347,10 +299,7 @@ def weight_files(source: ModelSource) -> Iterator[Path]:
     """The model's files of safetensors, in its folder or in the cache of the hub."""
     index = stored_file(source, INDEX)
     names = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
-    for name in names:
-        file = stored_file(source, name)
-        if file is not None:
-            yield file
+    yield from filter(None, (stored_file(source, name) for name in names))
 
 
 def stored_file(source: ModelSource, name: str) -> Path | None:
@@ -365,26 +314,15 @@ def stored_file(source: ModelSource, name: str) -> Path | None:
     return None if found is None else Path(found)
 
 
-# ---- The features of labelled mismatches from states that a serving engine has computed.
-
-
-States = Callable[[Sequence[Sequence[int]]], list[Tensor]]
-"""Texts -> the states after each of their tokens [n, L, D], by the layers that were asked for."""
-
-
 def numbers_of(names: Sequence[str], last: int) -> list[int]:
-    """Numbers of the layers, counted from 1, that features read; the last one, which logits need, is the last of them.
-
-    Raises:
-        UserError: a layer that the target does not have.
-    """
-    found = {last}
+    """Numbers of the layers, counted from 1, that features read; the last one, which logits need, is among them."""
+    numbers = {last}
     for layer in layers_needed(names) - {"post", "pre"}:
         number = int(layer.removeprefix("layer:")) + 1
         if number > last:
             raise UserError(f"There is no hidden state '{layer}'; the target has {last} layers. Change train.features.")
-        found.add(number)
-    return sorted(found)
+        numbers.add(number)
+    return sorted(numbers)
 
 
 class StateFeatures:
@@ -421,53 +359,41 @@ class StateFeatures:
         """The blocks that begin with the mismatches of `part`."""
         x_BK = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
         valid_BK = x_BK >= 0
-        fronts = self.fronts(part, texts)
+        places = (part[name].tolist() for name in ("problem", "policy", "position"))
+        fronts = [  # the text in front of every mismatch, prompt included
+            [*self.prompts[problem]["ids"], *texts[problem, policy].ids[:position]]
+            for problem, policy, position in zip(*places, strict=True)
+        ]
         whole = [
             [*front, *row[: int(num)]] for front, row, num in zip(fronts, x_BK.tolist(), valid_BK.sum(-1), strict=True)
         ]
         rows = [states[len(front) - 1 :] for front, states in zip(fronts, self.states(whole), strict=True)]
-        states_BRLD = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+        states_BRLD = nn.utils.rnn.pad_sequence(rows, batch_first=True)
         missing = x_BK.shape[1] + 1 - states_BRLD.shape[1]
-        states_BRLD = torch.nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
+        states_BRLD = nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
         hidden = {f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)}
         hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
         hidden["post"] = self.output.post(hidden["pre"])
         logits = self.output.logits(hidden["post"])[..., : self.vocabulary]
-        return Block(
-            x_BK.clamp_min(0), valid_BK, logits, q=self.draft_probs(fronts, whole, x_BK.shape[1]), hidden=hidden
-        )
-
-    def fronts(self, part: Table, texts: Texts) -> list[list[int]]:
-        """The text in front of every mismatch, prompt included."""
-        columns = (part["problem"].tolist(), part["policy"].tolist(), part["position"].tolist())
-        return [
-            [*self.prompts[problem]["ids"], *texts[problem, policy].ids[:position]]
-            for problem, policy, position in zip(*columns, strict=True)
-        ]
+        q_BKV = self.draft_probs(fronts, whole, x_BK.shape[1])
+        return Block(x_BK.clamp_min(0), valid_BK, logits, q=q_BKV, hidden=hidden)
 
     def draft_probs(self, fronts: Sequence[list[int]], whole: Sequence[list[int]], num: int) -> Tensor | None:
         """q of every place of the blocks [B, K, V]; None without a draft model."""
         if self.draft is None:
             return None
-        found = torch.zeros(len(whole), num, self.vocabulary)
+        q_BKV = torch.zeros(len(whole), num, self.vocabulary)
         for row, (front, text) in enumerate(zip(fronts, whole, strict=True)):
             keep = len(text) - len(front)
             z = last_logits(self.draft, keep, input_ids=torch.tensor([text[:-1]], device=self.draft.device))[0]
-            found[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
-        return found
-
-
-# ---- The reader of features whose states come from vLLM, as params.yaml asks for it.
+            q_BKV[row, :keep] = z[..., : self.vocabulary].softmax(-1).cpu()
+        return q_BKV
 
 
 def served_features(
     params: Params, pair: Pair, prompts: Sequence[dict[str, Any]], names: Sequence[str]
 ) -> StateFeatures:
-    """Start vLLM and put the parts together; of `pair` only the shapes are asked.
-
-    Raises:
-        UserError: several workers would each hold a target, or the target has no such states.
-    """
+    """The reader of features whose states come from vLLM, as params.yaml asks for it; of `pair` only shapes count."""
     check_alone(params)
     source = read_pair(params.pair)
     numbers = numbers_of(names, pair.target.config.get_text_config().num_hidden_layers)

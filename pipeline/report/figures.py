@@ -8,7 +8,6 @@ from typing import Any
 
 import matplotlib
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from gistgate.core.files import write_atomic
@@ -32,7 +31,6 @@ DESCRIBED = {
     "speed": "Accuracy lost on the test prompts against speed, with intervals",
     "reliability": "Predicted against observed probability that the meaning is kept",
     "accepted_length": "Share of rounds by the number of accepted draft tokens",
-    "judgements": "Precision against recall of harmless mismatches at each method's certified setting",
 }
 """Figures in words, for readers who do not see them."""
 
@@ -49,21 +47,12 @@ def draw_all(summary: Summary, rows: list[dict[str, Any]], results: Results) -> 
     """Every figure under its file name."""
     look = looks(summary["methods"])
     with plt.rc_context(STYLE):
-        figures = {
+        return {
             "frontier.png": frontier_figure(rows, summary, look),
             "speed.png": speed_figure(summary, look),
             "reliability.png": reliability_figure(results.curves),
             "accepted_length.png": length_figure(results.evaluation, look),
         }
-        if results.judgements:
-            figures["judgements.png"] = judgements_figure(results.judgements["methods"], look)
-        return figures
-
-
-def redraw_speed(summary: Summary, folder: Path) -> None:
-    """Draw the figure of speeds anew from a summary whose speeds have changed."""
-    with plt.rc_context(STYLE):
-        save(speed_figure(summary, looks(summary["methods"])), folder / "speed.png")
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -81,7 +70,11 @@ def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -
         if not own:  # nothing to calibrate: one point, lossless by construction
             axes.plot([method["mean_accepted_length"]], [0], marker, color=colour, ms=7, label=name)
             continue
-        draw_lines(axes, [row for row in own if row["split"] == "development"], colour)
+        tried = [row for row in own if row["split"] == "development"]
+        for variant in dict.fromkeys(repr(row["fixed"]) for row in tried):
+            line = [row for row in tried if repr(row["fixed"]) == variant]
+            line.sort(key=lambda row: row["mean_accepted_length"])
+            axes.plot(*points(line), ".-", color=colour, alpha=0.35, lw=1)
         for row in (row for row in own if row["split"] == "calibration"):
             face = colour if row["certified_budgets"] else "none"
             axes.plot(*points([row]), marker, color=colour, markerfacecolor=face, ms=7)
@@ -92,16 +85,6 @@ def frontier_figure(rows: list[dict[str, Any]], summary: Summary, look: Looks) -
     axes.set_title("lines: development prompts; markers: calibration prompts, filled when certified", fontsize=8)
     axes.legend()
     return figure
-
-
-def draw_lines(axes: Axes, rows: list[dict[str, Any]], colour: str) -> None:
-    """One faint line per variant of the fixed settings."""
-    variants = {repr(row["fixed"]): row["fixed"] for row in rows}
-    for variant in variants.values():
-        line = [row for row in rows if row["fixed"] == variant]
-        axes.plot(
-            *points(sorted(line, key=lambda row: row["mean_accepted_length"])), ".-", color=colour, alpha=0.35, lw=1
-        )
 
 
 def points(rows: list[dict[str, Any]]) -> tuple[list[float], list[float]]:
@@ -154,31 +137,10 @@ def length_figure(evaluation: dict[str, dict[str, Any]], look: Looks) -> Figure:
     """How many draft tokens a round accepts, as a share of rounds, one line per method."""
     figure, axes = plt.subplots(figsize=(6.4, 3.6), layout="constrained")
     for name, (colour, marker) in look.items():
-        share = shares(evaluation[name]["statistics"]["histogram"], evaluation[name]["block"])
-        axes.plot(range(len(share)), share, marker + "-", color=colour, ms=4, label=name)
+        counts, block = evaluation[name]["statistics"]["histogram"], evaluation[name]["block"]
+        share = [100 * counts.get(str(length), 0) / (sum(counts.values()) or 1) for length in range(block + 1)]
+        axes.plot(range(block + 1), share, marker + "-", color=colour, ms=4, label=name)
     axes.set_xlabel("draft tokens accepted in a round")
     axes.set_ylabel("share of rounds, per cent")
     axes.legend()
     return figure
-
-
-def judgements_figure(methods: dict[str, dict[str, Any]], look: Looks) -> Figure:
-    """Which harmless mismatches a rule finds, against how many harmful ones it takes along."""
-    figure, axes = plt.subplots(figsize=(6.4, 4.2), layout="constrained")
-    for name, found in methods.items():
-        colour, marker = look[name]
-        if found["precision"] is not None:
-            axes.plot(
-                100 * found["recall"], 100 * found["precision"], marker, color=colour, ms=7, label=name, ls="none"
-            )
-    axes.set_xlabel("harmless mismatches accepted (recall), per cent")
-    axes.set_ylabel("harmless among the accepted (precision), per cent")
-    axes.set_title("at each rule's certified setting, problems that no head has seen", fontsize=8)
-    axes.legend(ncols=2, fontsize=7)
-    return figure
-
-
-def shares(histogram: dict[str, int], block: int) -> list[float]:
-    """Per cent of rounds for each accepted length, 0..K."""
-    total = sum(histogram.values()) or 1
-    return [100 * histogram.get(str(length), 0) / total for length in range(block + 1)]

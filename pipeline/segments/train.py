@@ -1,12 +1,20 @@
-"""Training of one probe with Lightning, and what it is worth on problems it has not seen."""
+"""Probes of SemanticSpec (arXiv 2602.03708): how probable a model finds the meaning of a segment, from its own states.
+
+    python -m pipeline.segments.train      data/prompts, data/reference, models/heads -> models/segments
+
+Segments are sampled and grouped by meaning first (pipeline.segments.collect). Both probes are trained on what the draft
+wrote, because that is what they judge, and the target's on its own segments as well. The folder holds the token gate
+`segments.head` for refused segments too, and report.json: how far the judges agree, and what the probes are worth on
+problems that they have not seen.
+"""
 
 from __future__ import annotations
 
 import copy
+import shutil
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,38 +27,74 @@ from torch.utils.data import DataLoader, TensorDataset
 from transformers import PreTrainedModel
 
 from gistgate.core.features import tap
-from gistgate.core.files import read_json_lines, write_json
+from gistgate.core.files import write_atomic, write_json
 from gistgate.core.reader import Reader, left_padded
 from gistgate.core.utils import UserError
-from gistgate.segments.probes import POOLINGS, Probe, Probes
-from pipeline.heads.data import ProblemParts, split_by_problem
+from gistgate.segments.build import GATE
+from gistgate.segments.probes import Probe, Probes
+from pipeline.heads.data import split_by_problem
 from pipeline.pair.pair import load_pair
-from pipeline.params import LOSSES, Params, SegmentParams, read_params, read_segment_params
+from pipeline.params import Params, SegmentParams, read_params
+from pipeline.paths import HEADS, SEGMENTS
 from pipeline.run import run
-from pipeline.segments.collect import ROLES, SAMPLES, shares
+from pipeline.segments.collect import ROLES, agreement, collected, shares
+from pipeline.tasks import load_task
 
-# ---- The states that predicted each segment, read by both models as the decoder will read them.
+BINS = 10  # of the reliability curve
+
+
+def main() -> None:
+    params = read_params()
+    pair, own = load_pair(params), params.segments
+    rows = collected(params, pair, load_task(params))
+    check_samples(rows)
+    models, probes, report = {"target": pair.target, "draft": pair.draft_model}, {}, agreement(rows)
+    for role in ROLES:
+        examples = examples_of(rows, models[role], role, own.judge, own.limit)
+        probes[role], report[role] = fit_and_measure(examples, role, params)
+    trained = Probes(probes["target"], probes["draft"], own.style, own.limit)
+
+    def write(folder: Path) -> None:
+        trained.save(folder, pair.target, pair.draft_model, settings=asdict(own), seed=params.seed)
+        shutil.copytree(HEADS / own.head, folder / GATE)
+        write_json(folder / "report.json", report)
+
+    write_atomic(SEGMENTS, write)
+    for role in ROLES:
+        found = report[role]["draft"]
+        print(f"{role}: Brier score {found['brier']:.3f}, of a constant {found['brier_constant']:.3f}")
+
+
+def check_samples(rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse samples that cannot be split into parts."""
+    for role in ROLES:
+        num = len({row["problem"] for row in rows if role in row["roles"]})
+        if num < 4:
+            raise UserError(
+                f"The {role} finished segments in {num} problems, and four are needed. Raise segments.limit or "
+                "segments.problems in params.yaml, or choose another segments.style."
+            )
+
+
+# ---- The states that predicted each segment, read by a model as the decoder will read them.
 
 
 @dataclass(frozen=True)
 class Examples:
     """Different segments of all prefixes, with how often each was drawn."""
 
-    problem: Tensor
-    """Number of the problem [N]."""
-    states: Tensor
-    """Last states that predict the segment [N, K, D]."""
-    valid: Tensor
-    """Tokens of the segment [N, K]."""
-    share: Tensor
-    """Semantic probability under the model [N]."""
-    drawn: dict[str, Tensor]
-    """How often each model drew it [N], by role."""
+    problem: Tensor  # number of the problem [N]
+    states: Tensor  # last states that predict the segment [N, K, D]
+    valid: Tensor  # tokens of the segment [N, K]
+    share: Tensor  # semantic probability under the model [N]
+    drawn: dict[str, Tensor]  # how often each model drew it [N], by role
 
-    def where(self, mask: Tensor) -> Examples:
-        """Only these rows."""
-        drawn = {role: count[mask] for role, count in self.drawn.items()}
-        return Examples(self.problem[mask], self.states[mask], self.valid[mask], self.share[mask], drawn)
+    def of(self, mask: Tensor, writers: Sequence[str]) -> TensorDataset:
+        """States, tokens, shares and counts of the segments under `mask` that these models drew."""
+        counts = [self.drawn[role] for role in writers]
+        at = mask & (sum(counts, torch.zeros_like(self.problem)) > 0)
+        count = torch.stack(counts).sum(0)[at].float()
+        return TensorDataset(self.states[at], self.valid[at], self.share[at], count)
 
 
 def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: str, judge: str, limit: int) -> Examples:
@@ -63,8 +107,7 @@ def examples_of(rows: Sequence[dict[str, Any]], model: PreTrainedModel, role: st
     for row in rows:
         if role not in row["roles"]:
             continue
-        own = shares(row, judge, role)
-        known = {tuple(ids): share for ids, share in zip(row["segments"], own, strict=True)}
+        known = {tuple(ids): share for ids, share in zip(row["segments"], shares(row, judge, role), strict=True)}
         writers = [(tuple(ids), who) for ids, who in zip(row["segments"], row["roles"], strict=True)]
         for ids, share in known.items():
             prefixes.append([*row["prompt"], *row["answer"]])
@@ -83,8 +126,7 @@ def read_states(
     model: PreTrainedModel, prefixes: Sequence[list[int]], segments: Sequence[list[int]], limit: int, batch: int = 64
 ) -> tuple[Tensor, Tensor]:
     """States [N, limit, D] that predict the tokens of each segment, and where there is one [N, limit]."""
-    width = model.config.get_text_config().hidden_size
-    states = torch.zeros(len(segments), limit, width)
+    states = torch.zeros(len(segments), limit, model.config.get_text_config().hidden_size)
     lengths = torch.tensor([len(segment) for segment in segments])
     for start in range(0, len(segments), batch):
         places = range(start, min(start + batch, len(segments)))
@@ -98,7 +140,26 @@ def read_states(
     return states, torch.arange(limit) < lengths[:, None]
 
 
-BINS = 10
+# ---- One probe, and what it is worth.
+
+
+def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Probe, dict[str, Any]]:
+    """The probe of a model, and its measures on segments of each writer, of problems that it has not seen."""
+    parts = split_by_problem(examples.problem, params.train, params.seed)
+    writers = ROLES if role == "target" else ("draft",)
+    for name in ("train", "validation", "test"):
+        for writer in writers:
+            if not int(examples.drawn[writer][getattr(parts, name)].sum()):
+                raise UserError(
+                    f"The {writer} finished no segment in the part `{name}`. Raise segments.problems, segments.samples "
+                    "or segments.limit in params.yaml, or the part's share there."
+                )
+    train, validation = (examples.of(mask, writers) for mask in (parts.train | parts.calibration, parts.validation))
+    probe, report = fit_probe(train, validation, params.segments, params.seed), {}
+    for writer in writers:
+        _, _, share, count = examples.of(parts.train, (writer,)).tensors
+        report[writer] = measure(probe, examples.of(parts.test, (writer,)), float((share * count).sum() / count.sum()))
+    return probe, report
 
 
 class ProbeTraining(pl.LightningModule):
@@ -123,32 +184,23 @@ class ProbeTraining(pl.LightningModule):
     def loss(self, batch: list[Tensor]) -> Tensor:
         states, valid, share, count = batch
         logits = self.probe(states, valid)
-        each = (
-            binary_cross_entropy_with_logits(logits, share, reduction="none")
-            if self.kind == "bce"
-            else mse_loss(logits.sigmoid(), share, reduction="none")
-        )
+        if self.kind == "bce":
+            each = binary_cross_entropy_with_logits(logits, share, reduction="none")
+        else:
+            each = mse_loss(logits.sigmoid(), share, reduction="none")
         return (each * count).sum() / count.sum()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.parameters(), lr=self.lr, weight_decay=0.01)
 
 
-def fit_probe(
-    train: Examples,
-    validation: Examples,
-    writers: tuple[str, ...],
-    pooling: str,
-    loss: str,
-    params: SegmentParams,
-    seed: int,
-) -> Probe:
-    """A probe trained on the segments that `writers` drew."""
+def fit_probe(train: TensorDataset, validation: TensorDataset, own: SegmentParams, seed: int) -> Probe:
+    """A probe trained on what `Examples.of` returns."""
     pl.seed_everything(seed, verbose=False)
-    probe = Probe(train.states.shape[-1], params.hidden, pooling)
-    training = ProbeTraining(probe, loss, params.lr)
+    probe = Probe(train.tensors[0].shape[-1], own.hidden, own.pooling)
+    training = ProbeTraining(probe, own.loss, own.lr)
     trainer = pl.Trainer(
-        max_epochs=params.epochs,
+        max_epochs=own.epochs,
         accelerator="cpu",
         devices=1,
         logger=False,
@@ -156,31 +208,21 @@ def fit_probe(
         enable_model_summary=False,
         enable_progress_bar=False,
         num_sanity_val_steps=0,
-        callbacks=[EarlyStopping("validation_loss", patience=params.patience)],
+        callbacks=[EarlyStopping("validation_loss", patience=own.patience)],
     )
     generator = torch.Generator().manual_seed(seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        trainer.fit(
-            training,
-            DataLoader(dataset(train, writers), params.batch_size, shuffle=True, generator=generator),
-            DataLoader(dataset(validation, writers), 1024),
-        )
+        batches = DataLoader(train, own.batch_size, shuffle=True, generator=generator)
+        trainer.fit(training, batches, DataLoader(validation, 1024))
     probe.load_state_dict(training.weights)
     return probe.eval()
 
 
-def dataset(examples: Examples, writers: tuple[str, ...]) -> TensorDataset:
-    """The segments that these models drew, with counts."""
-    count = sum((examples.drawn[role] for role in writers), torch.zeros_like(examples.problem))
-    at = count > 0
-    return TensorDataset(examples.states[at], examples.valid[at], examples.share[at], count[at].float())
-
-
 @torch.no_grad()
-def measure(probe: Probe, test: Examples, writer: str, base: float) -> dict[str, Any]:
+def measure(probe: Probe, test: TensorDataset, base: float) -> dict[str, Any]:
     """Brier score against the shares, that of the constant `base`, reliability and correlation, each draw counted."""
-    states, valid, share, count = dataset(test, (writer,)).tensors
+    states, valid, share, count = test.tensors
     probability, weight = probe(states, valid).sigmoid(), count / count.sum()
     bins = (probability * BINS).long().clamp_max(BINS - 1)
     curve = [
@@ -191,134 +233,16 @@ def measure(probe: Probe, test: Examples, writer: str, base: float) -> dict[str,
         }
         for b in bins.unique().tolist()
     ]
+    x, y = probability - (probability * weight).sum(), share - (share * weight).sum()
+    scale = ((x * x * weight).sum() * (y * y * weight).sum()).sqrt()
     return {
         "segments": int(count.sum()),
         "brier": float(((probability - share) ** 2 * weight).sum()),
         "brier_constant": float(((base - share) ** 2 * weight).sum()),
         "ece": sum(one["weight"] * abs(one["predicted"] - one["found"]) for one in curve),
-        "correlation": correlation(probability, share, weight),
+        "correlation": float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0,  # 0 where one is constant
         "reliability": curve,
     }
-
-
-def correlation(x: Tensor, y: Tensor, weight: Tensor) -> float:
-    """Pearson's, weighted; 0 where one of both is constant."""
-    x, y = x - (x * weight).sum(), y - (y * weight).sum()
-    scale = ((x * x * weight).sum() * (y * y * weight).sum()).sqrt()
-    return float((x * y * weight).sum() / scale) if scale > 1e-12 else 0.0
-
-
-# ---- Train the probes of both models, compare them, and keep one of each.
-
-
-# isort: split
-
-FOLDER = Path("models/segments")
-
-
-def main() -> None:
-    params, own = read_params(), read_segment_params()
-    pair, rows = load_pair(params), read_json_lines(SAMPLES)
-    check_samples(rows)
-    models = {"target": pair.target, "draft": pair.draft_model}
-    examples = {role: examples_of(rows, models[role], role, own.judge, own.limit) for role in ROLES}
-    report, probes = {}, {}
-    for role in ROLES:
-        report[role], probes[role] = compare(examples[role], role, params, own)
-    Probes(probes["target"], probes["draft"], own.style, own.limit).save(
-        FOLDER, pair.target, pair.draft_model, settings=asdict(own), seed=params.seed
-    )
-    write_json(Path("reports/segments/probes.json"), report)
-
-
-def check_samples(rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse samples that cannot be split.
-
-    Raises:
-        UserError: a model finished segments in fewer than four problems.
-    """
-    for role in ROLES:
-        num = len({row["problem"] for row in rows if role in row["roles"]})
-        if num < 4:
-            raise UserError(
-                f"{SAMPLES}: the {role} finished segments in {num} problems, and four are needed. Raise `limit` or "
-                "`problems`, or choose another `style`."
-            )
-
-
-class Trial:
-    """One model's segments, split by problem."""
-
-    def __init__(self, examples: Examples, params: Params, own: SegmentParams) -> None:
-        self.examples, self.params, self.own = examples, params, own
-        self.parts = split_by_problem(examples.problem, params.train, params.seed)
-
-    def check(self, writers: tuple[str, ...], parts: ProblemParts) -> None:
-        """Refuse a split of which a part has no segment of one of these writers.
-
-        Raises:
-            UserError: it is so.
-        """
-        masks = {"train": parts.train, "validation": parts.validation, "test": parts.test}
-        for (name, mask), writer in product(masks.items(), writers):
-            if not int(self.examples.drawn[writer][mask].sum()):
-                raise UserError(
-                    f"The {writer} finished no segment in the part `{name}`. Raise `problems`, `samples` or `limit` in "
-                    "pipeline/studies/segments/params.yaml, or the part's share in params.yaml."
-                )
-
-    def fit(self, writers: tuple[str, ...], pooling: str, loss: str, parts: ProblemParts | None = None) -> Any:
-        """A probe for these choices."""
-        parts = parts or self.parts
-        train, validation = parts.train | parts.calibration, parts.validation
-        one = self.examples
-        return fit_probe(one.where(train), one.where(validation), writers, pooling, loss, self.own, self.params.seed)
-
-    def measure(self, probe: Any, writers: tuple[str, ...], parts: ProblemParts | None = None) -> dict[str, Any]:
-        """What it is worth on the test problems, on segments of each of these writers."""
-        parts = parts or self.parts
-        seen, test = self.examples.where(parts.train), self.examples.where(parts.test)
-        report = {}
-        for writer in writers:
-            count = seen.drawn[writer].float()
-            base = float((seen.share * count).sum() / count.sum())
-            report[writer] = measure(probe, test, writer, base)
-        return report
-
-
-def compare(examples: Examples, role: str, params: Params, own: SegmentParams) -> tuple[dict[str, Any], Any]:
-    """Poolings and losses, who wrote the training segments, what a split by sample would have claimed; and the probe.
-
-    Both probes judge what the draft has written, so that is what both are trained on, the target's on its own as well.
-    """
-    trial, report, chosen = Trial(examples, params, own), {}, None
-    writers = ROLES if role == "target" else ("draft",)
-    leaking = by_sample(len(examples.problem), trial.parts, params.seed)
-    for parts in (trial.parts, leaking):
-        trial.check(writers, parts)
-    for pooling in POOLINGS:
-        for loss in LOSSES:
-            probe = trial.fit(writers, pooling, loss)
-            report[f"{pooling}, {loss}"] = trial.measure(probe, writers)
-            if (pooling, loss) == (own.pooling, own.loss):
-                chosen = probe
-    if role == "target":
-        report["own segments only"] = trial.measure(trial.fit((role,), own.pooling, own.loss), writers)
-    probe = trial.fit(writers, own.pooling, own.loss, leaking)
-    report["split by sample"] = trial.measure(probe, writers, leaking)
-    return report, chosen
-
-
-def by_sample(num: int, parts: ProblemParts, seed: int) -> ProblemParts:
-    """Parts of the same sizes that divide samples, not problems: neighbours fall on both sides."""
-    order = torch.randperm(num, generator=torch.Generator().manual_seed(seed))
-    found: dict[str, Tensor] = {}
-    for name in ("train", "validation", "calibration", "test"):
-        size = int(getattr(parts, name).sum())
-        found[name] = torch.zeros(num, dtype=torch.bool)
-        found[name][order[:size]] = True
-        order = order[size:]
-    return ProblemParts(**found)
 
 
 if __name__ == "__main__":

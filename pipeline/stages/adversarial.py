@@ -14,7 +14,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.batches import PromptCache
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
@@ -71,7 +72,7 @@ class Probe:
         points = {name: operating_point(self.params, name) for name in self.params.methods}
         loose_points = [point for point in points.values() if point.rule != STRICT and may_share(point, self.params)]
         rules = {decoding_of(point): make_rule(point.rule, **point.settings) for point in loose_points}
-        shared = StrictAnswers(rules, Prefilled(self.params.decoding.prompt_memory_mb).decode_all)
+        shared = StrictAnswers(rules, PromptCache(self.params.decoding.prompt_memory_mb).decode_all)
         exact = Operating(STRICT, STRICT, DRAFTER, self.params.decoding.block)
         strict = self.answers(exact, shared.strictly)
         kinds = Counter(kind for kind, _ in self.prompts)

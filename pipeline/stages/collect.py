@@ -4,8 +4,8 @@
     python -m pipeline.stages.collect gated      the texts of the pilot gate, whose prefixes a served gate will see
 
 Reads data/prompts and data/reference (and models/pilot), writes data/mismatches/<pass>/rows-*.safetensors: places and
-tokens, no features. What that cost is in reports/labels/collect-<pass>.json. Finished shards
-and rollouts wait in .scratch, so that an interruption loses little: a pilot gate's texts of one shard at most.
+tokens, no features. What that cost is in reports/labels/collect-<pass>.json. An interruption costs one
+shard: finished ones wait in .scratch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from time import perf_counter
 
 import torch
 
@@ -23,7 +23,7 @@ from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import gated_collector, strict_collector
-from pipeline.labels.rollouts import Cost, Costs, KeptRollouts, Way, kept_file, settled
+from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
@@ -40,15 +40,12 @@ def main(name: str) -> None:
         raise UserError(f"There is no pass '{name}'. Use one of: {', '.join(PASSES)}.")
     count = math.ceil(len(minable(params)) / params.collect.shard_prompts)
     shards = shards_of(params, name)
-    rolls = name == "strict" and params.collect.recipe == "walk"
-    file = shards.folder / "way.json"
-    way = ranks.before_others(lambda: settled(params, read_prompts("train"), file)) if rolls else None
     missing = shards.missing(count)
-    side_by_side(collecting, (params, name, way), missing, params.decoding.workers, f"collect, {name}", "shard")
+    side_by_side(collecting, (params, name), missing, params.decoding.workers, f"collect, {name}", "shard")
     if not ranks.is_first():
         return
     check_met(shards, count)
-    Costs(shards.folder).report(f"collect-{name}", count, way)
+    report_costs(shards.folder, f"collect-{name}", count)
     shards.publish(count, MISMATCH_FOLDER / name)
 
 
@@ -57,31 +54,29 @@ def shards_of(params: Params, name: str) -> Shards:
     files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair)]
     if name == "gated":
         files.append(PILOT)
-    rolling = [params.label.batch_size, params.label.audit, params.label.way]
+    rolling = [params.label.batch_size, params.label.audit]
     blocks = (params.decoding.deciding, params.collect, params.engine)
     return Shards(f"collect-{name}", name, params.pair, params.seed, *blocks, rolling, *files)
 
 
-def collecting(settings: tuple[Params, str, dict[str, Any] | None]) -> Callable[[int], None]:
+def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Collects one shard after another."""
-    params, name, way = settings
+    params, name = settings
     torch.set_grad_enabled(False)
-    engine = engine_of(params) if way is not None else None
+    engine = engine_of(params) if name == "strict" and params.collect.recipe == "walk" else None
     pair, prompts = load_pair(params), read_prompts("train")
     shards, problems, size = shards_of(params, name), minable(params), params.collect.shard_prompts
 
     def produce(index: int) -> Table:
-        cost = Cost()
-        with cost.counting(pair.models):
-            if name == "strict":
-                going: Way = "speculative" if way is None else way["way"]
-                own = load_task(params), prompts, read_references()
-                tools = tools_of(params, pair, *own, going, cost, engine, KeptRollouts(kept_file(shards, index), cost))
-                collect = strict_collector(params, tools, prompts)
-            else:
-                collect = gated_collector(params, pair, prompts)
-            records, texts = collect(problems[index * size : (index + 1) * size])
-        Costs(shards.folder).save(index, cost)
+        cost, started = Cost(), perf_counter()
+        if name == "strict":
+            tools = tools_of(params, pair, load_task(params), prompts, read_references(), cost, engine)
+            collect = strict_collector(params, tools, prompts)
+        else:
+            collect = gated_collector(params, pair, prompts)
+        records, texts = collect(problems[index * size : (index + 1) * size])
+        cost.seconds = perf_counter() - started
+        cost.save(shards.folder, index)
         records = records or no_records(params.decoding.block, of_gate=name == "gated")
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 

@@ -18,8 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import scope_mismatch
-from gistgate.core.decoder import Decoder, Prefilled
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint, read_json, write_atomic, write_json, write_json_lines
 from gistgate.core.gate import Gate
 from gistgate.core.request import Usage
@@ -94,7 +95,7 @@ class Evaluation:
         self.prompts = read_prompts("test")
         if not self.prompts:
             raise UserError("data/prompts/test.jsonl is empty. Run the stage `prompts` again.")
-        self.memory = Prefilled(params.decoding.prompt_memory_mb)
+        self.memory = PromptCache(params.decoding.prompt_memory_mb)
         self.shared = StrictAnswers({}, self.memory.decode_all)
         self.judged: dict[str, Judged] = {}
         """What was judged already, by what the decoder does."""

@@ -5,13 +5,14 @@
 Reads data/mismatches/<pass>, writes data/labels/<pass>/rows-*.safetensors and summary.json beside them. The first
 rollout of a mismatch is greedy; where it loses the meaning, several sampled ones after the draft token and after the
 target's own tell how sure that is. `label.budget` limits how many mismatches are labelled, and `label.strategy` says
-which. What the labels cost is in reports/labels/label-<pass>.json. Finished shards and
-rollouts wait in .scratch, so that an interruption loses the rollouts that are under way.
+which. What the labels cost is in reports/labels/label-<pass>.json. An interruption costs one shard: finished ones wait
+in .scratch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
-from pipeline.labels.rollouts import Cost, Costs, KeptRollouts, kept_file, settled
+from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.schema import (
     LABEL_FOLDER,
     LABELS,
@@ -47,12 +48,11 @@ def main(name: str) -> None:
     params = read_params()
     shards = shards_of(params, name)
     count = num_shards(MISMATCH_FOLDER / name)
-    way = ranks.before_others(lambda: settled(params, read_prompts("train"), shards.folder / "way.json"))
     missing = shards.missing(count)
-    side_by_side(labelling, (params, name, way), missing, params.decoding.workers, f"label, {name}", "shard")
+    side_by_side(labelling, (params, name), missing, params.decoding.workers, f"label, {name}", "shard")
     if not ranks.is_first():
         return
-    Costs(shards.folder).report(f"label-{name}", count, way)
+    report_costs(shards.folder, f"label-{name}", count)
     found = concatenated([records for records, _ in read_records(shards.folder, LABELS)])
     shards.publish(count, LABEL_FOLDER / name, rates(found))
 
@@ -66,9 +66,9 @@ def shards_of(params: Params, name: str) -> Shards:
     return Shards(f"label-{name}", name, params.pair, params.seed, *blocks, parts, *files)
 
 
-def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], None]:
+def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
     """Labels one shard after another."""
-    params, name, way = settings
+    params, name = settings
     torch.set_grad_enabled(False)
     engine = engine_of(params)
     pair = load_pair(params, weights=engine is None)
@@ -78,14 +78,13 @@ def labelling(settings: tuple[Params, str, dict[str, Any]]) -> Callable[[int], N
     chosen = chosen_rows(concatenated([records for records, _ in found]), params).split(sizes)
 
     def produce(index: int) -> Table:
-        (records, texts), cost = found[index], Cost()
+        (records, texts), cost, started = found[index], Cost(), perf_counter()
         records = {column: values for column, values in records.items() if column in MISMATCHES}
-        kept = KeptRollouts(kept_file(shards, index), cost)
-        with cost.counting(pair.models):
-            tools = tools_of(params, pair, task, prompts, references, way["way"], cost, engine, kept)
-            labeller = Labeller(tools, prompts, params.label, params.seed, title_of(name, index, len(found)))
-            labels = labeller.label(records, texts, chosen[index])
-        Costs(shards.folder).save(index, cost)
+        tools = tools_of(params, pair, task, prompts, references, cost, engine)
+        labeller = Labeller(tools, prompts, params.label, params.seed, title_of(name, index, len(found)))
+        labels = labeller.label(records, texts, chosen[index])
+        cost.seconds = perf_counter() - started
+        cost.save(shards.folder, index)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
 
     def work(index: int) -> None:

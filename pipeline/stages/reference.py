@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from gistgate.core.decoder import Prefilled
+from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, write_json, write_json_lines
 from gistgate.core.request import Usage
 from pipeline import run as ranks
@@ -81,7 +81,7 @@ def referring(settings: tuple[Params, Path]) -> Callable[[str], None]:
         every = read_prompts(split)
         prompts = every[start : start + size(split)]
         title = f"strict, {split}, piece {start // size(split) + 1} of {-(-len(every) // size(split))}"
-        memory = Prefilled(0) if rounds and split in CALIBRATED else None
+        memory = PromptCache(0) if rounds and split in CALIBRATED else None
         watcher = Agreement(rules if split in CALIBRATED else {})
         decoder = watched(strict, watcher)
         outcomes = run_split(decoder, task, pair, prompts, params, title, memory, start, usage)

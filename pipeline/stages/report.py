@@ -1,8 +1,8 @@
 """Put together what the run found.
 
-    python -m pipeline.stages.report          writes reports/{summary.json,frontier.csv,figures/*.png,index.html}
+    python -m pipeline.stages.report      writes reports/{summary.json,frontier.csv,figures/*.png,index.html}
 
-The page is one file: figures are inside it, and it loads nothing. Every method becomes a run of the tracking store.
+The page is one file: figures are inside it, and it loads nothing. Every method becomes a run of MLflow.
 """
 
 from __future__ import annotations
@@ -15,66 +15,54 @@ from gistgate.core.files import write_json, write_text
 from pipeline import tracking
 from pipeline.decode import calibration_file, evaluation_folder
 from pipeline.params import Params, read_params
-from pipeline.paths import prompts_of
+from pipeline.paths import REPORTS, prompts_of
 from pipeline.report import tables
 from pipeline.report.figures import DESCRIBED, draw_all, save
 from pipeline.report.summary import Results, Summary, as_csv, frontier, read_results, summarise
-from pipeline.report.tables import explained, page, provenance
 from pipeline.run import run
 
-UNTRACKED = ("block", "budget", "knob", "certificates")
-"""Entries of a method that are no metrics."""
+FIGURES = REPORTS / "figures"
+SETTINGS = ("rule", "drafter", "block", "budget", "knob")
+UNTRACKED = ("block", "budget", "knob", "certificates")  # entries of a method that are no metrics
 
 
 def main() -> None:
-    report(read_params())
-
-
-def report(params: Params) -> None:
-    """Put together what was found about the methods of `params`, beside their other results."""
-    reports, results = params.reports, read_results(params)
+    params = read_params()
+    results = read_results(params)
     summary, rows = summarise(params, results), frontier(results)
-    write_json(reports / "summary.json", summary)
-    write_text(reports / "frontier.csv", as_csv(rows))
-    figures = reports / "figures"
-    figures.mkdir(parents=True, exist_ok=True)
+    write_json(REPORTS / "summary.json", summary)
+    write_text(REPORTS / "frontier.csv", as_csv(rows))
+    FIGURES.mkdir(parents=True, exist_ok=True)
     for name, figure in draw_all(summary, rows, results).items():
-        save(figure, figures / name)
-    write_text(
-        reports / "index.html",
-        page(
-            "report",
-            summary=summary,
-            machine=results.benchmark.get("machine"),
-            trace=explained(results.trace),
-            provenance=provenance(results),
-            described=DESCRIBED,
-            judgements=results.judgements,
-            table=Markup(tables.html(summary)),
-            figures={path.stem: base64.b64encode(path.read_bytes()).decode() for path in sorted(figures.glob("*.png"))},
-        ),
-    )
+        save(figure, FIGURES / name)
+    content = {
+        "summary": summary,
+        "machine": results.benchmark.get("machine"),
+        "provenance": tables.provenance(results),
+        "described": DESCRIBED,
+        "table": Markup(tables.html(summary)),
+        "figures": {path.stem: base64.b64encode(path.read_bytes()).decode() for path in sorted(FIGURES.glob("*.png"))},
+    }
+    write_text(REPORTS / "index.html", tables.page("report", **content))
     track(params, summary, results)
     print(tables.markdown(summary))
 
 
 def track(params: Params, summary: Summary, results: Results) -> None:
     """A run for the comparison with a nested one for each method; what all methods share stands in the outer one."""
-    rows = summary["methods"]
+    methods, found = summary["methods"], results.evaluation
     settings = {
-        name: {key: row[key] for key in ("rule", "drafter", "block", "budget", "knob")}
-        | {"settings": results.evaluation[name].get("settings", {})}
-        for name, row in rows.items()
+        name: {**{key: row[key] for key in SETTINGS}, "settings": found[name].get("settings", {})}
+        for name, row in methods.items()
     }
-    metrics = {name: {key: row[key] for key in row if key not in UNTRACKED} for name, row in rows.items()}
+    metrics = {name: {key: row[key] for key in row if key not in UNTRACKED} for name, row in methods.items()}
     (shared, own), (same, differing) = tracking.apart(settings), tracking.apart(metrics)
-    told = {key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}
     with tracking.run(params, "comparison", kind="comparison") as record:
-        record.log_params({**told, **shared})
+        record.log_params({**{key: summary[key] for key in ("pair", "task", "seed", "headline_budget")}, **shared})
         record.log_metrics({**same, "plain": summary["plain"]})
-        record.log_artifacts(params.reports / "figures")
+        record.log_artifacts(FIGURES)
         record.log_data(prompts_of("test"), "test")
-        for name in rows:
+        for name in methods:
             with tracking.run(params, name, kind="method") as record:
                 record.log_params(own[name])
                 record.log_metrics(differing[name])

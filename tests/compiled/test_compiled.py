@@ -13,8 +13,9 @@ from gistgate.compiled import memory as store
 from gistgate.compiled import program
 from gistgate.compiled import rounds as drafting
 from gistgate.compiled import rounds as reading
+from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.request import Usage
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter

@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from gistgate.compiled import memory as store
-from gistgate.compiled import program
 from gistgate.compiled import session as compiled
-from gistgate.core import decoder as choice
+from gistgate.compiled.session import reason_against
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.cascade import CascadeDrafter
@@ -89,7 +88,7 @@ def test_models_on_different_devices_fall_back():
     elsewhere = SimpleNamespace(device=torch.device("meta"))
     parts = replace(decoder.parts, drafter=ModelDrafter(draft))
     parts.drafter.model = elsewhere  # type: ignore[union-attr, assignment]
-    assert choice.reason_against(parts, [None]) == "target and draft model are on different devices"  # type: ignore[list-item]
+    assert reason_against(parts, 1) == "target and draft model are on different devices"
 
 
 def test_a_table_that_changed_is_another_program(traced: None):
@@ -112,7 +111,7 @@ def test_too_many_rows_and_no_compiler(monkeypatch: pytest.MonkeyPatch):
     decoder = Decoder(pair("llama")[0], None, make_rule("exact"), 0, engine="compiled")
     with pytest.warns(UserWarning, match="40 rows are more than"):
         decoder.generate([[5, 6]] * 40, max_new_tokens=1)
-    monkeypatch.setattr(program, "missing_compiler", lambda _device: "there is no C++ compiler")
+    monkeypatch.setattr(compiled, "missing_compiler", lambda _device: "there is no C++ compiler")
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
         decoder.generate([[5, 6]], max_new_tokens=1)
 

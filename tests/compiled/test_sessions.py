@@ -24,8 +24,7 @@ def test_reading_a_prompt_belongs_to_the_time_of_its_answer(traced: None, monkey
         now[0] += 300
         return read(self, *arguments)
 
-    for module in ("engines.compiled", "admission"):
-        monkeypatch.setattr(f"gistgate.core.decoder.{module}.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gistgate.compiled.session.perf_counter", lambda: now[0])
 
     monkeypatch.setattr(PromptReader, "read", slowly)
     target, draft = pair("llama")

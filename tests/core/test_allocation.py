@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import platform
@@ -10,7 +11,6 @@ import sys
 
 import pytest
 
-from gistgate.core import attention as allocation
 from gistgate.core.attention import OWN_CHOICE, keep_freed_memory
 from tests.tiny import tiny_pair
 
@@ -57,7 +57,7 @@ def test_nothing_is_changed_elsewhere(device: str, libc: str, monkeypatch: pytes
     for name in OWN_CHOICE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(platform, "libc_ver", lambda: (libc, ""))
-    monkeypatch.setattr(allocation, "set_thresholds", lambda *_: pytest.fail("thresholds were set"))
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: pytest.fail("the C library was asked"))
     assert not keep_freed_memory(device)
 
 

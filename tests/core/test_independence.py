@@ -8,8 +8,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter

@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.refilling import lengths_of, scripted, to_their_end
 
+from gistgate.core.batches import PromptCache, decode_all, longest_first, read_ahead
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder, Prefilled, decode_all, longest_first, read_ahead
+from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.guards import LoopGuard
 from gistgate.core.reader import WASTE
 from gistgate.core.request import Generation, Row, Slots, Stop, Usage
-from gistgate.core.session import Session, Start, Waiting
+from gistgate.core.session import Queue, QueuedRow, Session
 from gistgate.core.utils import UserError
 from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.choice import ChoiceDrafter, Costs, HybridDrafter, Option
@@ -153,7 +153,7 @@ def test_one_prompt_no_prompt_and_no_slots():
 
 @pytest.mark.parametrize("draft", ["model", "lookup", "choice"])
 def test_prompts_that_are_remembered_come_in_as_well(draft: str):
-    decoder, memory = decoder_of(draft=draft), Prefilled(limit_mb=1)
+    decoder, memory = decoder_of(draft=draft), PromptCache(limit_mb=1)
     request: dict[str, Any] = {"max_new_tokens": NUM, "eos_ids": ENDS}
     expected = [ids for ids, *_ in alone(decoder, **request)]
     for _ in range(2):
@@ -192,18 +192,28 @@ def test_continued_texts_come_in_as_others_are_decided():
 
 @pytest.mark.parametrize("number", [4, 16])
 def test_in_a_long_run_less_than_a_tenth_of_the_slots_is_idle(number: int):
-    ends, plain = lengths_of(20 * number), Decoder(pair("llama")[0], None, make_rule("exact"), 0)
-    usage, lengths = scripted(plain, number, ends)
-    assert lengths == ends and usage.busy == sum(ends)
+    """Scripted answers of 4 to 40 tokens, most of them short and few long, as real ones are."""
+    drawn = torch.rand(20 * number, generator=torch.Generator().manual_seed(0))
+    ends = (4 + 36 * drawn.square()).long().tolist()
+    usage, plain = Usage(), Decoder(pair("llama")[0], None, make_rule("exact"), 0)
+    done = plain.resume(
+        plain.remember(prompts(*[5] * len(ends))),
+        [(5, [])] * len(ends),
+        [5] * len(ends),
+        max_new_tokens=99,
+        is_decided=lambda row: "scripted" if len(row.answer) == ends[row.index] else None,
+        remember=False,
+        slots=Slots(number, usage=usage),
+    )
+    assert [len(answer.ids) for answer, _ in done] == ends and usage.busy == sum(ends)
     assert 0 < usage.idle < 0.1
-    assert to_their_end(number, ends) > 0.4
 
 
 def test_few_free_slots_wait_for_company():
-    waiting = Waiting([Start(Row(index, [1], 1)) for index in range(40)], 32)
-    assert len(waiting.next(0)) == 32 and waiting.next(32) == [] and waiting.next(29) == []
-    assert [start.row.index for start in waiting.next(28)] == [32, 33, 34, 35]
-    assert len(waiting.next(0)) == 4 and waiting.next(0) == []
+    queue = Queue([QueuedRow(Row(index, [1], 1)) for index in range(40)], 32)
+    assert len(queue.next(0)) == 32 and queue.next(32) == [] and queue.next(29) == []
+    assert [start.row.index for start in queue.next(28)] == [32, 33, 34, 35]
+    assert len(queue.next(0)) == 4 and queue.next(0) == []
 
 
 def test_a_cache_is_no_longer_than_its_longest_row_has_been():
@@ -219,7 +229,7 @@ def test_a_cache_is_no_longer_than_its_longest_row_has_been():
     decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, observer=Watching())
     rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
     stop = Stop(NUM, frozenset(ENDS))
-    session = Session(decoder.parts, Waiting(map(Start, rows), 4), stop, Sampling(), Slots(4))
+    session = Session(decoder.parts, Queue(map(QueuedRow, rows), 4), stop, Sampling(), Slots(4))
     with torch.inference_mode():
         answers = session.run()
     assert sum(len(answer.ids) for answer, _ in answers) > 4 * 60
@@ -245,7 +255,7 @@ def test_holes_are_given_back_while_no_row_leaves():
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=Watching())
     rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
     session = Session(
-        decoder.parts, Waiting(map(Start, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8)
+        decoder.parts, Queue(map(QueuedRow, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8)
     )
     with torch.inference_mode():
         answers = session.run()

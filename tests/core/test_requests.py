@@ -7,8 +7,9 @@ from typing import ClassVar
 import pytest
 import torch
 
+from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup

@@ -37,8 +37,7 @@ def test_reading_a_prompt_beside_a_running_batch_is_the_time_of_its_row(
         running.append(self.slots)
         admit(self, *given)
 
-    for module in ("session", "admission"):
-        monkeypatch.setattr(f"gistgate.core.decoder.{module}.perf_counter", lambda: now[0])
+    monkeypatch.setattr("gistgate.core.session.perf_counter", lambda: now[0])
     monkeypatch.setattr(Reader, "read", ticking)
     monkeypatch.setattr(Reader, "admit", slowly)
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gistgate.core.decoder import Decoder, check_prompts
+from gistgate.core.decoder import Decoder
 from gistgate.core.reader import context_of
+from gistgate.core.request import check_prompts
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup

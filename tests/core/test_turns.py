@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Block
-from gistgate.core.decoder import Decoder, lock_of, turn
+from gistgate.core.decoder import LOCKS, Decoder, model_lock
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts, tiny_model
@@ -43,17 +43,21 @@ def test_threads_do_not_read_each_others_states():
 
 def free(model: PreTrainedModel) -> bool:
     """Whether a thread could decode with this model now."""
-    lock = lock_of(model)
-    got: bool = lock.acquire(blocking=False)
-    if got:
+    if (lock := LOCKS.get(model)) is None:
+        return True
+    if got := lock.acquire(blocking=False):
         lock.release()
-    return got
+    return bool(got)
 
 
 def test_only_the_same_models_wait():
     target, draft = pair("llama")
     other = tiny_model("llama")
-    with turn([draft, target]), turn([target]), ThreadPoolExecutor(1) as pool:  # the same thread may ask again
+    with (
+        model_lock([draft, target]),
+        model_lock([target]),
+        ThreadPoolExecutor(1) as pool,
+    ):  # the same thread may ask again
         assert list(pool.map(free, (target, draft, other))) == [False, False, True]
     with ThreadPoolExecutor(1) as pool:
         assert list(pool.map(free, (target, draft))) == [True, True]

@@ -21,8 +21,9 @@ from lm_eval.tasks import TaskManager
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast
 
+from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.block import Sampling
-from gistgate.core.decoder import Decoder, Prefilled, decode_all
+from gistgate.core.decoder import Decoder
 from gistgate.core.files import load_tensors
 from gistgate.core.guards import LoopGuard
 from gistgate.core.identity import identify_tokenizer
@@ -95,7 +96,7 @@ def test_a_finished_row_gives_its_place_to_the_next_prompt(
     target, draft = pair
     rows = Rows()
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, tokenizer=tokenizer, observer=rows)
-    decode = decode_all if memory is None else Prefilled(memory).decode_all
+    decode = decode_all if memory is None else PromptCache(memory).decode_all
     lm = GatedLM(target, decoder=decoder, tokenizer=tokenizer, batch_size=3, decode=decode)
     found = answers(evaluate(lm, tasks))
     assert len(found) == 9 and lm.batch_size == 3

@@ -17,7 +17,7 @@ from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules.history import PairCounts
 from gistgate.segments.build import choose_segments
 from gistgate.segments.probes import Probe, Probes
-from tests.certificates.proofs import point, certificate
+from tests.certificates.proofs import certificate, point
 
 PAGE = Path(__file__).parents[2] / "docs" / "choosing.md"
 GATE = certificate(point(0.03, settings={"risk": 0.2}), point(0.05, settings={"risk": 0.3}))

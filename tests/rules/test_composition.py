@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gistgate.core.block import Block, Reason, Sampling
-from gistgate.core.rule import LooseRule, draw, residual, settle
+from gistgate.core.rule import Rule, draw, residual, settle
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from tests.blocks import SPLIT, SURE, TORN, accepted, block
 
 
 @dataclass(frozen=True)
-class Says(LooseRule):
+class Says(Rule):
     """A rule with a fixed opinion."""
 
     opinion: Tensor

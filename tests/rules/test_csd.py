@@ -148,12 +148,6 @@ def test_a_frozen_table_needs_counts(wrong: dict[str, Any]):
         Csd(**wrong)
 
 
-@pytest.mark.parametrize("wrong", [{"tau_c": 0.0}, {"min_count": -1}, {"table": "warm"}])
-def test_mistakes_are_explained(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="csd: tau_c"):
-        Csd(counts=PairCounts(), **wrong)
-
-
 def test_counts_of_a_larger_vocabulary_are_refused(tmp_path: Path):
     counted({(7, 0): 9}).save(tmp_path / "pairs.safetensors")
     rule = Csd(counts=str(tmp_path / "pairs.safetensors"))

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.divergence import DIVERGENCES, FSD, KLJudge
 from tests.blocks import accepted, block, random_block
@@ -99,9 +98,3 @@ def test_with_the_residual_a_closed_threshold_is_lossless():
         judged = random_block(seed, batch=200, temperature=1.0)
         closed, exact = accepted(FSD(-1.0), judged), accepted(make_rule("exact"), judged)
         assert torch.equal(closed.length, exact.length) and torch.equal(closed.own_ids, exact.own_ids)
-
-
-@pytest.mark.parametrize("wrong", [{"div": "euclid"}, {"replacement": "q"}])
-def test_impossible_settings_are_refused(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="fsd"):
-        FSD(**wrong)

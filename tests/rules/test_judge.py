@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.learned import Judge
 from tests.blocks import SURE, accepted, block, random_block
@@ -42,14 +41,3 @@ def test_judge_is_autojudge_with_the_sign_turned():
     judged = random_block(batch=300)
     lengths = [accepted(rule, judged).length for rule in (Judge(0.7), make_rule("autojudge", risk=0.3))]
     assert torch.equal(*lengths) and (lengths[0] > accepted(make_rule("exact"), judged).length).any()
-
-
-def test_it_asks_for_its_gate():
-    with pytest.raises(UserError, match="none was given"):
-        Judge().accept(block(SURE[0], SURE[0], draft=[1]), {})
-
-
-@pytest.mark.parametrize("delta", [-0.1, math.nan])
-def test_an_impossible_probability_is_refused(delta: float):
-    with pytest.raises(UserError, match="judge: delta is"):
-        Judge(delta)

@@ -7,7 +7,6 @@ import torch
 
 from gistgate.core.block import Block
 from gistgate.core.rule import State, settle
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.history import RegretBudget, regret
 from tests.blocks import SURE, accepted, block, random_block
@@ -112,8 +111,3 @@ def test_a_request_never_spends_more_than_its_budget():
         judged = random_block(seed, batch=64)
         state = rule.advance(judged, settle(rule, judged, state), state)
     assert (state["spent"] <= 3.0 + 1e-5).all() and (state["spent"] > 2.0).any()
-
-
-def test_a_negative_budget_is_refused():
-    with pytest.raises(UserError, match="regret-budget: the budget is -1"):
-        RegretBudget(-1.0)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.entropy import Sense
 from tests.blocks import SURE, TORN, accepted, block, random_block
@@ -125,9 +124,3 @@ def test_the_formula_position_by_position(window: int, both: bool):
             top = judged.draft_rank[row, j].item() < 2
             routes = (top and calm) if both else (top or calm)
             assert opinion[row, j].item() == (match[j] or (share[row, j].item() > 0.3 and routes))
-
-
-@pytest.mark.parametrize("wrong", [{"k": -1}, {"window": 0}])
-def test_mistakes_are_explained(wrong: dict[str, int]):
-    with pytest.raises(UserError, match="sense: k"):
-        Sense(**wrong)

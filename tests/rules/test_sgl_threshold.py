@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from gistgate.core.block import Block
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.thresholds import SglThreshold
-from tests.blocks import SURE, accepted, block, random_block
+from tests.blocks import accepted, block, random_block
 from tests.rules.test_exactness import EIGHTHS, cells
 
 HALVES = [math.log(0.5), math.log(0.3), math.log(0.2), -99.0]
@@ -108,14 +107,3 @@ def test_protocol_tokens_pass_the_lossless_test_only():
         # a q(x) below p(x) would let the native test of other rules pass at once
         judged = replace(sampled(1, u, q=[[0.8, 0.1, 0.1, 0.0]]), protocol=steering)
         assert accepted(rule, judged).length.tolist() == [int(u < 0.3)]
-
-
-def test_acc_without_effect_is_said():
-    with pytest.warns(UserWarning, match="acc has no effect when greedy"):
-        SglThreshold(acc=0.5).accept(block(SURE[0], SURE[0], draft=[0]), {})
-
-
-@pytest.mark.parametrize("wrong", [{"acc": 0.0}, {"acc": 1.1}, {"single": 0.0}, {"single": 2.0}])
-def test_mistakes_are_explained(wrong: dict[str, float]):
-    with pytest.raises(UserError, match="sgl-threshold: acc"):
-        SglThreshold(**wrong)

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.utils import UserError
 from gistgate.rules.thresholds import Typical
 from tests.blocks import SPLIT, accepted, block, random_block
 from tests.rules.enumerating import P, first_token
@@ -98,11 +97,3 @@ def test_alone_it_draws_from_p():
 def test_beside_the_strict_test_it_draws_from_the_residual():
     """What the strict test refuses of x = 2 (half of it) goes to the other two alone, which makes it p itself."""
     assert torch.allclose(first_token(Typical(eps=0.3, delta=9.0)), P, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"scale": -1.0}, {"eps": 0.0}, {"eps": 1.5}, {"delta": 0.0}, {"form": "other"}, {"greedy": "argmax"}]
-)
-def test_impossible_settings_are_refused(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="typical"):
-        Typical(**wrong)

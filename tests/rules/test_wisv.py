@@ -11,7 +11,6 @@ import torch
 from gistgate.core.block import Block
 from gistgate.core.request import Row
 from gistgate.core.rule import State, settle
-from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from gistgate.rules.learned import Wisv
 from tests.blocks import SURE, accepted, block, random_block, rows_of
@@ -115,16 +114,3 @@ def test_the_upload_changes_the_counter_only():
     assert torch.equal(*[accepted(rule, judged).length for rule in both])
     everything, mismatches = (torch.tensor(uplink(rule, judged)) for rule in both)
     assert (everything >= mismatches).all() and (everything > mismatches).any()
-
-
-def test_it_asks_for_its_gate():
-    with pytest.raises(UserError, match="none was given"):
-        Wisv().accept(block(SURE[0], SURE[0], draft=[1]), {})
-
-
-@pytest.mark.parametrize(
-    "wrong", [{"risk": 1.1}, {"kappa": -1.0}, {"limit": 1.5}, {"limit": -0.1}, {"width": -1}, {"upload": "some"}]
-)
-def test_mistakes_are_explained(wrong: dict[str, Any]):
-    with pytest.raises(UserError, match="wisv: "):
-        Wisv(**wrong)

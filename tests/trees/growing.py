@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.core.block import Draft
 from gistgate.core.drafter import Drafter
-from gistgate.trees.tree import merge
+from gistgate.trees.tree import Trees, merge
 from tests.architectures import greedy
 
 
@@ -27,7 +27,7 @@ def random_parents(batch: int, num: int, seed: int = 0) -> Tensor:
 class Hiding(Drafter):
     """Knows what the target will write; some beginning of it stands in a branch among wrong ones, never the first."""
 
-    form = "tree"
+    form = Trees
     nodes = 40
 
     def __init__(self, kind: str, prompts: Sequence[Sequence[int]], num: int, seed: int = 0, deeper: int = 0) -> None:

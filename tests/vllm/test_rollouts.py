@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from gistgate.core.decoder import Decoder
 from gistgate.rules import make_rule
-from pipeline.labels.rollouts import Cost, Memories, Roller, Rollout
+from pipeline.labels.rollouts import Cost, PrefixCache, Rollout, RolloutRunner
 from tests.pipeline.labels.ends import ends
 from tests.tiny import byte_tokenizer
 
@@ -29,7 +29,7 @@ job = json.loads(Path(sys.argv[1]).read_text())
 prepare(job)
 from pipeline.labels.rollouts import Cost
 from pipeline.labels.rollouts import Rollout
-from pipeline.labels.vllm import ServedRoller
+from pipeline.labels.vllm import EngineRunner
 from pipeline.labels.vllm import VllmEngine
 from pipeline.pair.pair import ModelSource
 from tests.pipeline.labels.ends import ends
@@ -37,9 +37,9 @@ from tests.tiny import byte_tokenizer
 
 source = ModelSource(job["target"], dtype="float32")
 engine = VllmEngine(source, {"enforce_eager": True, "max_model_len": 256, "max_num_seqs": 8})
-roller = ServedRoller(engine, None, byte_tokenizer(), Cost(), **job["request"])
+runner = EngineRunner(engine, byte_tokenizer(), Cost(), **job["request"])
 rollouts = [Rollout(**one) for one in job["rollouts"]]
-found = {str(rejoin): [asdict(ended) for ended in ends(roller, rollouts, rejoin)] for rejoin in (None, 8)}
+found = {str(rejoin): [asdict(ended) for ended in ends(runner, rollouts, rejoin)] for rejoin in (None, 8)}
 Path(sys.argv[2]).write_text(json.dumps(found))
 """
 
@@ -63,9 +63,9 @@ def test_rollouts_are_those_of_the_decoder(place: Path, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((tmp_path / "found.json").read_text())
-    roller = Roller(decoder, Memories(decoder, 8), 8, Cost(), **request)
+    runner = RolloutRunner(decoder, PrefixCache(decoder, 8), 8, Cost(), **request)
     asked = [Rollout(**one) for one in rollouts]
-    whole = ends(roller, asked)
+    whole = ends(runner, asked)
     assert [(ended["ids"], ended["finish"]) for ended in found["None"]] == [(one.ids, one.finish) for one in whole]
-    early = ends(roller, asked, 8)
+    early = ends(runner, asked, 8)
     assert [ended["finish"] for ended in found["8"]] == [one.finish for one in early]

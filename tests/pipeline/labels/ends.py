@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pipeline.labels.rollouts import Answered, Ended, Listed, Rollout, Serves, decided
+from pipeline.labels.rollouts import Answered, FinishedRollout, Rollout, RolloutList, Runner, decided
 
 
 def ends(
-    roller: Serves, rollouts: Sequence[Rollout], rejoin: int | None = None, answered: Answered | None = None
-) -> list[Ended]:
+    runner: Runner, rollouts: Sequence[Rollout], rejoin: int | None = None, answered: Answered | None = None
+) -> list[FinishedRollout]:
     """In the order of the rollouts; `rejoin` and `answered` as of `decided`."""
-    return Listed(
+    return RolloutList(
         rollouts,
         lambda rollout, answer: decided(rollout, answer, rejoin, answered),
         lambda _rollout, ended: ended,
-    ).made_by(roller)
+    ).made_by(runner)

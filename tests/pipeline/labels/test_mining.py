@@ -12,7 +12,7 @@ from gistgate.rules import make_rule
 from pipeline.labels import mining
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
 from pipeline.labels.mining import GIVEN_UP, MismatchRecorder, stamped, strict_collector
-from pipeline.labels.rollouts import Cost, Ended, Rollout, rejoined_at
+from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, rejoined_at
 from pipeline.labels.schema import (
     LABELS,
     MISMATCHES,
@@ -77,24 +77,21 @@ def tools_for(pair, references=None, **settings):
     target, draft = pair
     references = references or {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
     meaning = Meaning(Sums(), None, [{}] * len(PROMPTS), references)
-    params = Params(label=LabelParams(**settings))
-    way = settings.get("way", "speculative")
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
-    return Tools(decoder, meaning, params, way, Cost(), **REQUEST)
+    return Tools(decoder, meaning, Params(label=LabelParams(**settings)), Cost(), **REQUEST)
 
 
-def collected(pair, tools, **settings):
+def collected(tools, **settings):
     """What `collect` finds on all problems: the records, and the texts that they lie on."""
     params = Params(collect=CollectParams(strict_share=1.0, **settings))
-    with tools.cost.counting(pair):
-        collect = strict_collector(params, tools, [{"ids": ids} for ids in PROMPTS])
-        records, texts = unpack(pack(*collect(range(len(PROMPTS)))))
+    collect = strict_collector(params, tools, [{"ids": ids} for ids in PROMPTS])
+    records, texts = unpack(pack(*collect(range(len(PROMPTS)))))
     return checked(records, MISMATCHES, "what was mined"), texts
 
 
 @pytest.fixture(scope="module")
 def mined(pair):
-    return collected(pair, tools_for(pair, batch_size=3, audit=0))
+    return collected(tools_for(pair, batch_size=3, audit=0))
 
 
 def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
@@ -120,10 +117,12 @@ def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
 
 
 @pytest.mark.parametrize("batch_size", [8, 64])
-@pytest.mark.parametrize("way", ["plain", "speculative"])
-def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, way):
+@pytest.mark.parametrize("runner", ["plain", "speculative"])
+def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runner):
     """Three rows let each of three walks take one mismatch after the other; 64 have room for more of each."""
-    table, texts = collected(pair, tools_for(pair, batch_size=batch_size, way=way))
+    tools = tools_for(pair, batch_size=batch_size)
+    tools.runner = tools.runner if runner == "plain" else tools.sampler
+    table, texts = collected(tools)
     assert {name: column.tolist() for name, column in table.items()} == {
         name: column.tolist() for name, column in mined[0].items()
     }
@@ -140,52 +139,52 @@ def test_walks_show_how_far_they_are(pair, monkeypatch):
             seen.append((self.n, self.postfix))
 
     monkeypatch.setattr(mining, "bar", lambda **more: Watched(total=more["total"], disable=True))
-    table, _ = collected(pair, tools_for(pair, batch_size=3))
+    table, _ = collected(tools_for(pair, batch_size=3))
     labels = int((table["policy"] == Policy.SEQUENTIAL).sum())
     assert seen[-1] == (len(PROMPTS), f"{labels} labels")
     assert len({number for number, _ in seen}) > 2 and seen == sorted(seen, key=lambda one: one[0])
 
 
 def test_a_walk_reads_no_text_again(pair):
-    """Rollouts and scouts go on from what a scout has read and written."""
-    tools = tools_for(pair, batch_size=8, way="plain")
-    collected(pair, tools)
-    assert tools.memories.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
+    """Rollouts and lookaheads go on from what a lookahead has read and written."""
+    tools = tools_for(pair, batch_size=8)
+    collected(tools)
+    assert tools.prefixes.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
 
 
 def test_walks_do_not_wait_for_each_other(pair, monkeypatch):
-    """Twelve problems keep four slots busy: what is left idle is the end, and the scouts' own rounds."""
+    """Twelve problems keep four slots busy: what is left idle is the end, and the rounds of the lookaheads."""
     numbers = [[5 + n, 9, 30 + n, 44] for n in range(12)]
     monkeypatch.setattr("tests.pipeline.labels.test_mining.PROMPTS", numbers)
-    tools = tools_for(pair, batch_size=4, audit=0, way="plain")
+    tools = tools_for(pair, batch_size=4, audit=0)
     rolled = []
     monkeypatch.setattr(tools.cost, "use", lambda usage: rolled.append(usage))
-    collected(pair, tools)
-    *_, rollouts = rolled  # the strict texts, the scouts, and the one request that makes all rollouts
+    collected(tools)
+    *_, rollouts = rolled  # the strict texts, the lookaheads, and the one request that makes all rollouts
     assert rollouts.tokens > 300 and rollouts.idle < 0.1
 
 
 class InTurn:
     """Makes one rollout after the other of all that are taken at once."""
 
-    def __init__(self, roller):
-        self.roller, self.memories, self.cost, self.finishes = roller, roller.memories, roller.cost, []
+    def __init__(self, runner):
+        self.runner, self.finishes = runner, []
 
-    def serve(self, supply, sampling=None):
-        while taken := supply.take(64):
+    def serve(self, source, sampling=None):
+        while taken := source.take(64):
             for rollout in taken:
-                reason = supply.decided(rollout, [])
-                ended = Ended([], reason) if reason else ends(self.roller, [rollout])[0]
+                reason = source.decided(rollout, [])
+                ended = FinishedRollout([], reason) if reason else ends(self.runner, [rollout])[0]
                 self.finishes.append(ended.finish)
-                supply.end(rollout, ended)
+                source.end(rollout, ended)
 
 
 def test_a_rollout_behind_a_harmful_token_is_given_up(pair, mined):
     """What lies behind it is not on the walk, so that neither a label nor a whole rollout comes of it."""
-    tools = tools_for(pair, batch_size=64, audit=0, way="plain")
-    tools.roller = InTurn(tools.roller)
-    table, texts = collected(pair, tools)
-    assert tools.roller.finishes.count(GIVEN_UP) >= 3
+    tools = tools_for(pair, batch_size=64, audit=0)
+    tools.runner = InTurn(tools.runner)
+    table, texts = collected(tools)
+    assert tools.runner.finishes.count(GIVEN_UP) >= 3
     assert {name: column.tolist() for name, column in table.items()} == {
         name: column.tolist() for name, column in mined[0].items()
     }
@@ -195,7 +194,7 @@ def test_a_rollout_behind_a_harmful_token_is_given_up(pair, mined):
 def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):
     """In bfloat16 a strict text that is decoded in another batch may part from its reference at a near tie."""
     references = {problem: greedy(pair[0], ids, 24)[::-1] for problem, ids in enumerate(PROMPTS)}
-    table, texts = collected(pair, tools_for(pair, references), recipe="text")
+    table, texts = collected(tools_for(pair, references), recipe="text")
     places = zip(table["problem"].tolist(), table["position"].tolist(), strict=True)
     found = [texts[problem, Policy.STRICT].ids[position] for problem, position in places]
     assert found == table["target_id"].tolist() and len(found) >= 10
@@ -204,12 +203,12 @@ def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads
 def test_slots_without_a_row_count_as_idle(pair):
     """Three texts in 64 slots leave at least 61 of them empty."""
     tools = tools_for(pair, batch_size=64)
-    collected(pair, tools, recipe="text")
-    assert tools.cost.as_json()["idle_share_of_slots"] >= 61 / 64
+    collected(tools, recipe="text")
+    assert 0 < tools.cost.slots_used <= tools.cost.slots * 3 / 64
 
 
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
-    table, texts = collected(pair, tools_for(pair), recipe="text")
+    table, texts = collected(tools_for(pair), recipe="text")
     strict = picked(mined[0], mined[0]["policy"] == Policy.STRICT)
     assert {name: column.tolist() for name, column in table.items()} == {
         name: column.tolist() for name, column in strict.items()

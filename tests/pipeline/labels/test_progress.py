@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from pipeline import run as progress
-from pipeline.labels.labelling import Judge, Labeller
-from pipeline.labels.rollouts import Ended, Listed, Rollout
+from pipeline.labels.labelling import AnswerJudge, Labeller
+from pipeline.labels.rollouts import FinishedRollout, Rollout, RolloutList
 from pipeline.labels.schema import AnswerText
 from pipeline.params import LabelParams
 from pipeline.stages.label import title_of
@@ -24,19 +24,19 @@ class Played:
     def __init__(self) -> None:
         self.now = 0.0
 
-    def serve(self, supply: Any, _sampling: Any = None) -> None:
-        while taken := supply.take(3):
+    def serve(self, source: Any, _sampling: Any = None) -> None:
+        while taken := source.take(3):
             for rollout in taken:
                 self.now += 60
-                supply.end(rollout, Ended([1, 2], "eos"))
+                source.end(rollout, FinishedRollout([1, 2], "eos"))
 
 
 @pytest.fixture
 def played(monkeypatch: pytest.MonkeyPatch) -> Played:
     """The rollouts, whose clock is that of the lines."""
-    roller = Played()
-    monkeypatch.setattr(progress, "PACE", progress.Pace(lambda: roller.now))
-    return roller
+    runner = Played()
+    monkeypatch.setattr(progress, "PACE", progress.Pace(lambda: runner.now))
+    return runner
 
 
 def test_a_line_tells_greedy_and_sampled_rollouts(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,9 +44,9 @@ def test_a_line_tells_greedy_and_sampled_rollouts(played: Played, capsys: pytest
         references={PROBLEM: [1, 2, 3]}, same=lambda *_: False, is_given=None, is_comparable=lambda _: True
     )
 
-    def judge(rejoin: int | None) -> Judge:
-        roller: Any = played
-        return Judge(roller, meaning.same, None, audit=0, rejoin=rejoin)
+    def judge(rejoin: int | None) -> AnswerJudge:
+        runner: Any = played
+        return AnswerJudge(runner, meaning.same, None, audit=0, rejoin=rejoin)
 
     tools: Any = SimpleNamespace(meaning=meaning, judge=judge, sampler=played, cost=SimpleNamespace(labels=0))
     zeros = torch.zeros(NUM, dtype=torch.int64)
@@ -64,7 +64,7 @@ def test_a_line_tells_greedy_and_sampled_rollouts(played: Played, capsys: pytest
 
 def test_nothing_is_said_without_a_title(played: Played, capsys: pytest.CaptureFixture[str]) -> None:
     rollouts = [Rollout(PROBLEM, [7], [1, 2], position, 5, [1, 2]) for position in range(2)]
-    found = Listed(rollouts, lambda *_: None, lambda _rollout, ended: ended.finish).made_by(played)
+    found = RolloutList(rollouts, lambda *_: None, lambda _rollout, ended: ended.finish).made_by(played)
     assert found == ["eos", "eos"] and capsys.readouterr().err == ""
 
 

@@ -7,7 +7,7 @@ import pytest
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels.rollouts import Cost, Memories, Roller, Rollout, plain_of
+from pipeline.labels.rollouts import Cost, PrefixCache, Rollout, RolloutRunner
 from tests.pipeline.labels.ends import ends
 from tests.pipeline.labels.test_mining import PROMPTS, REQUEST, pair  # noqa: F401
 
@@ -42,25 +42,25 @@ class OneAfterTheOther:
 def parts(pair, request):  # noqa: F811
     target, draft = pair
     decoder, cost = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4), Cost()
-    one = plain_of(decoder) if request.param == "plain" else decoder
-    return Roller(one, Memories(decoder, 8), 8, cost, **REQUEST), decoder, cost
+    one = decoder.plain() if request.param == "plain" else decoder
+    return RolloutRunner(one, PrefixCache(decoder, 8), 8, cost, **REQUEST), decoder, cost
 
 
 def test_a_supply_may_wait_for_an_end_and_decode_meanwhile(parts):
-    roller, decoder, _ = parts
+    runner, decoder, _ = parts
     rollouts = [rollout(position) for position in (9, 3, 0, 12)]
-    supply = OneAfterTheOther(rollouts, decoder)
-    roller.serve(supply)
-    assert [one.position for one in supply.ended] == [9, 3, 0, 12]
-    alone = ends(roller, rollouts)
-    assert [supply.ended[one] for one in rollouts[1:]] == alone[1:]
-    decided = supply.ended[rollouts[0]]
+    source = OneAfterTheOther(rollouts, decoder)
+    runner.serve(source)
+    assert [one.position for one in source.ended] == [9, 3, 0, 12]
+    alone = ends(runner, rollouts)
+    assert [source.ended[one] for one in rollouts[1:]] == alone[1:]
+    decided = source.ended[rollouts[0]]
     assert decided.finish == "enough" and alone[0].ids[: len(decided.ids)] == decided.ids
 
 
 def test_what_is_decided_beforehand_costs_no_forward(parts):
-    roller, _, cost = parts
+    runner, _, cost = parts
     before = cost.rollouts, cost.slots
-    found = ends(roller, [rollout(5), rollout(2)], answered=lambda _rollout, _answer: True)
+    found = ends(runner, [rollout(5), rollout(2)], answered=lambda _rollout, _answer: True)
     assert [one.ids for one in found] == [[*ANSWER[:5], 45], [*ANSWER[:2], 42]]
     assert (cost.rollouts, cost.slots) == before

@@ -16,8 +16,8 @@ from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from pipeline.labels import labelling as tools
 from pipeline.labels import vllm as served_rollouts
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, Memories, Roller, Rollout
-from pipeline.labels.vllm import EncodedPrompt, ServedRoller, VllmEngine, VllmStates
+from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, PrefixCache, Rollout, RolloutRunner
+from pipeline.labels.vllm import EngineRunner, TextToExtend, VllmEngine, VllmStates
 from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends
@@ -30,12 +30,12 @@ class Engine:
     """Goes on greedily with a model, a text at a time, as vLLM does with many."""
 
     def __init__(self, model: Any) -> None:
-        self.model, self.asked = model, list[EncodedPrompt]()
+        self.model, self.asked = model, list[TextToExtend]()
 
     @torch.no_grad()
-    def __call__(self, asked: list[EncodedPrompt], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
+    def __call__(self, asked: list[TextToExtend], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
         assert sampling.greedy
-        self.asked += [EncodedPrompt(list(one.text), one.num, one.seed) for one in asked]
+        self.asked += [TextToExtend(list(one.text), one.num, one.seed) for one in asked]
         return [self.one(list(one.text), one.num, eos_ids) for one in asked]
 
     def one(self, text: list[int], num: int, eos_ids: list[int]) -> list[int]:
@@ -47,7 +47,7 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def both() -> Any:
-    """The target's own answers, and both rollers at work behind every third of their tokens."""
+    """The target's own answers, and both runners at work behind every third of their tokens."""
     target = tiny_model("llama")
     decoder = Decoder(target, ModelDrafter(noisy_copy(target, 0.05)), make_rule("exact"), 3, tokenizer=TOKENIZER)
     prompts = [[1, 40, 50], [1, 60, 61, 62], [1, 90]]
@@ -65,16 +65,16 @@ def both() -> Any:
     return SimpleNamespace(decoder=decoder, engine=Engine(target), request=request, rollouts=rollouts)
 
 
-def rollers(both: Any) -> tuple[Roller, ServedRoller, Cost, Cost]:
-    costs, memories = (Cost(), Cost()), Memories(both.decoder, 8)
-    served = ServedRoller(both.engine, memories, TOKENIZER, costs[1], **both.request)
-    return Roller(both.decoder, memories, 8, costs[0], **both.request), served, *costs
+def runners(both: Any) -> tuple[RolloutRunner, EngineRunner, Cost, Cost]:
+    costs, memories = (Cost(), Cost()), PrefixCache(both.decoder, 8)
+    served = EngineRunner(both.engine, TOKENIZER, costs[1], **both.request)
+    return RolloutRunner(both.decoder, memories, 8, costs[0], **both.request), served, *costs
 
 
 @pytest.mark.parametrize("portion", [1, 7, 64])
 def test_whole_rollouts_are_the_same(both, monkeypatch, portion):
     monkeypatch.setattr(served_rollouts, "PORTION", portion)
-    own, served, *costs = rollers(both)
+    own, served, *costs = runners(both)
     chosen = both.rollouts if portion == 64 else both.rollouts[::5]
     expected = ends(own, chosen)
     assert ends(served, chosen) == expected
@@ -83,7 +83,7 @@ def test_whole_rollouts_are_the_same(both, monkeypatch, portion):
 
 
 def test_a_rollout_that_is_decided_early_ends_as_the_decoders_does(both):
-    own, served, *_ = rollers(both)
+    own, served, *_ = runners(both)
     for rejoin, answered in ((6, None), (None, lambda _rollout, answer: len(answer) > 45)):
         expected, found = (ends(one, both.rollouts, rejoin, answered) for one in (own, served))
         assert [ended.finish for ended in found] == [ended.finish for ended in expected]
@@ -95,7 +95,7 @@ def test_a_rollout_that_is_decided_early_ends_as_the_decoders_does(both):
 
 def test_portions_of_a_text_draw_with_other_seeds_and_never_leave_the_limit(both, monkeypatch):
     monkeypatch.setattr(served_rollouts, "PORTION", 20)
-    _, served, *_ = rollers(both)
+    _, served, *_ = runners(both)
     both.engine.asked.clear()
     ends(served, both.rollouts[:1])
     asked = both.engine.asked

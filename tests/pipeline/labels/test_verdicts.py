@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gistgate.lm_eval.task import Task, TaskSpec, find_task
-from pipeline.labels.labelling import Judge, Meaning, is_trustworthy
-from pipeline.labels.rollouts import ANSWERED, REJOINED, Ended, Rollout, decided
+from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
+from pipeline.labels.rollouts import ANSWERED, REJOINED, FinishedRollout, Rollout, decided
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()
@@ -71,24 +71,24 @@ def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning
 
 
 class Played:
-    """A roller that plays texts, and stops them where the real one would."""
+    """A runner that plays texts, and stops them where the real one would."""
 
     def __init__(self, texts: dict[str, str], at_once: int = 2, order: int = 1) -> None:
         self.texts, self.at_once, self.order, self.written = texts, at_once, order, 0
 
-    def serve(self, supply, sampling=None):
-        while taken := supply.take(self.at_once):
+    def serve(self, source, sampling=None):
+        while taken := source.take(self.at_once):
             for rollout in taken[:: self.order]:
-                supply.end(rollout, self.one(rollout, supply))
+                source.end(rollout, self.one(rollout, source))
 
-    def one(self, rollout, supply):
+    def one(self, rollout, source):
         whole = ids(self.texts[TOKENIZER.decode(rollout.text)])
         for length in range(rollout.position + 2, len(whole) + 1):
-            if finish := supply.decided(rollout, whole[:length]):
+            if finish := source.decided(rollout, whole[:length]):
                 self.written += length
-                return Ended(whole[:length], finish)
+                return FinishedRollout(whole[:length], finish)
         self.written += len(whole)
-        return Ended(whole, "eos")
+        return FinishedRollout(whole, "eos")
 
 
 TEXTS = {
@@ -101,11 +101,11 @@ TEXTS = {
 def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
     meaning, found, written = meaning_of("exact_match,answer"), [], []
     for audit in (len(TEXTS), 2):
-        roller = Played(TEXTS)
-        judge = Judge(roller, meaning.same, meaning.is_given, audit=audit, rejoin=None)
+        runner = Played(TEXTS)
+        judge = AnswerJudge(runner, meaning.same, meaning.is_given, audit=audit, rejoin=None)
         rollouts = [rollout(text) for text in TEXTS]
         found.append(judge.kept(rollouts[:1]) + judge.kept(rollouts[1:]))
-        written.append(roller.written)
+        written.append(runner.written)
     assert found[0] == found[1] == [number == "42" for _ in range(3) for number in ("42", "8", "7")]
     assert written[1] < written[0]
 
@@ -115,7 +115,7 @@ def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
     meaning = meaning_of("exact_match,answer")
     numbers = {"a": 42, "b": 7, "c": 42, "d": 7}
     texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
-    judge = Judge(Played(texts), meaning.same, lambda _rollout, _answer: True, audit=2, rejoin=6)
+    judge = AnswerJudge(Played(texts), meaning.same, lambda _rollout, _answer: True, audit=2, rejoin=6)
     assert judge.kept([rollout(text) for text in texts]) == [True, False, True, False]
     assert judge.given is None and judge.rejoin is None
 
@@ -142,5 +142,5 @@ def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, o
     meaning = meaning_of("exact_match,answer")
     numbers = {"a": 42, "b": 42, "c": 7, "d": 7}
     texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
-    judge = Judge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
+    judge = AnswerJudge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
     assert judge.kept([rollout(text) for text in texts]) == [True] * 4

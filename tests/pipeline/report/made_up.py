@@ -5,17 +5,17 @@ from __future__ import annotations
 import pytest
 
 from gistgate.core.files import write_json, write_json_lines
-from pipeline.params import parse_params
+from pipeline.decode import calibration_file
+from pipeline.params import MethodParams, Params, TrainParams
 
-PARAMS = parse_params(
-    {
-        "headline_budget": 0.1,
-        "train": {"heads": ["logistic"]},
-        "methods": {
-            "free": {"exact": {"rule": "exact"}, "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.1]}},
-            "learned": {"judge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.05, 0.2]}},
-        },
-    }
+PARAMS = Params(
+    headline_budget=0.1,
+    train=TrainParams(heads=("logistic",)),
+    methods={
+        "exact": MethodParams("exact"),
+        "prob": MethodParams("prob", knob="r", grid=(0.5, 0.1)),
+        "judge": MethodParams("prob-ratio", knob="r", grid=(0.05, 0.2)),
+    },
 )
 CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "judge": [1, 0, 1, 0]}
 SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
@@ -69,13 +69,12 @@ def timing(seconds):
 def folder(tmp_path, monkeypatch):
     """A working directory in which every stage in front of `report` has run."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "unused")
     for name in CORRECT:
         summary, samples = evaluation(name)
         write_json(f"reports/evaluation/{name}/summary.json", summary)
         write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json("reports/calibration/free/prob.json", calibration("prob", 0.1, False))
-    write_json("reports/calibration/learned/judge.json", calibration("judge", 0.2, True))
+    write_json(calibration_file(PARAMS, "prob"), calibration("prob", 0.1, False))
+    write_json(calibration_file(PARAMS, "judge"), calibration("judge", 0.2, True))
     methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
     baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
     baselines["transformers_assisted"]["block"] = 0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from tests.sources import ROOT
 
 from gistgate.core.gate import Gate
 from pipeline.report.card import card, task_options
 
+ROOT = Path(__file__).parents[3]
 ROW = {"knob": 0.02, "loss": 0.0, "accuracy": 0.5, "mean_accepted_length": 5.8, "loose_per_100": 0.0}
 """A line of the frontier, for a card whose options are looked at."""
 

@@ -1,32 +1,25 @@
-"""Judges put samples into groups; shares, agreement and the choice of values are plain arithmetic on them."""
-
-from dataclasses import replace
-from pathlib import Path
+"""Judges put samples into groups; shares and agreement are plain arithmetic on them."""
 
 import pytest
 import torch
-from pipeline.segments.collect.calibrate import operating, promising
 from transformers import BertConfig, BertForSequenceClassification, BertModel
 
 from gistgate.core.files import write_json
 from gistgate.core.utils import UserError
-from pipeline.params import local_models, read_params, read_segment_params
+from pipeline.params import SegmentParams
 from pipeline.segments.collect import (
-    Answer,
     Embedding,
     Entailment,
-    Exact,
     Sample,
-    Truth,
     agreement,
-    make_judge,
+    judges_of,
     pooling_of,
+    same_answer,
+    same_text,
     shares,
 )
 from tests.tiny import byte_tokenizer
 
-ROOT = Path(__file__).parents[3]
-OWN = read_segment_params(ROOT / "pipeline/studies/segments/params.yaml")
 TEXTS = ["It is 3.", "it  is 3.", "So 3.", "So 4."]
 SAMPLES = [Sample(text, f"#### {text[-2]}") for text in TEXTS]
 SIZES = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
@@ -59,54 +52,30 @@ class SameLastSign:
 
 
 def test_texts_and_answers_make_their_own_groups():
-    assert Exact().groups({}, SAMPLES) == [0, 0, 1, 2]
-    assert Answer(SameLastSign()).groups({}, SAMPLES) == [0, 0, 0, 1]
-    assert Answer(SameLastSign()).groups({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
-
-
-SOLUTION = "We had 11 nuts. Then we lost 8, in numbers - 8 + 11 = 3 of them. Next it doubled: 2 * 3 = 6. So 6.\n#### 6"
-
-
-def told(before, *segments):
-    return Truth().groups({"answer": SOLUTION}, [Sample(text, "", before) for text in segments])
-
-
-def test_the_generators_numbers_are_the_truth():
-    before = "There were 11 nuts. Later they took"
-    assert told(before, " 8,", " away 8, so 11 - 8 = 3.", " 8 and had - 8 + 11 = 3.", " some.") == [0] * 4
-    assert told(before, " 8,", " 9,", " 8, so 11 - 8 = 4.", " 8, so 3 - 8 = 3.", " just 9.") == [0, 1, 2, 3, 1]
-    assert told("", " 12 nuts.", " 11 nuts.", " nuts.") == [0, 1, 1]
-    done = " 11 nuts, lost 8: 11 - 8 = 3. Then 3 + 3 = 6."
-    assert told(done, " So 6.\n#### 6", " So 3.", " Then 6 * 2 = 12.") == [0, 1, 2]
-    assert told("") == []
-
-
-def test_other_tasks_have_no_known_truth():
-    with pytest.raises(UserError, match="Judge this task by its answers"):
-        Truth().groups({"answer": "Because."}, SAMPLES)
+    judge = same_answer(SameLastSign())
+    assert same_text({}, SAMPLES) == [0, 0, 1, 2]
+    assert judge({}, SAMPLES) == [0, 0, 0, 1]
+    assert judge({}, [Sample("a", ""), Sample("b", ""), Sample("c", "3")]) == [0, 0, 1]
+    assert same_text({}, []) == judge({}, []) == []
 
 
 def test_entailment_has_to_hold_both_ways(tmp_path):
-    assert Entailment(nli(tmp_path / "yes", 1)).groups({}, SAMPLES) == [0, 0, 0, 0]
-    assert Entailment(nli(tmp_path / "no", 0)).groups({}, [*SAMPLES, SAMPLES[0]]) == [0, 1, 2, 3, 0]
+    assert Entailment(nli(tmp_path / "yes", 1))({}, SAMPLES) == [0, 0, 0, 0]
+    assert Entailment(nli(tmp_path / "no", 0))({}, [*SAMPLES, SAMPLES[0]]) == [0, 1, 2, 3, 0]
+    assert Entailment(str(tmp_path / "no"))({}, []) == []
 
 
 def test_entailment_one_way_is_not_enough(tmp_path, monkeypatch):
     judge = Entailment(nli(tmp_path, 1))
-    monkeypatch.setattr(judge, "_matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril())
-    assert judge.groups({}, SAMPLES) == [0, 1, 2, 3]
+    monkeypatch.setattr(judge, "matrix", lambda texts: torch.ones(len(texts), len(texts), dtype=torch.bool).tril())
+    assert judge({}, SAMPLES) == [0, 1, 2, 3]
 
 
 def test_embeddings_group_by_cosine_whatever_the_padding(tmp_path):
     name = folder(tmp_path, BertModel)
-    assert Embedding(name, -1.0).groups({}, SAMPLES) == [0, 0, 0, 0]
+    assert Embedding(name, -1.0)({}, SAMPLES) == [0, 0, 0, 0]
     texts = [Sample("ab", ""), Sample("a longer text", ""), Sample("ab", "")]
-    assert Embedding(name, 0.99999).groups({}, texts) == [0, 1, 0]
-
-
-def test_without_a_finished_sample_there_are_no_groups(tmp_path):
-    judges = Embedding(folder(tmp_path / "encoder", BertModel), 0.9), Entailment(nli(tmp_path / "nli", 1))
-    assert [judge.groups({}, []) for judge in (*judges, Exact(), Truth(), Answer(SameLastSign()))] == [[]] * 5
+    assert Embedding(name, 0.99999)({}, texts) == [0, 1, 0] and Embedding(name, 0.9)({}, []) == []
 
 
 def pooling_folder(path, config, *further):
@@ -140,31 +109,30 @@ def test_a_sentence_model_pools_as_its_folder_says(tmp_path):
     assert pooling_of(pooling_folder(tmp_path / "new", {"pooling_mode": "cls"})) == "cls"
 
 
-def test_a_sentence_model_that_does_something_else_is_refused(tmp_path):
-    for number, (config, further, said) in enumerate(
-        (
-            (switched("max_tokens"), (), "max_tokens"),
-            ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
-            (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
-            ({}, (), "nothing that is named"),
-        )
-    ):
-        with pytest.raises(UserError, match=said):
-            Embedding(pooling_folder(tmp_path / str(number), config, *further), 0.9)
+@pytest.mark.parametrize(
+    "config, further, said",
+    [
+        (switched("max_tokens"), (), "max_tokens"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, (), "cls_token, mean_tokens"),
+        (switched("mean_tokens"), (("Dense", "2_Dense"),), "Dense"),
+        ({}, (), "nothing that is named"),
+    ],
+)
+def test_a_sentence_model_that_does_something_else_is_refused(tmp_path, config, further, said):
+    with pytest.raises(UserError, match=said):
+        Embedding(pooling_folder(tmp_path, config, *further), 0.9)
 
 
-def test_a_missing_judge_model_is_refused(tmp_path):
+def test_a_judge_needs_a_model_that_fits(tmp_path):
+    assert list(judges_of(SegmentParams(), SameLastSign())) == ["answer", "exact"]
+    other = SegmentParams(judge_model=folder(tmp_path / "encoder", BertModel))
+    assert list(judges_of(other, SameLastSign())) == ["answer", "exact", "embedding"]
     with pytest.raises(UserError, match="cannot be loaded"):
-        make_judge("nli", replace(OWN, judge_model=str(tmp_path / "absent")), None)
+        judges_of(SegmentParams(judge="nli", judge_model=str(tmp_path / "absent")), SameLastSign())
     with pytest.raises(UserError, match="needs a model"):
-        replace(OWN, judge="nli", judge_model=None)
-    name = folder(tmp_path / "bert", BertForSequenceClassification)
+        SegmentParams(judge="nli")
     with pytest.raises(UserError, match="no label 'entailment'"):
-        Entailment(name)
-
-
-def test_only_models_at_hand_are_files(tmp_path):
-    assert local_models(None, "some/model", str(tmp_path)) == [tmp_path]
+        Entailment(folder(tmp_path / "bert", BertForSequenceClassification))
 
 
 def test_a_share_counts_one_models_samples_in_the_group_of_any():
@@ -177,25 +145,7 @@ def test_a_share_counts_one_models_samples_in_the_group_of_any():
 
 def test_agreement_compares_pairs_of_samples():
     rows = [{"segments": [[1]] * 3, "groups": {"a": [0, 0, 1], "b": [0, 1, 2], "c": [0, 0, 1]}}]
-    report = agreement(rows, ["a", "b", "c"])
+    report = agreement(rows)
     assert report["agreement"]["a, c"] == {"agree": 1.0, "kappa": 1.0}
     assert report["agreement"]["a, b"]["agree"] == pytest.approx(2 / 3)
     assert report["pairs_alike"] == {"a": pytest.approx(1 / 3), "b": 0.0, "c": pytest.approx(1 / 3)}
-
-
-def test_a_method_is_compared_where_it_is_certified_or_at_its_strictest():
-    points = [{"value": 0.9, "passed": 0.2}, {"value": 0.8, "passed": 0.4}]
-    assert operating({"certified": 0.8, "calibration": points})["passed"] == 0.4
-    assert operating({"certified": None, "calibration": points})["passed"] == 0.2
-
-
-def test_only_values_with_room_for_the_bound_are_tested():
-    params = read_params(ROOT / "params.yaml")
-    seen = [
-        {"value": v, "loss": loss, "deviation": 0.2, "n": 1000}
-        for v, loss in ((0.9, 0.0), (0.8, 0.02), (0.7, 0.01), (0.6, 0.0))
-    ]
-    assert promising(seen, params, 0.03) == [0.7, 0.6]
-    assert promising(seen[:3], params, 0.03) == [0.9, 0.7]
-    assert promising(seen[1:2], params, 0.03) == [0.8]
-    assert promising([{**one, "n": 100} for one in seen[:3]], params, 0.03) == [0.9]

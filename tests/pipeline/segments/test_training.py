@@ -1,29 +1,13 @@
-"""Probes learn, a split by sample mixes problems and a split by problem does not."""
-
-from dataclasses import replace
-from pathlib import Path
+"""Probes learn what the states say, on problems apart; segments count as often as they were drawn."""
 
 import pytest
 import torch
 
 from gistgate.core.utils import UserError
 from pipeline.heads.data import split_by_problem
-from pipeline.params import read_params, read_segment_params
-from pipeline.segments.train import (
-    Examples,
-    by_sample,
-    check_samples,
-    compare,
-    dataset,
-    examples_of,
-    fit_probe,
-    measure,
-    read_states,
-)
+from pipeline.params import Params, SegmentParams
+from pipeline.segments.train import Examples, check_samples, examples_of, fit_and_measure, read_states
 from tests.architectures import pair
-
-ROOT = Path(__file__).parents[3]
-OWN = replace(read_segment_params(ROOT / "pipeline/studies/segments/params.yaml"), hidden=8, epochs=25, lr=0.01)
 
 
 def examples(num, seed):
@@ -38,28 +22,23 @@ def examples(num, seed):
 
 @pytest.mark.parametrize("loss", ["bce", "mse"])
 def test_a_probe_learns_what_the_states_say(loss):
-    probe = fit_probe(examples(300, 0), examples(60, 1), ("draft",), "mean", loss, OWN, 1)
-    report = measure(probe, examples(200, 2), "draft", 0.5)
-    assert report["brier"] < 0.08 < report["brier_constant"] == 0.25
-    assert report["correlation"] > 0.85 and sum(one["weight"] for one in report["reliability"]) == pytest.approx(1)
+    params = Params(segments=SegmentParams(hidden=8, epochs=25, lr=0.01, loss=loss))
+    probe, report = fit_and_measure(examples(1000, 0), "draft", params)
+    again, _ = fit_and_measure(examples(1000, 0), "draft", params)
+    assert all(torch.equal(one, other) for one, other in zip(probe.parameters(), again.parameters(), strict=True))
+    assert list(report) == ["draft"] and report["draft"]["segments"] == 200
+    found = report["draft"]
+    assert found["brier"] < 0.08 and found["brier_constant"] == pytest.approx(0.25, abs=0.01)
+    assert found["correlation"] > 0.85 and sum(one["weight"] for one in found["reliability"]) == pytest.approx(1)
 
 
 def test_only_the_named_writers_count():
     one = examples(20, 0)
     one.drawn["draft"][:15], one.drawn["draft"][15] = 0, 3
-    assert dataset(one, ("draft",)).tensors[3].tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
-    assert dataset(one, ("target", "draft")).tensors[3].tolist() == [1.0] * 15 + [4.0] + [2.0] * 4
-
-
-def test_a_split_by_sample_leaks_and_keeps_the_sizes():
-    problem, params = examples(200, 0).problem, read_params(ROOT / "params.yaml")
-    parts = split_by_problem(problem, params.train, 1)
-    leaking = by_sample(200, parts, 1)
-    shared = [set(problem[p.train].tolist()) & set(problem[p.test].tolist()) for p in (parts, leaking)]
-    assert not shared[0] and shared[1]
-    assert leaking.test.sum() == parts.test.sum()
-    masks = torch.stack([leaking.train, leaking.validation, leaking.calibration, leaking.test])
-    assert bool((masks.sum(0) == 1).all())
+    every = torch.ones(20, dtype=torch.bool)
+    assert one.of(every, ("draft",)).tensors[3].tolist() == [3.0, 1.0, 1.0, 1.0, 1.0]
+    assert one.of(every, ("target", "draft")).tensors[3].tolist() == [1.0] * 15 + [4.0] + [2.0] * 4
+    assert one.of(torch.arange(20) > 15, ("draft",)).tensors[3].tolist() == [1.0] * 4
 
 
 def test_states_are_those_that_predict_the_segment():
@@ -92,15 +71,15 @@ def test_samples_that_cannot_be_split_are_refused():
     rows = [{"problem": number, "roles": ["target", "draft"]} for number in range(4)]
     check_samples(rows)
     for few in ([{**row, "roles": []} for row in rows], [*rows[:3], {"problem": 3, "roles": ["draft"]}]):
-        with pytest.raises(UserError, match="the target finished segments in [03] problems"):
+        with pytest.raises(UserError, match="target finished segments in [03] problems"):
             check_samples(few)
-    with pytest.raises(UserError, match="the draft finished segments in 3 problems"):
+    with pytest.raises(UserError, match="draft finished segments in 3 problems"):
         check_samples([*rows[:3], {"problem": 3, "roles": ["target"]}])
 
 
 @pytest.mark.parametrize("name", ["train", "validation", "test"])
 def test_a_part_without_segments_of_a_writer_is_refused_before_anything_is_trained(name):
-    params, one = read_params(ROOT / "params.yaml"), examples(200, 0)
+    params, one = Params(), examples(200, 0)
     one.drawn["draft"][getattr(split_by_problem(one.problem, params.train, params.seed), name)] = 0
     with pytest.raises(UserError, match=f"The draft finished no segment in the part `{name}`"):
-        compare(one, "draft", params, OWN)
+        fit_and_measure(one, "draft", params)

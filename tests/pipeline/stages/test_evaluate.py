@@ -12,7 +12,7 @@ import yaml
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.core.decoder import Prefilled
+from gistgate.core.batches import PromptCache
 from gistgate.core.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import find_task
@@ -188,13 +188,13 @@ def test_strict_answers_are_decoded_once_for_all_that_give_them(project: Path, m
     """A nearly strict setting takes over the answers that strict decoding gives, and its own are those it has alone."""
     calibrated("prob", 0.1)
     decoded: list[tuple[str, int]] = []
-    run = Prefilled.decode_all
+    run = PromptCache.decode_all
 
-    def counting(self: Prefilled, decoder: Any, prompts: Any, **request: Any) -> Any:
+    def counting(self: PromptCache, decoder: Any, prompts: Any, **request: Any) -> Any:
         decoded.append((decoder.rule.id, len(prompts)))
         return run(self, decoder, prompts, **request)
 
-    monkeypatch.setattr(Prefilled, "decode_all", counting)
+    monkeypatch.setattr(PromptCache, "decode_all", counting)
     start(monkeypatch, "all")
     found = {name: read_json_lines(REPORTS / name / "samples.jsonl") for name in ("prob", "fly")}
     together = dict(decoded)

@@ -1,0 +1,114 @@
+"""Many prompts through one decoder: a finished row leaves its slot to the next prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation, PrefixState, Slots, Usage
+
+
+def decode_all(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    *,
+    batch_size: int,
+    seeds: Sequence[int] | None = None,
+    costs: Sequence[float] | None = None,
+    progress: Callable[[int], object] = lambda _finished: None,
+    usage: Usage | None = None,
+    **request: Any,
+) -> list[Generation]:
+    """Decode every prompt and return the answers in the order of the prompts.
+
+    The compiled engine cannot fill slots and decodes batch after batch.
+
+    Args:
+        decoder: does the work.
+        prompts: token ids of each prompt.
+        batch_size: rows decoded together; ids do not depend on it (up to near ties of the arithmetic), unless the
+            decoder's `speculate_up_to` lies between two sizes.
+        seeds: one per prompt; default: the prompt's place.
+        costs: one per prompt, as in `Decoder.generate`.
+        progress: called with the number of prompts just finished, one prompt at a time.
+        usage: counts how many slots had a row; `usage.idle` is the share that had none.
+        request: the other arguments of `Decoder.generate`.
+    """
+    order = longest_first(prompts)
+
+    def ordered(values: Sequence[Any]) -> Sequence[Any]:  # too many or too few are left for `generate` to refuse
+        return [values[index] for index in order] if len(values) == len(order) else values
+
+    done = decoder.generate(
+        [prompts[index] for index in order],
+        seeds=ordered(range(len(prompts)) if seeds is None else seeds),
+        costs=None if costs is None else ordered(costs),
+        slots=Slots(batch_size, progress, usage or Usage()),
+        **request,
+    )
+    answers = dict(zip(order, done, strict=True))
+    return [answers[index] for index in range(len(prompts))]
+
+
+def longest_first(prompts: Sequence[Sequence[int]]) -> list[int]:
+    """The places of prompts by falling length: those that come in together need little padding, and memory that does
+    not suffice is noticed at the beginning."""
+    return sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
+
+
+def read_ahead(read: Callable[[range], list[PrefixState]], total: int, ahead: int) -> Iterator[PrefixState]:
+    """The prefixes of `total` rows; `read` is asked for `ahead` of them when the first of these is needed."""
+    for start in range(0, total, ahead):
+        yield from read(range(start, min(total, start + ahead)))
+
+
+class PromptCache:
+    """Prompts that many settings decode are read once: both models' keys and values wait for the next setting."""
+
+    def __init__(self, limit_mb: int) -> None:
+        """Remember up to a limit of memory; the rest is read anew each time."""
+        self.room = limit_mb * 1_000_000
+        self._known: dict[tuple[str, tuple[int, ...]], PrefixState] = {}
+
+    def decode_all(
+        self,
+        decoder: Decoder,
+        prompts: Sequence[Sequence[int]],
+        *,
+        batch_size: int,
+        seeds: Sequence[int],
+        progress: Callable[[int], object] = lambda _finished: None,
+        usage: Usage | None = None,
+        **request: Any,
+    ) -> list[Generation]:
+        """As `decode_all`; prompts that are not known are read a batch at a time."""
+        order = longest_first(prompts)
+        texts = [list(prompts[index]) for index in order]
+
+        def read(places: range) -> list[PrefixState]:
+            return self._prefixes(decoder, [texts[place] for place in places])
+
+        done = decoder.resume(
+            read_ahead(read, len(texts), batch_size),
+            [(len(text) - 1, text[-1:]) for text in texts],
+            [len(text) for text in texts],
+            seeds=[seeds[index] for index in order],
+            remember=False,
+            slots=Slots(batch_size, progress, usage or Usage()),
+            **request,
+        )
+        answers = dict(zip(order, (answer for answer, _ in done), strict=True))
+        return [answers[index] for index in range(len(prompts))]
+
+    def _prefixes(self, decoder: Decoder, texts: list[list[int]]) -> list[PrefixState]:
+        kind = type(decoder.drafter).__name__
+        keys = [(kind, tuple(text)) for text in texts]
+        missing = [text for text, key in zip(texts, keys, strict=True) if key not in self._known]
+        fresh = dict(zip(map(tuple, missing), decoder.remember(missing) if missing else [], strict=True))
+        prefixes = [self._known.get(key) or fresh[tuple(key[1])] for key in keys]
+        for text, prefix in fresh.items():
+            if (size := prefix.num_bytes) <= self.room:
+                self.room -= size
+                self._known[kind, text] = prefix
+        return prefixes

@@ -1,0 +1,123 @@
+"""Spans and pairs: what judges and CSD learn from mismatches, and the round that shows a mismatch again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gistgate.core.decoder import Decoder
+from gistgate.core.features import extract, layers_needed
+from gistgate.core.files import save_tensors, write_text
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
+from gistgate.rules import make_rule
+from gistgate.rules.history import PairCounts
+from pipeline.labels import spans
+from pipeline.labels.features import FirstBlocks, rounds
+from pipeline.labels.mining import MismatchRecorder, stamped
+from pipeline.labels.schema import AnswerText, Policy, concatenated, pack
+from pipeline.labels.spans import span_rows
+from pipeline.params import FILE_TABLE as FILE
+from pipeline.params import TableParams, read_table_params
+from pipeline.paths import SPANS, TABLE_MODELS
+from tests.tiny import tiny_pair
+
+ROOT = Path(__file__).parents[3]
+REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
+PROMPTS = [{"ids": ids} for ids in ([5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90, 17, 18])]
+
+
+def test_a_table_without_the_rule_judge_reads_no_spans_and_trains_no_head(tmp_path, monkeypatch):
+    """Nothing is decoded for it: the folder has no prompts, no labels and no models."""
+    write_text(tmp_path / "params.yaml", (ROOT / "params.yaml").read_text())
+    write_text(tmp_path / FILE, yaml.safe_dump({"skip": ["judge"]}))
+    monkeypatch.chdir(tmp_path)
+    assert not read_table_params().wants_judge and TableParams().wants_judge
+    spans.read_spans()
+    spans.train_judge()
+    assert not any((tmp_path / SPANS).iterdir()) and not any((tmp_path / TABLE_MODELS / "judge").iterdir())
+
+
+@pytest.fixture(scope="module")
+def pair():
+    return tiny_pair(noise=0.15)
+
+
+@pytest.fixture(scope="module")
+def mismatches(pair):
+    """Every mismatch of strict decoding, as the stage `collect` records it, with the states it saw."""
+    recorder = MismatchRecorder(4, lambda block: extract(block, ["h_tok:post"]), layers=["post"])
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=recorder)
+    answers = decoder.generate([prompt["ids"] for prompt in PROMPTS], **REQUEST)
+    tables = [stamped(table, i, Policy.STRICT) for i, table in enumerate(recorder.take(answers)) if table]
+    texts = {(i, Policy.STRICT): AnswerText(i, Policy.STRICT, answer.ids) for i, answer in enumerate(answers)}
+    return concatenated(tables), texts
+
+
+def test_a_replay_shows_the_block_that_begins_with_the_mismatch(pair, mismatches):
+    """The same token is proposed, the strict rule refuses it, and the target saw the same text in front of it."""
+    table, texts = mismatches
+    observer = FirstBlocks(layers_needed(["h_tok:post"]))
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
+    seen = 0
+    for part, block in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
+        assert block.draft_ids[:, 0].tolist() == part["draft_id"].tolist()
+        assert block.top_ids[:, 0].tolist() == part["target_id"].tolist()
+        state = extract(block, ["h_tok:post"])["h_tok:post"][:, 0].float()
+        torch.testing.assert_close(state, part["h_tok:post"], atol=1e-3, rtol=1e-3)
+        seen += len(part["problem"])
+    assert seen == len(table["problem"]) >= 10
+
+
+class Finds(PromptLookup):
+    """Finds nothing but where a text has an even number of tokens, and there token 7."""
+
+    def continuation(self, text, num_draft):
+        return [] if len(text) % 2 else [7]
+
+
+def test_batches_in_which_nothing_is_proposed_are_passed_over(pair, mismatches):
+    table, texts = mismatches
+    observer = FirstBlocks()
+    decoder = Decoder(pair[0], Finds(), make_rule("exact"), 4, observer=observer)
+    shown = {**table, "draft_id": torch.full_like(table["draft_id"], 7)}
+    found = [part for part, _ in rounds(decoder, observer, shown, texts, PROMPTS, 1, **REQUEST)]
+    assert 0 < len(found) < len(table["problem"])
+
+
+def test_a_span_shares_the_label_of_its_mismatch(pair, mismatches):
+    table, texts = mismatches
+    table = {**table, "kept": torch.arange(len(table["problem"])).float() / 100}
+    observer = FirstBlocks(layers_needed(["h_tok:pre"]), wants_q=True)
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule("exact"), 4, observer=observer)
+    for part, block in rounds(decoder, observer, table, texts, PROMPTS, 5, **REQUEST):
+        found = span_rows(part, block, ("h_tok:pre", "scalars"), 3)
+        lengths = block.valid[:, :3].sum(-1)
+        assert found["kept"].tolist() == part["kept"].repeat_interleave(lengths).tolist()
+        assert found["problem"].tolist() == part["problem"].repeat_interleave(lengths).tolist()
+        places = [int(at) + j for at, num in zip(part["position"], lengths, strict=True) for j in range(int(num))]
+        assert found["position"].tolist() == places
+        assert torch.equal(found["h_tok:pre"][0], block.hidden["pre"][0, 1].float())
+
+
+def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
+        x, t = torch.tensor(pairs).T.contiguous()
+        found = {
+            "row": x,
+            "position": x,
+            "draft_id": x.clone(),
+            "target_id": t.clone(),
+            "accepted": (x * 0).to(torch.int8),
+        }
+        found["behind"] = torch.full((len(x), 3), -1, dtype=torch.int32)
+        records = {name: column.clone() for name, column in stamped(found, 0, Policy.STRICT).items()}
+        save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", pack(records, []))
+    spans.count_pairs()
+    table = PairCounts.load(spans.PAIRS)
+    asked = torch.tensor([1, 3, 4, 2]), torch.tensor([2, 4, 3, 1])
+    assert table.look_up(*asked).tolist() == [3, 1, 1, 0]
