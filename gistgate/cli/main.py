@@ -23,8 +23,7 @@ from gistgate.cli import tools as evaluate
 from gistgate.cli import tools as export
 from gistgate.cli import tools as inspect
 from gistgate.cli import tools as tune
-from gistgate.core.files import printable
-from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
+from gistgate.core.utils import Interrupted, UserError, is_out_of_memory, printable
 
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}

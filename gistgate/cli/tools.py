@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
 import stat
@@ -176,8 +175,8 @@ def inspect(
 ) -> None:
     """Say what a gate is: its partners, features and certified settings."""
     from gistgate.cli import show
-    from gistgate.core.files import printable
     from gistgate.core.gate import Gate
+    from gistgate.core.utils import printable
 
     loaded = Gate.load(gate)
     if as_json:
@@ -196,12 +195,12 @@ def export(
 ) -> None:
     """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
     from gistgate.cli import show
-    from gistgate.core.files import printable, write_atomic
+    from gistgate.core.files import write_atomic
     from gistgate.core.gate import Gate
+    from gistgate.core.utils import printable
     from gistgate.export.write import FOLDER, write_code
 
     loaded = Gate.load(gate)
-    check_own(gate)
     if out.exists():
         raise UserError(f"{out} exists already. Name a new folder.")
 
@@ -213,21 +212,6 @@ def export(
 
     write_atomic(out, write)
     typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.certificate)}"))
-
-
-def check_own(folder: Path) -> None:
-    """Refuse to copy what does not lie in a gate's folder, since links in it may lead to files of the user.
-
-    Raises:
-        UserError: a file is a link that leads out, or a device or a pipe.
-    """
-    from gistgate.core.files import check_regular, inside
-
-    for place, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            path = inside(place, name)
-            if name in files or path.is_symlink():
-                check_regular(path)
 
 
 # ---- The command that hands over to lm-eval.

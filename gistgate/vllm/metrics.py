@@ -23,8 +23,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
-from gistgate.core.files import printable
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 
 FOLDER = "GISTGATE_METRICS"
 """Environment variable that names the folder."""
