@@ -27,7 +27,7 @@ from gistgate.core.files import read_json_lines
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.reader import contiguous_rows
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import ChoiceDrafter, Option
+from gistgate.drafters.adaptive import AdaptiveDrafter, Option
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.models.build import CORPUS, STORED, Sources, stored
@@ -177,7 +177,7 @@ def retrieval_drafter(name: str, pair: Pair, choice: ChoiceParams | None = None)
         Option(PromptLookup(), min_match=costs.min_match),
         Option(ModelDrafter(pair.draft_model), cost=costs.cost),
     ]
-    return ChoiceDrafter(options, costs.verify, block=costs.block, prior=costs.prior, weight=costs.weight)
+    return AdaptiveDrafter(options, costs.verify, block=costs.block, prior=costs.prior, weight=costs.weight)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def check_idle(idle: dict[str, str | None]) -> None:
         raise UserError(f"{named} is about a model that this project does not name. Name the model, or leave it out.")
 
 
-PACKAGE = "gistgate.cli.init"
+PACKAGE = "gistgate.cli"
 EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"
 """The pair that the pipeline trains from scratch, and the task of its world."""
 OWN_TASK = "own"
@@ -271,7 +271,10 @@ def task_files(wanted: Wanted) -> dict[str, str]:
         check_task_name(Path(wanted.task))
         return {**own_files(Path(wanted.task), place), f"{place}/{name}.yaml": read_text(wanted.task)}
     if name in shipped_tasks():
-        return own_files(Path(str(files(PACKAGE) / f"shared/tasks/{name}.yaml")), place)
+        task = Path(str(files(PACKAGE) / f"shared/tasks/{name}.yaml"))
+        documents = task.with_name(name.replace("-", "_")).glob("*.jsonl")
+        beside = {f"{place}/{file.relative_to(task.parent).as_posix()}": file.read_text() for file in documents}
+        return {**own_files(task, place), **beside}
     if name == OWN_TASK:
         lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
         documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
@@ -312,7 +315,9 @@ def task_name(task: str) -> str:
 
 def shipped_tasks() -> list[str]:
     """Names of the tasks whose files come with the package."""
-    return sorted(Path(item.name).stem for item in (files(PACKAGE) / "shared/tasks").iterdir())
+    return sorted(
+        Path(item.name).stem for item in (files(PACKAGE) / "shared/tasks").iterdir() if item.name.endswith(".yaml")
+    )
 
 
 def shared(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
@@ -14,12 +14,14 @@ from rich.text import Text
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.gate import GateConfig
 from gistgate.core.request import Generation, Statistics
-from gistgate.drafters.choice import Costs
-from gistgate.endpoints import ServedCertificate
+from gistgate.drafters.adaptive import Costs
 from gistgate.measure.outlook import Effort, Outlook
 from gistgate.measure.speed import Clock
 from gistgate.measure.trace import TracedToken
 from gistgate.measure.tune import Finding
+
+if TYPE_CHECKING:
+    from gistgate.endpoints import ServedCertificate
 
 # ---- Texts that models wrote, on a terminal.
 

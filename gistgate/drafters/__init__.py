@@ -16,8 +16,8 @@ DRAFTERS: Registry[Any] = Registry(
         "suffix": "gistgate.drafters.suffix:SuffixDrafter",
         "recycle": "gistgate.drafters.text:TokenRecycling",
         "cascade": "gistgate.drafters.cascade:CascadeDrafter",
-        "hybrid": "gistgate.drafters.choice:HybridDrafter",
+        "hybrid": "gistgate.drafters.adaptive:ModelOrTextDrafter",
     },
 )
 """Id -> class of the drafter, for those that are made of nothing or of the draft model alone. `CorpusDrafter` and
-`SenDrafter` are made of what they search, `ChoiceDrafter` of the drafters to choose from."""
+`SenseDrafter` are made of what they search, `AdaptiveDrafter` of the drafters to choose from."""

@@ -31,20 +31,16 @@ from gistgate.core.utils import UserError
 CHILD = Path(__file__).with_name("child.py")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 """The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
-LOOK = 0.2
-"""Seconds between two looks at what a program has written."""
-PATIENCE = 6
-"""Wall-clock time until a process is ended, in multiples of its processor time: programs may sleep."""
+LOOK = 0.2  # seconds between two looks at what a program has written
+PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
 @dataclass(frozen=True)
 class Limits:
     """What a program may use."""
 
-    seconds: int = 5
-    """Processor time."""
-    memory_mb: int = 1024
-    """Address space, the interpreter's own included, in megabytes."""
+    seconds: int = 5  # processor time
+    memory_mb: int = 1024  # address space, the interpreter's own included, in megabytes
     file_mb: int = 10
     """Largest file, and largest sum of all files, in megabytes; the sum is looked at every `LOOK` seconds."""
 
@@ -111,16 +107,11 @@ and the name of the function."""
 FENCE = "```"
 FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 """A block of code: its language, whatever that is, and its lines."""
-EXPANDED = {"pass_at_k": "pass@1"}
-"""Names of metrics in a task's file, and in lm-eval's results where these differ."""
+EXPANDED = {"pass_at_k": "pass@1"}  # names of metrics in a task's file, and in lm-eval's results where these differ
 
 
 def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
-    """Refuse to run programs that a model writes unless that was allowed.
-
-    Raises:
-        UserError: how to allow it.
-    """
+    """Refuse to run programs that a model writes unless that was allowed."""
     if unsafe and not allowed:
         raise UserError(
             f"The task '{name}' runs programs that the model writes, each in a process of its own with limits, but not "

@@ -10,7 +10,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import Costs
+from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.stopping import Stopping
 from gistgate.measure.outlook import measure
 

@@ -16,7 +16,7 @@ from gistgate.core.block import Acceptance, Block
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row, Statistics, total
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import Costs
+from gistgate.drafters.adaptive import Costs
 from gistgate.measure.speed import Clock
 
 WORTH = 1.05

@@ -20,7 +20,7 @@ from gistgate.core.gate import Gate
 from gistgate.core.reader import num_ids
 from gistgate.core.utils import UserError, nearest
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.choice import Costs, HybridDrafter
+from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping, stopping_from
 from gistgate.models.loading import load_draft
@@ -356,7 +356,7 @@ def stopping_of(drafter: str, sources: Sources) -> Stopping | None:
     return said if isinstance(said, Stopping) else stopping_from(said)
 
 
-def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> HybridDrafter:
+def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> ModelOrTextDrafter:
     """Repetitions in the text and the draft model, weighed by the costs that the policy was made with.
 
     Raises:
@@ -369,7 +369,7 @@ def hybrid(draft: PreTrainedModel, stopping: Stopping | None) -> HybridDrafter:
             "The drafter 'hybrid' weighs texts against the draft model by measured costs. Measure them with `gistgate "
             "fit-draft`, and name the file as stop_drafting."
         ) from error
-    return HybridDrafter(ModelDrafter(draft, stopping), costs, block)
+    return ModelOrTextDrafter(ModelDrafter(draft, stopping), costs, block)
 
 
 def costs_of(measured: dict[str, Any]) -> tuple[Costs, int]:
@@ -393,12 +393,12 @@ def stored(drafter: str, sources: Sources) -> Drafter:
     Raises:
         UserError: there is no datastore, or it belongs to another target.
     """
-    from gistgate.retrieval.sense import SenDrafter, SenTree
+    from gistgate.retrieval.sense import SenseDrafter, SenseTree
     from gistgate.retrieval.store import Datastore
 
     if sources.datastore is None:
         raise UserError(f"The drafter '{drafter}' reads a datastore. Name its folder as datastore=<folder>.")
-    kind = SenTree if drafter.startswith("sen-tree") else SenDrafter
+    kind = SenseTree if drafter.startswith("sen-tree") else SenseDrafter
     return kind(Datastore.load(sources.datastore, sources.target), semantic=not drafter.endswith("-lexical"))
 
 

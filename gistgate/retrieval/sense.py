@@ -117,7 +117,7 @@ class RowStates:
 
 
 @dataclass
-class SenDrafter(Drafter):
+class SenseDrafter(Drafter):
     """Compare texts alone until `observe` has given the first states."""
 
     learns = True
@@ -308,7 +308,7 @@ def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
 
 
 @dataclass
-class SenTree(SenDrafter):
+class SenseTree(SenseDrafter):
     """Greedy requests, and sampled ones by the rules that walk trees of different siblings."""
 
     form = Trees

@@ -1,4 +1,4 @@
-"""Fit the guard that notices prompts unlike those of the task: `models/domain`, which the stage `export` adds.
+"""Fit the guard that notices prompts unlike those of the task; the stage `export` adds it to the gate.
 
 It is fitted on the split `guard`, because calibration prompts certify and do nothing else. One half of it gives the
 mean and the covariance of the target's states, the other half the thresholds of the alarms.
@@ -9,37 +9,28 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.files import read_json, write_atomic, write_json
+from gistgate.core.files import read_json
 from gistgate.core.gate import Gate
-from gistgate.core.guards import CONFIG_FILE, DomainGuard, fit, on_the_text
+from gistgate.core.guards import DomainGuard, fit, on_the_text
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row, Statistics, total
-from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task
 from gistgate.rules import RULES
 from pipeline.decode import Operating, calibration_file, make_decoder, run_split
 from pipeline.pair.pair import Pair
 from pipeline.params import Params
-from pipeline.paths import DOMAIN
 
-ALARMS = 0.05
-"""Guard prompts that may be alarmed although nothing is wrong, as a share; both statistics take half of it."""
+ALARMS = 0.05  # share of guard prompts that may be alarmed although nothing is wrong; both statistics take half of it
 FEWEST = 2 * math.ceil(2 / ALARMS - 1)
 """Guard prompts from which on half of them have a finite quantile for each of the two thresholds."""
 LAYER = "post"
-MOST_STATES = 40_000
-"""States that are kept for the covariance, in rows."""
-
-
-class NothingToGuardError(UserError):
-    """There is no loose setting to guard, or too few prompts say what is usual: a run may go on without a guard."""
+MOST_STATES = 40_000  # states that are kept for the covariance, in rows
 
 
 @dataclass
@@ -60,15 +51,7 @@ class StateRecorder:
 def fit_domain(
     params: Params, pair: Pair, task: Task, gate: Gate | None, point: Operating, prompts: Sequence[dict[str, Any]]
 ) -> DomainGuard:
-    """A guard for the setting `point`, from these prompts of the split `guard`.
-
-    Raises:
-        NothingToGuardError: so few prompts that no threshold could be exceeded.
-    """
-    if len(prompts) < FEWEST:
-        raise NothingToGuardError(
-            f"{len(prompts)} guard prompts do not say what is usual. Raise prompts.guard to {FEWEST} or more."
-        )
+    """A guard for the setting `point`, from FEWEST or more prompts of the split `guard`."""
 
     def decode(half: int, **parts: Any) -> list[Statistics]:
         decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, **parts)
@@ -104,31 +87,9 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 def stricter_setting(params: Params, point: Operating) -> float | None:
     """The next stricter value that calibration tested; None where `point` is the strictest."""
-    rule = RULES[point.rule]
-    if point.knob is None or rule.knob is None:
+    if point.knob is None:
         return None
     tested = [setting["knob"] for setting in read_json(calibration_file(params, point.method))["settings"]]
-    up = rule.looser == "up"
+    up = RULES[point.rule].looser == "up"
     below = [value for value in tested if (value < point.knob if up else value > point.knob)]
     return (max(below) if up else min(below)) if below else None
-
-
-def save(guard: DomainGuard | None, why: str = "", folder: Path = DOMAIN) -> None:
-    """Write the folder whole: the guard, or the reason why there is none."""
-
-    def write(part: Path) -> None:
-        part.mkdir(parents=True)
-        if guard is None:
-            write_json(part / "none.json", {"reason": why})
-        else:
-            guard.save(part)
-
-    write_atomic(folder, write)
-
-
-def saved_for(gate: Gate, folder: Path = DOMAIN) -> DomainGuard | None:
-    """The guard that was fitted for this gate; None where there is none."""
-    if not (folder / CONFIG_FILE).is_file():
-        return None
-    guard = DomainGuard.load(folder)
-    return guard if guard.about.get("gate") == gate_hash(gate) else None

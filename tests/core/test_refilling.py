@@ -16,8 +16,8 @@ from gistgate.core.reader import WASTE
 from gistgate.core.request import Generation, Row, Slots, Stop, Usage
 from gistgate.core.session import Queue, QueuedRow, Session
 from gistgate.core.utils import UserError
+from gistgate.drafters.adaptive import AdaptiveDrafter, Costs, ModelOrTextDrafter, Option
 from gistgate.drafters.cascade import CascadeDrafter
-from gistgate.drafters.choice import ChoiceDrafter, Costs, HybridDrafter, Option
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup, TokenRecycling
@@ -54,8 +54,8 @@ def drafter_of(kind: str, name: str) -> Drafter:
         "suffix": SuffixDrafter,
         "recycle": TokenRecycling,
         "cascade": lambda: CascadeDrafter(draft),
-        "choice": lambda: ChoiceDrafter(options),
-        "hybrid": lambda: HybridDrafter(ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4),
+        "choice": lambda: AdaptiveDrafter(options),
+        "hybrid": lambda: ModelOrTextDrafter(ModelDrafter(draft), Costs(1.0, 0.1, {4: 1.0}), block=4),
         "tree": lambda: TreeDrafter(draft, nodes=8, width=2, branch=2),
     }
     drafter: Drafter = made[name]()

@@ -1,6 +1,6 @@
 """Closed gate = greedy ids at large: every architecture, block length, batch size, engine and drafter.
 
-The fast suite runs a sample; `pytest -m long tests/decoding/test_sweep.py` runs the sweep, in which each block length
+The fast suite runs a sample; `pytest -m long tests/core/test_sweep.py` runs the sweep, in which each block length
 meets two batch sizes and each batch size several block lengths.
 """
 
@@ -11,21 +11,21 @@ from typing import Any
 
 import pytest
 import torch
+from tests.retrieval.test_sen import store_of
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program
 from gistgate.core.decoder import Decoder
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.choice import Costs, HybridDrafter
+from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.models.build import STORED
 from gistgate.retrieval.corpus import CorpusDrafter
-from gistgate.retrieval.sense import SenDrafter, SenTree
+from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from gistgate.retrieval.suffix_array import SuffixArray
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, MORE, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers
-from tests.retrieval.test_sen import store_of
 from tests.rules.extremes import CLOSED
 
 KINDS = [*SIZES, *MORE]
@@ -43,12 +43,12 @@ PAIRS = [(block, rows) for block in range(1, 17) for rows in {1 + (block * 3) % 
 def drafter(name: str, kind: str) -> Any:
     if name in DRAFTERS:
         made: Any = DRAFTERS[name]
-        if made is HybridDrafter:
-            return HybridDrafter(ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4)
+        if made is ModelOrTextDrafter:
+            return ModelOrTextDrafter(ModelDrafter(pair(kind)[1]), Costs(1.0, 0.1, {4: 1.0}), block=4)
         return made(pair(kind)[1]) if issubclass(made, ModelDrafter) else made()
     if name == "corpus":
         return CorpusDrafter(SuffixArray.build([greedy(kind, tuple(prompt), NUM) for prompt in BATCH[:3]]))
-    made = SenTree if name.startswith("sen-tree") else SenDrafter
+    made = SenseTree if name.startswith("sen-tree") else SenseDrafter
     return made(store_of(kind, BATCH[:2]), semantic=not name.endswith("-lexical"))
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import Costs
+from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.text import PromptLookup

@@ -11,7 +11,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Statistics
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import Costs
+from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.measure.outlook import TIMED, Mismatches, advice, fastest, labelling, measure, outlook, strict_run, tau_at

@@ -21,7 +21,7 @@ from gistgate.core.utils import UserError
 from gistgate.models.build import KNOWN, Choice, build_decoder, other_parts
 from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter
-from gistgate.retrieval.sense import SenDrafter, SenTree
+from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from pipeline.params import PromptingParams
 from tests.architectures import pair
 from tests.certificates import proofs
@@ -155,7 +155,7 @@ def test_texts_and_states_make_drafters(place: Path, tmp_path: Path) -> None:
     text, (known,) = TOKENIZER("Tom has").input_ids, TOKENIZER([" five"], add_special_tokens=False).input_ids
     assert decoder.drafter.continuation(text, 5) == known
     store_of("llama", [TOKENIZER("Tom has").input_ids]).save(tmp_path / "store")
-    for name, kind in (("sen", SenDrafter), ("sen-lexical", SenDrafter), ("sen-tree", SenTree)):
+    for name, kind in (("sen", SenseDrafter), ("sen-lexical", SenseDrafter), ("sen-tree", SenseTree)):
         made = build(place, drafter=name, datastore=str(tmp_path / "store"))
         assert type(made.drafter) is kind and made.drafter.semantic == (name != "sen-lexical")
         assert made.generate([text], max_new_tokens=8)[0].ids == build(place).generate([text], max_new_tokens=8)[0].ids
@@ -185,7 +185,7 @@ def test_a_certificate_holds_for_one_datastore(place: Path, tmp_path: Path) -> N
         store_of("llama", [TOKENIZER(text).input_ids]).save(tmp_path / name)
     data = fingerprint(tmp_path / "store")
     certificate(drafter="sen", scope={"draft": None, "drafter_data": data}).save(tmp_path / "proof")
-    assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenDrafter)
+    assert isinstance(certified(tmp_path, draft=None, datastore=str(tmp_path / "store")).drafter, SenseDrafter)
     with pytest.raises(UserError, match="another drafter_data"):
         certified(tmp_path, draft=None, datastore=str(tmp_path / "other"))
 

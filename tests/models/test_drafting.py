@@ -15,7 +15,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.drafters.choice import HybridDrafter
+from gistgate.drafters.adaptive import ModelOrTextDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.models.build import asks_draft, build_decoder
 from gistgate.models.lighter import Subset
@@ -99,7 +99,7 @@ def test_scopes_name_ends_of_drafts_and_nothing_where_there_are_none() -> None:
 
 def test_a_hybrid_takes_costs_and_ends_from_its_policy(place: Path) -> None:
     drafter = build(place, drafter="hybrid", stop_drafting=str(place / "stop.json")).drafter
-    assert isinstance(drafter, HybridDrafter) and drafter.options[1].cost == 0.2
+    assert isinstance(drafter, ModelOrTextDrafter) and drafter.options[1].cost == 0.2
     assert asks_draft("hybrid") and asks_draft("model") and not asks_draft("lookup") and not asks_draft("sen")
     assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "cascade", "hybrid"}
 

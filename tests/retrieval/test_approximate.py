@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.retrieval.test_sen import store_of
 
 from gistgate.core.utils import UserError
 from gistgate.retrieval import index as choosing
 from gistgate.retrieval.index import ExactIndex, index_for
-from gistgate.retrieval.sense import SenDrafter
+from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline.retrieval import index_writer, planned_index
 from tests.architectures import pair, prompts
-from tests.retrieval.test_sen import store_of
 
 faiss = pytest.importorskip("faiss")
 from gistgate.retrieval.index import (
@@ -56,7 +56,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: Path, monkeypatch: pytest.MonkeyPatch):
     store = Datastore.load(folder, pair("llama")[0])
-    assert isinstance(index_for(store), FaissIndex) and isinstance(SenDrafter(store).search, FaissIndex)
+    assert isinstance(index_for(store), FaissIndex) and isinstance(SenseDrafter(store).search, FaissIndex)
     assert isinstance(index_for(store.first(1)), ExactIndex), "what is in memory has no index file"
     query = store.keys[7:8].float()
     assert index_for(store).search(query, 3)[1][0, 0] == ExactIndex(store.keys).search(query, 3)[1][0, 0] == 7

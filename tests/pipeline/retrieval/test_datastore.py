@@ -13,7 +13,7 @@ from sklearn.preprocessing import StandardScaler, normalize
 
 from gistgate.core.files import fingerprint, read_json_lines, write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.retrieval.sense import SenDrafter
+from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
 from pipeline import retrieval
 from pipeline.decode import asks_draft, files_behind, make_drafter
@@ -23,7 +23,7 @@ from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from tests.architectures import greedy, pair, prompts
 from tests.core.heads import head_inputs, in_one_piece
 from tests.drafters.proposing import decoded, wanted
-from tests.retrieval.test_sen import store_of
+from tests.retrieval.test_sense import store_of
 
 TRAIN = prompts(5, 17, 2, 10)
 TEXTS = [retrieval.Text(prompt, greedy("llama", tuple(prompt), 40)) for prompt in TRAIN]
@@ -61,7 +61,7 @@ def test_only_training_prompts_enter(folder: Path):
     assert store.tokens.tolist() == [token for text in TEXTS for token in (*text.answer, -1)]
     assert store.config.num_keys == 160 and store.config.key_size == 16
     assert store.config.provenance == {"split": "train", "prompts": len(TEXTS), "answers": "strict"}
-    assert [one.ids for one in decoded(SenDrafter(store), "llama", TRAIN)] == wanted("llama", TRAIN)
+    assert [one.ids for one in decoded(SenseDrafter(store), "llama", TRAIN)] == wanted("llama", TRAIN)
     before = fingerprint(DATASTORE)
     retrieval.main()
     assert fingerprint(DATASTORE) == before

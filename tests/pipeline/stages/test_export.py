@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,18 +9,24 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.core.files import fingerprint, read_json, write_json, write_json_lines, write_text
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.guards import DomainGuard, fit
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
+from gistgate.export.write import write_code
 from gistgate.models.build import choose
 from gistgate.models.options import DecodeOptions
+from pipeline.decode import calibration_file
+from pipeline.pair.pair import Pair
+from pipeline.params import read_params
 from pipeline.stages import export
 from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, tiny_pair
 
 PARAMS = """
 headline_budget: 0.03
+prompts: {guard: 0}
 train: {heads: [logistic, mlp], headline_head: logistic}
 methods:
   free:
@@ -30,6 +35,7 @@ methods:
     other: {rule: autojudge, head: mlp, knob: risk, grid: [0.1, 0.2]}
     judged: {rule: autojudge, head: logistic, knob: risk, grid: [0.1, 0.2], block: 5}
 """
+EXPORT = Path("models/export")
 
 
 def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
@@ -37,25 +43,23 @@ def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
     return {"knob": knob, "fixed": {}, **counts, "mean_accepted_length": tau, "loose_per_100": 7.5}
 
 
-@pytest.fixture
-def gate() -> Gate:
+def trained() -> Gate:
     torch.manual_seed(0)
-    target, draft = tiny_pair()
+    (target, draft), tokenizer = tiny_pair(), byte_tokenizer()
     return Gate(
         GateConfig(
             head={"type": "linear"},
             features={"h_tok:post": 32},
             target=identify_model(target, "models/tiny/target"),
             draft=identify_model(draft, "models/tiny/draft"),
-            tokenizer=identify_tokenizer(byte_tokenizer(), "models/tiny/target"),
+            tokenizer=identify_tokenizer(tokenizer, "models/tiny/target"),
             labels={"task": "sums"},
             prompting={"num_fewshot": 2, "chat_template": False, "system": None},
         )
     )
 
 
-@pytest.fixture
-def report(gate: Gate) -> dict[str, Any]:
+def calibrated(gate: Gate) -> dict[str, Any]:
     """A calibration that keeps 3 and 5 points, but not 2."""
     scope = {"gate": gate_hash(gate), "temperature": 0.0, "tokenizer": gate.config.tokenizer.vocabulary}
     points = [
@@ -74,125 +78,117 @@ def report(gate: Gate) -> dict[str, Any]:
         "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
         "development": [setting(0.1, 10, 5.0)],
+        "budgets": {"0.03": {"certified": True, "knob": 0.1, "fixed": {}}},
         "proof": asdict(made),
     }
-
-
-@pytest.fixture
-def place(tmp_path: Path, gate: Gate, report: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with everything that the stage reads; registration only notes what it was given."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("GISTGATE_PARAMS", raising=False)
-    Path("params.yaml").write_text(PARAMS)
-    gate.save("models/heads/logistic")
-    write(Path("reports/calibration/learned/judged.json"), report)
-    for name, tau in (("exact", 4.0), ("judged", 5.5)):
-        found = {"knob": None if name == "exact" else 0.1, "n": 1000, "accuracy": 0.91, "loose_per_100": 3.0}
-        write(Path(f"reports/evaluation/{name}/summary.json"), {**found, "mean_accepted_length": tau})
-    monkeypatch.setattr(export, "register_gate", lambda _params, folder, metrics: noted.append((folder, metrics)))
-    noted.clear()
-    return tmp_path
 
 
 noted: list[Any] = []
 
 
-def write(path: Path, value: Any) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(value))
+@pytest.fixture
+def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The calibration in a folder with all that the stage reads; neither is code written nor a model registered."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("GISTGATE_PARAMS", raising=False)
+    write_text(Path("params.yaml"), PARAMS)
+    gate = trained()
+    gate.save("models/heads/logistic")
+    path = calibration_file(read_params(), "judged")
+    write_json(path, calibrated(gate))
+    for name, tau in (("exact", 4.0), ("judged", 5.5)):
+        found = {"knob": None if name == "exact" else 0.1, "n": 1000, "accuracy": 0.91, "loose_per_100": 3.0}
+        write_json(f"reports/evaluation/{name}/summary.json", {**found, "mean_accepted_length": tau})
+    monkeypatch.setattr(export, "register_gate", lambda _params, folder, metrics: noted.append((folder, metrics)))
+    monkeypatch.setattr(export, "write_code", lambda folder: None)
+    noted.clear()
+    return path
 
 
-def test_the_folder_holds_what_calibration_found(place: Path) -> None:
+def test_the_folder_holds_what_calibration_found(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(export, "write_code", write_code)
     export.main()
-    gate = Gate.load("models/export", *tiny_pair(), byte_tokenizer())
-    assert gate.certificate is not None
-    points = [
-        (point.budget, point.settings["risk"], point.mean_accepted_length) for point in gate.certificate.certified
-    ]
+    gate = Gate.load(EXPORT, *tiny_pair(), byte_tokenizer())
+    found = gate.certificate
+    assert found is not None and (found.block, found.scope["temperature"]) == (5, 0.0)
+    points = [(point.budget, point.settings["risk"], point.mean_accepted_length) for point in found.certified]
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
-    assert (gate.certificate.block, gate.certificate.scope["temperature"]) == (5, 0.0)
-    assert [(point.budget, point.refusal) for point in gate.certificate.points if not point.certified] == [
-        (0.02, "Too few.")
-    ]
-    chosen = choose(DecodeOptions(), gate.certificate, has_gate=True, has_draft=True)
-    assert (chosen.settings, chosen.block, chosen.doubts) == ({"risk": 0.1}, 5, ())
-    assert (place / "models/export/custom_generate/generate.py").is_file()
+    assert [(point.budget, point.refusal) for point in found.points if not point.certified] == [(0.02, "Too few.")]
+    chosen = choose(DecodeOptions(), found, has_gate=True, has_draft=True)
+    assert (chosen.settings, chosen.block) == ({"risk": 0.1}, 5)
+    assert (EXPORT / "custom_generate/generate.py").is_file()
     ((folder, metrics),) = noted
-    assert folder == Path("models/export")
-    assert metrics["budget_0.03"] == {"bound": 0.024, "knob": 0.1, "tau": 5.25}
+    assert folder == EXPORT and metrics["budget_0.03"] == {"bound": 0.024, "knob": 0.1, "tau": 5.25}
 
 
-def test_the_card_tells_results_use_and_limits(place: Path) -> None:
+def test_the_card_tells_results_use_and_limits(report: Path) -> None:
     export.main()
-    card = Path("models/export/README.md").read_text()
-    assert "| 3.0 | 0.1 | 2.4 | 5.25 |" in card
-    assert "| 2.0 | strict | not certified | – |" in card
-    assert "Budget 2.0: Too few." in card
-    assert "| calibration | 0.2 | 1000 | 2.6 | 90.0 | 6.50 | 7.5 |" in card
-    assert "| judged | 0.1 | 1000 | 91.0 | 5.50 | 3.0 |" in card
-    assert 'custom_generate="FOLDER"' in card
-    assert (
-        "--gen_kwargs custom_generate=FOLDER trust_remote_code=True gate=FOLDER draft_model=models/tiny/draft" in card
-    )
-    assert "training documents of the task 'sums'" in card
-    assert "few-shot examples: 2" in card
-    assert str(place) not in card
-
-
-def test_without_an_evaluation_the_card_leaves_it_out(place: Path) -> None:
+    card = (EXPORT / "README.md").read_text()
+    for told in (
+        "| 3.0 | 0.1 | 2.4 | 5.25 |",
+        "| 2.0 | strict | not certified | – |",
+        "Budget 2.0: Too few.",
+        "| calibration | 0.2 | 1000 | 2.6 | 90.0 | 6.50 | 7.5 |",
+        "| judged | 0.1 | 1000 | 91.0 | 5.50 | 3.0 |",
+        'custom_generate="FOLDER"',
+        "--gen_kwargs custom_generate=FOLDER trust_remote_code=True gate=FOLDER draft_model=models/tiny/draft",
+        "training documents of the task 'sums'",
+        "few-shot examples: 2",
+    ):
+        assert told in card
+    assert str(Path.cwd()) not in card
     Path("reports/evaluation/judged/summary.json").unlink()
     export.main()
-    assert "On test prompts" not in Path("models/export/README.md").read_text()
+    assert "On test prompts" not in (EXPORT / "README.md").read_text()
 
 
-def test_where_nothing_is_certified_the_export_decodes_strictly(place: Path, report: Any) -> None:
-    for found in report["proof"]["points"]:
+def test_where_nothing_is_certified_the_export_decodes_strictly(report: Path) -> None:
+    told = read_json(report)
+    for found in told["proof"]["points"]:
         found.update(certified=False, refusal="Too many losses.")
-    write(Path("reports/calibration/learned/judged.json"), report)
+    write_json(report, told)
     export.main()
-    gate = Gate.load("models/export")
-    assert gate.certificate is not None and gate.certificate.certified == ()
-    chosen = choose(DecodeOptions(), gate.certificate, has_gate=True, has_draft=True)
+    found = Gate.load(EXPORT).certificate
+    assert found is not None and found.certified == ()
+    chosen = choose(DecodeOptions(), found, has_gate=True, has_draft=True)
     assert (chosen.rule, chosen.block) == ("exact", 5)
-    assert "no setting certified" in chosen.doubts[0]
 
 
-def test_equal_inputs_give_equal_bytes_and_old_files_go(place: Path) -> None:
-    def content() -> dict[str, bytes]:
-        folder = Path("models/export")
-        return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
+def test_equal_inputs_give_equal_bytes_and_old_files_go(report: Path) -> None:
     export.main()
-    first = content()
-    Path("models/export/old.txt").write_text("")
+    first = fingerprint(EXPORT)
+    write_text(EXPORT / "old.txt", "")
     export.main()
-    assert content() == first
+    assert fingerprint(EXPORT) == first
 
 
-def test_a_calibration_of_other_weights_is_refused(place: Path, gate: Gate) -> None:
+def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path) -> None:
+    gate = trained()
     with torch.no_grad():
         next(gate.parameters()).add_(1)
     gate.save("models/heads/logistic")
-    with pytest.raises(UserError, match="other weights than the gate's. Run the stage `calibrate_learned` again"):
+    with pytest.raises(UserError, match="other weights than the gate's. Run the stage `calibrate` again"):
         export.main()
-    assert not Path("models/export").exists()
-
-
-def test_a_head_that_no_method_asks_is_refused(place: Path) -> None:
-    Path("params.yaml").write_text(PARAMS.replace("rule: autojudge, head: logistic", "rule: autojudge, head: mlp"))
-    with pytest.raises(UserError, match="No method of params.yaml asks the head 'logistic'"):
+    write_text(
+        Path("params.yaml"),
+        PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]"),
+    )
+    with pytest.raises(UserError, match="No method of params.yaml asks the head 'linear'"):
         export.main()
+    assert not EXPORT.exists()
 
 
-def test_the_guard_of_the_very_gate_goes_along(place: Path, gate: Gate) -> None:
-    guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5, about={"gate": gate_hash(gate)})
-    guard.save(Path("models/domain"))
-    export.main()
-    assert DomainGuard.load("models/export").far == 1.5
-    Gate.load("models/export", *tiny_pair(), byte_tokenizer())
-
-
-def test_a_guard_of_another_gate_stays_behind(place: Path) -> None:
-    DomainGuard(*fit(torch.randn(50, 32), 4), about={"gate": "another"}).save(Path("models/domain"))
-    export.main()
-    assert not Path("models/export/domain.json").exists()
+def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
+    report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guard, pair = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5), Pair(*tiny_pair(), byte_tokenizer(), "tiny")
+    monkeypatch.setattr(export, "load_pair", lambda params: pair)
+    monkeypatch.setattr(export, "load_task", lambda params: None)
+    monkeypatch.setattr(export, "fit_domain", lambda params, pair, task, gate, point, prompts: guard)
+    write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
+    for number in (77, 78):
+        write_json_lines("data/prompts/guard.jsonl", [{"id": f"guard-{index}"} for index in range(number)])
+        export.main()
+        assert (EXPORT / "domain.json").exists() == (number == 78)
+    assert "77 guard prompts do not say what is usual" in capsys.readouterr().out
+    assert DomainGuard.load(EXPORT).far == 1.5

@@ -7,7 +7,7 @@ import pytest
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import UNPROVEN, Costs, HybridDrafter, Recent
+from gistgate.drafters.adaptive import UNPROVEN, Costs, ModelOrTextDrafter, Recent
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.stopping import Stopping
 from gistgate.models.build import Sources, make_drafter
@@ -18,8 +18,8 @@ BATCH = prompts(5, 17, 2, 10)
 REPEATED = [7, 8, 9, 10, 11] * 4
 
 
-def hybrid(stopping=None, cost=0.1, kind="llama") -> HybridDrafter:
-    return HybridDrafter(ModelDrafter(pair(kind)[1], stopping), Costs(1.0, cost, {1: 1.0}), 5)
+def hybrid(stopping=None, cost=0.1, kind="llama") -> ModelOrTextDrafter:
+    return ModelOrTextDrafter(ModelDrafter(pair(kind)[1], stopping), Costs(1.0, cost, {1: 1.0}), 5)
 
 
 @pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
@@ -67,7 +67,10 @@ def test_a_text_that_foretells_nothing_is_never_taken():
 @pytest.mark.parametrize("whole, taken", [(1.5, "choice_0"), (1.0, "choice_1")])
 def test_a_short_copy_is_read_at_the_price_of_its_length(whole, taken):
     """Three copied tokens are worth more than five drafted ones where reading five costs half a step more."""
-    drafter, text = HybridDrafter(hybrid().options[1].drafter, Costs(1.0, 0.02, {3: 1.0, 5: whole}), 5), [1, 2, 3, 9]
+    drafter, text = (
+        ModelOrTextDrafter(hybrid().options[1].drafter, Costs(1.0, 0.02, {3: 1.0, 5: whole}), 5),
+        [1, 2, 3, 9],
+    )
     drafter.start(1)
     drafter.rows[0] = [Recent(8.0, 10.0), Recent(8.0, 10.0)]
     draft = proposed(drafter, [*text, 7, 8, 5, *text[:3]])
@@ -78,7 +81,7 @@ def test_costs_come_from_the_policy(tmp_path):
     draft = pair("llama")[1]
     measured = {"cost": 0.2, "verify": {"1": 0.9, "6": 1.1}, "block": 6}
     made = make_drafter("hybrid", Sources(pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured=measured)))
-    assert isinstance(made, HybridDrafter) and made.verify == 1.1 and made.options[1].cost == 0.2
+    assert isinstance(made, ModelOrTextDrafter) and made.verify == 1.1 and made.options[1].cost == 0.2
     assert made.binding == {"stopping": Stopping(0.3).binding, **measured} and made.stops_early
     older = Sources(pair("llama")[0], draft=draft, stopping=Stopping(0.3, measured={**measured, "verify": 1.1}))
     assert made.costs.verification(1) == 0.9 and make_drafter("hybrid", older).costs.verification(1) == 1.1

@@ -68,7 +68,7 @@ def speed(rate: float, num: int, cost: float, verify: float) -> float:
     return sum(rate**step for step in range(num + 1)) / (verify + num * cost)
 
 
-class ChoiceDrafter(Drafter):
+class AdaptiveDrafter(Drafter):
     """One drafter for every row and round, or none.
 
     Each request counts its rounds by outcome: `choice_0` and so on by the place of the option, `choice_none` where
@@ -292,7 +292,7 @@ WEIGHT = 8.0
 """Tested tokens that this counts for."""
 
 
-class HybridDrafter(ChoiceDrafter):
+class ModelOrTextDrafter(AdaptiveDrafter):
     """A choice between the request's own text and a draft model, by the tokens that each has found."""
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:

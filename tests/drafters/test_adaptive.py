@@ -8,7 +8,7 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.choice import ChoiceDrafter, Option, Recent, match_length, speed
+from gistgate.drafters.adaptive import AdaptiveDrafter, Option, Recent, match_length, speed
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup
@@ -36,7 +36,7 @@ class Fixed(PromptLookup):
 @pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
-    drafter = ChoiceDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair(kind)[1]), 0.1)], 1.1)
+    drafter = AdaptiveDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair(kind)[1]), 0.1)], 1.1)
     answers = decoded(drafter, kind, batch)
     assert [one.ids for one in answers] == wanted(kind, batch)
     counts = total([one.statistics for one in answers]).extra
@@ -44,13 +44,13 @@ def test_strict_answers_are_the_greedy_ones_whoever_drafts(kind, batch):
 
 
 def test_drafters_of_texts_alone_and_a_second_request():
-    drafter = ChoiceDrafter([Option(SuffixDrafter()), Option(PromptLookup())], 1.05)
+    drafter = AdaptiveDrafter([Option(SuffixDrafter()), Option(PromptLookup())], 1.05)
     for _ in range(2):
         assert [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
 
 
 def test_sampled_requests_stay_reproducible_and_carry_probabilities():
-    drafter = ChoiceDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair("llama")[1]), 0.1)])
+    drafter = AdaptiveDrafter([Option(PromptLookup(), 0.0, 2), Option(ModelDrafter(pair("llama")[1]), 0.1)])
     request = {"vocabulary": 259, "sampling": Sampling(1.0), "want_q": False}
     texts = [[7, 8, 9, 7, 8], [5, 6, 11, 12, 13]]
     drafter.start(2)
@@ -67,7 +67,7 @@ def test_sampled_requests_stay_reproducible_and_carry_probabilities():
 
 def test_every_row_has_the_first_that_pays_and_finds_something():
     first, second = Fixed(1, unless=50), Fixed(2)
-    drafter = ChoiceDrafter([Option(first), Option(second)])
+    drafter = AdaptiveDrafter([Option(first), Option(second)])
     assert proposed(drafter, [[40], [50]], 3) == [[1, 1, 1], [2, 2, 2]]
     drafter.keep([0, 3])
     assert first.settled == [[0, 0]] and second.settled == [[0, 3]]
@@ -75,7 +75,7 @@ def test_every_row_has_the_first_that_pays_and_finds_something():
 
 
 def test_a_match_that_is_too_short_is_left_to_others():
-    drafter = ChoiceDrafter([Option(Fixed(1), 0.0, 2), Option(Fixed(2), 0.05)])
+    drafter = AdaptiveDrafter([Option(Fixed(1), 0.0, 2), Option(Fixed(2), 0.05)])
     assert proposed(drafter, [[7, 8, 7, 8], [7, 9, 8, 9]], 2) == [[1, 1], [2, 2]]
     assert [match_length(text, 3) for text in ([7, 8, 7, 8], [7, 9, 8, 9], [1, 2], [4], [3, 3, 3, 3])] == [
         2,
@@ -88,7 +88,7 @@ def test_a_match_that_is_too_short_is_left_to_others():
 
 def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
     refused = Fixed(258)
-    drafter = ChoiceDrafter([Option(refused, 0.2)], 1.1, block=5)
+    drafter = AdaptiveDrafter([Option(refused, 0.2)], 1.1, block=5)
     answers = decoded(drafter, "llama", BATCH)
     assert [one.ids for one in answers] == wanted("llama", BATCH) and not num_accepted(answers)
     rounds = len(refused.settled)
@@ -101,8 +101,8 @@ def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
 def test_break_even_is_that_of_the_costs():
     assert speed(1.0, 4, 0.1, 1.1) == pytest.approx(5 / 1.5) and speed(0.0, 4, 0.0, 1.0) == 1
     assert Recent(3.2, 4).after(5, 2, 0.5) == Recent(3.6, 5, 5, 1) and Recent(3.2, 4).after(2, 2, 1).tested == 6
-    above = ChoiceDrafter([Option(Fixed(1), 0.5)], block=1, prior=0.6)
-    below = ChoiceDrafter([Option(Fixed(1), 0.7)], block=1, prior=0.6)
+    above = AdaptiveDrafter([Option(Fixed(1), 0.5)], block=1, prior=0.6)
+    below = AdaptiveDrafter([Option(Fixed(1), 0.7)], block=1, prior=0.6)
     assert proposed(above, [[3]], 1) == [[1]] and proposed(below, [[3]], 1) == [[]]
 
 
@@ -110,8 +110,8 @@ def test_what_cannot_be_chosen_among_is_refused():
     draft = pair("llama")[1]
     for options in ([], [Option(ModelDrafter(draft))] * 2, [Option(TreeDrafter(draft))]):
         with pytest.raises(UserError, match="drafters of chains"):
-            ChoiceDrafter(options)
+            AdaptiveDrafter(options)
     with pytest.raises(UserError, match="verify 0 is above 0"):
-        ChoiceDrafter([Option(PromptLookup())], 0)
+        AdaptiveDrafter([Option(PromptLookup())], 0)
     with pytest.raises(UserError, match="memory 2 in"):
-        ChoiceDrafter([Option(PromptLookup())], memory=2)
+        AdaptiveDrafter([Option(PromptLookup())], memory=2)

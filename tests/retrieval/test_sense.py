@@ -16,7 +16,7 @@ from gistgate.core.request import Slots, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import occurrences
 from gistgate.retrieval.index import ExactIndex
-from gistgate.retrieval.sense import SenDrafter, SenTree, longest_matches
+from gistgate.retrieval.sense import SenseDrafter, SenseTree, longest_matches
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
@@ -42,7 +42,7 @@ def store_of(kind: str, batch: list[list[int]]) -> Datastore:
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
-    full, empty = SenDrafter(store_of(kind, BATCH)), SenDrafter(store_of(kind, []))
+    full, empty = SenseDrafter(store_of(kind, BATCH)), SenseDrafter(store_of(kind, []))
     with_store, without = decoded(full, kind, BATCH), decoded(empty, kind, BATCH)
     assert [one.ids for one in with_store] == [one.ids for one in without] == wanted(kind, BATCH)
     assert num_accepted(with_store) > num_accepted(without)
@@ -51,7 +51,7 @@ def test_strict_answers_are_the_greedy_ones_and_known_states_help(kind: str):
 
 
 def test_states_stay_with_their_row_when_others_come_and_go():
-    decoder = Decoder(pair("llama")[0], SenDrafter(store_of("llama", BATCH)), make_rule("exact"), 4)
+    decoder = Decoder(pair("llama")[0], SenseDrafter(store_of("llama", BATCH)), make_rule("exact"), 4)
     request: dict[str, Any] = {"max_new_tokens": 24, "eos_ids": range(0, 259, 12)}
     together = decoder.generate(BATCH, slots=Slots(2), **request)
     for prompt, one in zip(BATCH, together, strict=True):
@@ -61,7 +61,7 @@ def test_states_stay_with_their_row_when_others_come_and_go():
 
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
-    tree, chain = SenTree(store_of(kind, BATCH)), SenDrafter(store_of(kind, BATCH), min_share=0.0)
+    tree, chain = SenseTree(store_of(kind, BATCH)), SenseDrafter(store_of(kind, BATCH), min_share=0.0)
     answers = decoded(tree, kind, BATCH)
     assert [one.ids for one in answers] == wanted(kind, BATCH)
     assert num_accepted(answers) >= num_accepted(decoded(chain, kind, BATCH))
@@ -70,13 +70,13 @@ def test_a_tree_of_the_same_votes_writes_the_same_texts(kind: str):
 def test_a_tree_deeper_than_the_context_is_cut():
     prompt, room = prompts(CONTEXT - 7)[0], 7
     store = store_of("llama", BATCH)
-    decoder = Decoder(pair("llama")[0], SenTree(store), make_rule("exact"), 20)
+    decoder = Decoder(pair("llama")[0], SenseTree(store), make_rule("exact"), 20)
     found = decoder.generate([prompt], max_new_tokens=room)[0].ids
     assert found == greedy("llama", tuple(prompt), room)
 
 
 def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
-    drafter = SenDrafter(store_of("llama", BATCH))
+    drafter = SenseDrafter(store_of("llama", BATCH))
     text = [*BATCH[0], *greedy("llama", tuple(BATCH[0]), 40)[:20]]
     before = proposed(drafter, [text], 5, 259)
     assert drafter.notes == ["sen_no_state"] and before[0], "the first round of a request has no state yet"
@@ -92,23 +92,23 @@ def test_the_nearer_state_decides_between_equal_texts():
     keys = torch.eye(32)[:4]
     store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
     for near, token in ((0, 8), (2, 9)):
-        drafter = SenDrafter(store)
+        drafter = SenseDrafter(store)
         drafter.start(1)
         drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [7]
         assert proposed(drafter, [[5, 7]], 3, 259) == [[token]]
-        assert proposed(SenDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
+        assert proposed(SenseDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
 
 
 def test_where_the_text_is_unknown_the_nearest_states_are_asked():
     store = store_of("llama", BATCH)
     keys = torch.eye(32)[:4]
     store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
-    drafter = SenDrafter(store)
+    drafter = SenseDrafter(store)
     drafter.start(1)
     for near, token in ((0, 8), (2, 9)):
         drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [6]
         assert proposed(drafter, [[5, 6]], 3, 259) == [[token]], "the store does not know the text"
-    assert proposed(SenDrafter(store, semantic=False), [[5, 6]], 3, 259) == [[]]
+    assert proposed(SenseDrafter(store, semantic=False), [[5, 6]], 3, 259) == [[]]
 
 
 def test_states_fill_up_where_the_text_is_rare():
@@ -117,11 +117,11 @@ def test_states_fill_up_where_the_text_is_rare():
     keys = torch.eye(32)[:4]
     store = Datastore.build(store.config, store.projection, keys, [[7, 8], [6, 9]])
     for settings, tokens in (({}, [8]), ({"fill": 2, "priority": 1.0}, [8]), ({"fill": 2, "priority": 0.0}, [9])):
-        drafter = SenDrafter(store, **settings)
+        drafter = SenseDrafter(store, **settings)
         drafter.start(1)
         drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
         assert proposed(drafter, [[5, 7]], 3, 259) == [tokens]
-    grown = SenTree(store, n_min=1, fill=2, priority=0.0)
+    grown = SenseTree(store, n_min=1, fill=2, priority=0.0)
     grown.start(1)
     grown.rows[0].keys, grown.rows[0].tokens = [keys[2].numpy()], [7]
     draft = grown.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
@@ -131,7 +131,7 @@ def test_states_fill_up_where_the_text_is_rare():
 def test_a_key_is_no_candidate_twice():
     store = store_of("llama", BATCH)
     store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8], [7, 9]])
-    drafter = SenDrafter(store, fill=4)
+    drafter = SenseDrafter(store, fill=4)
     drafter.start(1)
     drafter.rows[0].keys, drafter.rows[0].tokens = [torch.eye(32)[0].numpy()], [7]
     votes = drafter.stored(drafter.rows[0], [5, 7], drafter.rows[0].keys[0], 2)
@@ -141,8 +141,8 @@ def test_a_key_is_no_candidate_twice():
 def test_ids_outside_the_vocabulary_end_a_proposal():
     store = store_of("llama", BATCH)
     store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8, 300, 9]])
-    assert proposed(SenDrafter(store), [[5, 7]], 3, 259) == [[8]]
-    draft = SenTree(store).propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]]
+    draft = SenseTree(store).propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
     assert draft.ids[draft.valid].tolist() == [8]
 
 
@@ -151,13 +151,13 @@ def test_ids_outside_the_vocabulary_end_a_proposal():
 )
 def test_impossible_settings_are_refused(wrong: dict[str, float]):
     with pytest.raises(UserError, match="Change the one that"):
-        SenDrafter(store_of("llama", []), **wrong)
+        SenseDrafter(store_of("llama", []), **wrong)
     with pytest.raises(UserError, match="0 nodes make no tree"):
-        SenTree(store_of("llama", []), nodes=0)
+        SenseTree(store_of("llama", []), nodes=0)
 
 
 def test_without_the_semantic_part_no_state_is_asked_for():
-    drafter = SenDrafter(store_of("llama", BATCH), semantic=False)
+    drafter = SenseDrafter(store_of("llama", BATCH), semantic=False)
     assert not drafter.layers and [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
 
 
