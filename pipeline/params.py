@@ -837,7 +837,7 @@ def parse_params(content: Any) -> Params:
 
 def default_methods() -> Any:
     """The methods that are compared where the file names none, as the file would name them."""
-    return yaml.safe_load((files("gistgate.cli.init") / "shared/methods.yaml").read_text(encoding="utf-8"))
+    return yaml.safe_load((files("gistgate.cli") / "shared/methods.yaml").read_text(encoding="utf-8"))
 
 
 def one_dictionary(groups: MethodGroups) -> dict[str, MethodParams]:

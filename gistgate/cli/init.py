@@ -168,7 +168,9 @@ def as_yaml(models: dict[str, Any]) -> str:
     """Models as YAML; a JSON text is a YAML text too, whatever characters a path has."""
     lines = []
     for name, value in models.items():
-        inner = "".join(f"\n  {key}: {json.dumps(item)}" for key, item in value.items()) if isinstance(value, dict) else ""
+        inner = (
+            "".join(f"\n  {key}: {json.dumps(item)}" for key, item in value.items()) if isinstance(value, dict) else ""
+        )
         lines.append(f"{name}:{inner or ' ' + json.dumps(value)}\n")
     return "".join(lines)
 
@@ -199,4 +201,6 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
             raise UserError(f"The task file {path} takes in {part}, which lies outside its folder. Copy it into that.")
         if part.resolve() != path.resolve():
             found[f"{place}/{inside.as_posix()}"] = part.read_text(encoding="utf-8")
+    for file in path.with_name(path.stem.replace("-", "_")).glob("*.jsonl"):  # the documents of a shipped task
+        found[f"{place}/{file.parent.name}/{file.name}"] = file.read_text(encoding="utf-8")
     return path.stem, found

@@ -73,7 +73,6 @@ def doctor(
         outlook,
         strict_answers,
     )
-
     from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")

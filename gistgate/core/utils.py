@@ -30,11 +30,6 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(". ")
 
 
-def printable(text: str) -> str:
-    """A text that cannot steer a terminal: control characters and half characters are written as escapes."""
-    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)
-
-
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or in the machine; torch says so in several ways."""
     text = str(error).lower()
@@ -191,3 +186,8 @@ def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     No rule accepts one loosely, and every draft may propose it.
     """
     return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: control characters and half characters are written as escapes."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

@@ -20,24 +20,21 @@ from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline.labels.schema import ROWS, Table, checked, concatenated, feature_columns
 from pipeline.params import TrainParams
+from pipeline.run import num_shards
+
+Array = NDArray[np.floating]
 
 
 @dataclass(frozen=True)
 class Rows:
     """Mismatches with features and labels; every tensor has leading axis N."""
 
-    x: Tensor
-    """Features side by side [N, F], float32."""
-    scalars: Tensor
-    """The feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it."""
-    problem: Tensor
-    """Which training prompt the mismatch comes from [N]."""
-    policy: Tensor
-    """Whose text the mismatch lies on, a Policy [N]."""
-    kept: Tensor
-    """Probability that the meaning is kept [N], the label."""
-    kl: Tensor
-    """KL(p || q) in nats [N], nan without a draft distribution."""
+    x: Tensor  # features side by side [N, F], float32
+    scalars: Tensor  # the feature `scalars` [N, len(SCALARS)], float32; the training-free references judge by it
+    problem: Tensor  # which training prompt the mismatch comes from [N]
+    policy: Tensor  # whose text the mismatch lies on, a Policy [N]
+    kept: Tensor  # probability that the meaning is kept [N], the label
+    kl: Tensor  # KL(p || q) in nats [N], nan without a draft distribution
 
     def __len__(self) -> int:
         return len(self.kept)
@@ -67,18 +64,20 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     columns = {**ROWS, **feature_columns(wanted)}
     tables: list[Table] = []
     widths: dict[str, int] = {}
-    for file in [file for folder in folders for file in files_of(folder)]:
-        table = load_tensors(file)
-        if not len(table["kept"]):
-            continue
-        checked(table, columns, file)
-        found = {name: table[name].shape[-1] for name in wanted}
-        if widths and found != widths:
-            raise UserError(
-                f"{file} holds features of widths {found}, the shards before it of {widths}. Read them anew."
-            )
-        widths = found
-        tables.append({name: table[name] for name in columns})
+    for folder in folders:
+        num_shards(folder)  # refuses a folder without any
+        for file in sorted(folder.glob("rows-*.safetensors")):
+            table = load_tensors(file)
+            if not len(table["kept"]):
+                continue
+            checked(table, columns, file)
+            its_widths = {name: table[name].shape[-1] for name in wanted}
+            if widths and its_widths != widths:
+                raise UserError(
+                    f"{file} holds features of widths {its_widths}, the shards before it of {widths}. Read them anew."
+                )
+            widths = its_widths
+            tables.append({name: table[name] for name in columns})
     if not tables:
         raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
     table = concatenated(tables)
@@ -86,37 +85,18 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
     return rows_of(table, features), {name: widths[name] for name in features}
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The shards of a folder, in order."""
-    files = sorted(folder.glob("rows-*.safetensors"))
-    if not files:
-        raise UserError(f"{folder} holds no features. Run the stage that writes it (`dvc repro`).")
-    return files
-
-
-# ---- Parts of the rows for fitting, stopping, calibrating and measuring; no problem is in two parts.
-
-
 @dataclass(frozen=True)
 class ProblemParts:
-    """Masks over the rows [N]; every row is in exactly one."""
+    """Masks over the rows [N]; every row is in exactly one, and no problem is in two."""
 
-    train: Tensor
-    """Fits the head."""
-    validation: Tensor
-    """Stops the training of Lightning heads; the logistic head, which cross-validates, trains on it too."""
-    calibration: Tensor
-    """Fits the probability map."""
-    test: Tensor
-    """Measures the head and does nothing else."""
+    train: Tensor  # fits the head
+    validation: Tensor  # stops the training of Lightning heads; the logistic head, which cross-validates, trains on it
+    calibration: Tensor  # fits the probability map
+    test: Tensor  # measures the head and does nothing else
 
 
 def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
-    """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts.
-
-    Raises:
-        UserError: fewer than four problems.
-    """
+    """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts."""
     problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
     if len(problems) < 4:
         raise UserError(
@@ -133,14 +113,11 @@ def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> Probl
     return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)
 
 
-# ---- Soft labels for estimators that know only classes.
-
-
-Array = NDArray[np.floating]
-
-
 def as_classes(kept_N: Array) -> tuple[NDArray[np.intp], NDArray[np.intp], Array]:
-    """Row index, class (1: kept) and weight, each [M] with N <= M <= 2 N; rows without weight are left out."""
+    """Soft labels for estimators that know only classes; rows without weight are left out.
+
+    Row index, class (1: kept) and weight, each [M] with N <= M <= 2 N.
+    """
     rows = np.arange(len(kept_N))
     index, label = np.concatenate([rows, rows]), np.repeat([1, 0], len(kept_N))
     weight = np.concatenate([kept_N, 1 - kept_N])

@@ -1,7 +1,8 @@
-"""Heads trained by gradient descent with PyTorch Lightning; what comes back is a plain net.
+"""Fit heads and probability maps: regressions by scikit-learn, nets by PyTorch Lightning; plain modules come back.
 
-A training that was killed goes on from its last epoch and ends with the same weights: the order of an epoch's batches
-follows from the seed and the number of the epoch, and the dropout of a step from the seed and the number of the step.
+A training of a net that was killed goes on from its last epoch and ends with the same weights: the order of an
+epoch's batches follows from the seed and the number of the epoch, and the dropout of a step from the seed and the
+number of the step.
 
 Axis letters: N rows, F features.
 """
@@ -11,8 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,20 +31,20 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
-from gistgate.core.gate import HEADS, MAPS, Isotonic, Linear, Platt, build_head, fold_standardisation
+from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.heads.data import Array, Rows, as_classes
 from pipeline.params import TrainParams
 from pipeline.run import WholeCheckpoints, lightning_bar
 
-# ---- The logistic head: scikit-learn's regression on standardised features, folded into one linear layer.
+for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
+    logging.getLogger(noisy).setLevel(logging.WARNING)
 
 
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
-    """A linear head, and for each C the log loss per row on folds of unseen problems.
+    """Scikit-learn's regression on standardised features, folded into one linear layer on raw ones.
 
-    Raises:
-        UserError: all labels are alike.
+    Returns it, and for each C the log loss per row on folds of unseen problems.
     """
     kept = rows.kept.double().numpy()
     if not 0 < kept.mean() < 1:
@@ -57,7 +57,12 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
     x = scaler.transform(raw)
     losses = cross_validate(x, kept, rows.problem.numpy(), sorted(strengths), folds)
     model = fit_at(min(losses, key=lambda c: losses[c]), x, kept)
-    return folded(scaler, model), {f"{c:g}": loss for c, loss in losses.items()}
+    head = Linear(x.shape[1]).double()
+    with torch.no_grad():
+        head.first.weight.copy_(torch.from_numpy(model.coef_))
+        head.first.bias.copy_(torch.from_numpy(model.intercept_))
+    fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
+    return head.float().eval(), {f"{c:g}": loss for c, loss in losses.items()}
 
 
 def cross_validate(
@@ -90,36 +95,6 @@ def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = N
         return model.fit(x[index], label, sample_weight=weight)
 
 
-def folded(scaler: StandardScaler, model: LogisticRegression) -> Linear:
-    """Scaler and regression as one linear layer on raw features."""
-    head = Linear(len(scaler.mean_)).double()
-    with torch.no_grad():
-        head.first.weight.copy_(torch.from_numpy(model.coef_))
-        head.first.bias.copy_(torch.from_numpy(model.intercept_))
-    fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
-    return head.float().eval()
-
-
-for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
-    logging.getLogger(noisy).setLevel(logging.WARNING)
-
-
-@dataclass(frozen=True)
-class Standardisation:
-    """Mean and scale of the training rows, [F] each; a constant feature keeps scale 1."""
-
-    mean: Tensor
-    scale: Tensor
-
-    @classmethod
-    def of(cls, x_NF: Tensor) -> Standardisation:
-        std, mean = torch.std_mean(x_NF.double(), dim=0, correction=0)
-        return cls(mean, torch.where(std > 1e-6, std, 1.0))
-
-    def __call__(self, x_NF: Tensor) -> Tensor:
-        return ((x_NF - self.mean) / self.scale).float()
-
-
 class EpochBatches(Sampler[Tensor]):
     """Batches of row numbers in an order that follows from seed and epoch alone.
 
@@ -143,11 +118,6 @@ class EpochBatches(Sampler[Tensor]):
         number, processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         for batch in torch.randperm(self.num, generator=generator).split(self.size):
             yield batch[number::processes] if len(batch) >= processes else batch
-
-
-def loader(x_NF: Tensor, kept_N: Tensor, batches: Iterable[Tensor]) -> DataLoader:
-    """A loader whose batches are one indexing operation each, not one per row."""
-    return DataLoader(TensorDataset(x_NF, kept_N), sampler=batches, batch_size=None)
 
 
 class HeadTraining(pl.LightningModule):
@@ -205,7 +175,8 @@ def fit_net(
     pl.seed_everything(seed, verbose=False)
     net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
     start_at(float(train.kept.mean()), net)
-    standardise = Standardisation.of(train.x)
+    std, mean = torch.std_mean(train.x.double(), dim=0, correction=0)
+    scale = torch.where(std > 1e-6, std, 1.0)  # a constant feature keeps scale 1
     best = ModelCheckpoint(
         scratch,
         "best",
@@ -229,9 +200,11 @@ def fit_net(
         plugins=[WholeCheckpoints()],
         callbacks=[best, stop, *lightning_bar(20, f"head {kind}", params.epochs * len(batches))],
     )
-    seen = loader(standardise(train.x), train.kept, batches)
     in_order = torch.arange(len(validation)).split(params.batch_size)
-    unseen = loader(standardise(validation.x), validation.kept, in_order)
+    seen, unseen = (  # batches of one indexing operation each, not one per row
+        DataLoader(TensorDataset(((rows.x - mean) / scale).float(), rows.kept), sampler=order, batch_size=None)
+        for rows, order in ((train, batches), (validation, in_order))
+    )
     last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
@@ -243,7 +216,7 @@ def fit_net(
     net.load_state_dict({name.removeprefix("net."): tensor for name, tensor in state.items()})
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
-    fold_standardisation(net.first, standardise.mean, standardise.scale)
+    fold_standardisation(net.first, mean, scale)
     score = ended["callbacks"][best.state_key]["best_model_score"]
     curves = training.curves if training.curves["training_loss"] else ended["curves"]
     report = {"validation_loss": float(score), "epochs": ended["epoch"] + 1, "curves": curves}
@@ -263,12 +236,8 @@ def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, flo
     return {"input_size": input_size, **widths}
 
 
-# ---- Fitting the map from logits to probabilities, on problems that the head has not seen.
-
-
 def fit_map(kind: str, logits_N: Tensor, kept_N: Tensor) -> nn.Module:
-    """The probability map `kind` ("platt" or "isotonic") for these logits and labels."""
-    _ = MAPS[kind]
+    """The probability map `kind`, platt or isotonic, for logits and labels of problems that the head has not seen."""
     fit = {"platt": fit_platt, "isotonic": fit_isotonic}[kind]
     return fit(logits_N.double().numpy(), kept_N.double().numpy())
 
@@ -293,8 +262,3 @@ def fit_isotonic(logits: np.ndarray, kept: np.ndarray) -> Isotonic:
     margin = 1 / (len(kept) + 2)
     model = IsotonicRegression(y_min=margin, y_max=1 - margin).fit(logits, kept)
     return Isotonic(model.X_thresholds_.tolist(), model.y_thresholds_.tolist())
-
-
-def num_knots(fitted: nn.Module) -> int:
-    """Size of an isotonic map; 0 for maps without knots."""
-    return fitted.knots.numel() if isinstance(fitted, Isotonic) else 0

@@ -10,24 +10,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gistgate.core.files import write_json
-from gistgate.core.gate import HEADS, Gate, GateConfig
+from gistgate.core.gate import HEADS, Gate, GateConfig, Isotonic
 from gistgate.core.identity import ModelIdentity, TokenizerIdentity, identify_model, identify_tokenizer
-from gistgate.core.utils import Registry
 from pipeline.heads.data import Rows, split_by_problem
-from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes, num_knots
+from pipeline.heads.fit import fit_logistic, fit_map, fit_net, head_sizes
 from pipeline.heads.metrics import measure_head
 from pipeline.pair.pair import Pair
 from pipeline.params import Params, TrainParams, kind_of
 
-# ---- The pair that a gate is trained for, as the gate's config.json names it.
+COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
+"""Settings of params.train that every head depends on."""
+NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
+OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
+"""The heads that can be trained, and the other settings that each depends on."""
 
 
 @dataclass(frozen=True)
 class Partners:
-    """Identities of the pair whose states and drafts were labelled."""
+    """Identities of the pair whose states and drafts were labelled, as the gate's config.json names them."""
 
     target: ModelIdentity
     draft: ModelIdentity | None
@@ -41,15 +44,6 @@ def partners_of(pair: Pair) -> Partners:
         identify_model(pair.draft, pair.names.get("draft")) if pair.draft is not None else None,
         identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer")),
     )
-
-
-COMMON = ("features", "test_share", "calibration_share", "validation_share", "map")
-"""Settings of params.train that every head depends on."""
-NET = ("epochs", "patience", "batch_size", "lr", "weight_decay", "hidden", "dropout")
-OWN: Registry[tuple[str, ...]] = Registry(
-    "gate head", {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in HEADS if head != "linear"}}
-)
-"""The heads that can be trained, and the other settings that each depends on."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +65,8 @@ class Trained:
 class Job:
     """Everything that a head depends on besides the code and the rows; `config.provenance` holds a hash of the rows."""
 
-    head: str
-    """A head of params.train.heads: its kind is logistic or an id of gistgate.core.gate.HEADS."""
-    config: GateConfig
-    """The gate's configuration without what training finds out."""
+    head: str  # of params.train.heads: its kind is logistic or an id of gistgate.core.gate.HEADS
+    config: GateConfig  # the gate's, without what training finds out
     params: TrainParams
     seed: int
 
@@ -85,36 +77,25 @@ class Job:
     def run(self, rows: Rows, scratch: Path) -> Trained:
         """Fit, calibrate and measure the head, each on problems of their own."""
         parts = split_by_problem(rows.problem, self.params, self.seed)
-        net, report = self._fit(rows, parts.train, parts.validation, scratch)
-        logits_N = logits_of(net, rows.x)
-        fitted = fit_map(self.params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
-        metrics, curves = measure_head(rows, parts, logits_N, fitted, self.params.map)
-        return Trained(self._gate(net, fitted), {**metrics, "training": report}, curves)
-
-    def _fit(
-        self, rows: Rows, train_N: Tensor, validation_N: Tensor, scratch: Path
-    ) -> tuple[nn.Module, dict[str, Any]]:
-        """The head's net on raw features, and a report of its training."""
-        kind = kind_of(self.head)
-        if kind == "logistic":
-            head, losses = fit_logistic(rows.where(train_N | validation_N), self.params.c, self.params.folds)
-            return head, {"loss_by_c": losses}
-        return fit_net(kind, rows.where(train_N), rows.where(validation_N), self.params, self.seed, scratch)
-
-    def _gate(self, net: nn.Module, fitted: nn.Module) -> Gate:
-        """The gate with the fitted weights in it."""
+        params = self.params
+        net: nn.Module
+        if (kind := kind_of(self.head)) == "logistic":
+            net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)
+            report: dict[str, Any] = {"loss_by_c": losses}
+        else:
+            net, report = fit_net(
+                kind, rows.where(parts.train), rows.where(parts.validation), params, self.seed, scratch
+            )
+        with torch.no_grad():  # computed as the gate will: in float32
+            logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
+        fitted = fit_map(params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
+        metrics, curves = measure_head(rows, parts, logits_N, fitted, params.map)
         config = self.config.as_json()
-        config["map"]["num_knots"] = num_knots(fitted)
+        config["map"]["num_knots"] = fitted.knots.numel() if isinstance(fitted, Isotonic) else 0
         gate = Gate(GateConfig.from_json(config, "the new gate"))
         gate.head.load_state_dict(net.state_dict())
         gate.map.load_state_dict(fitted.state_dict())
-        return gate
-
-
-def logits_of(net: nn.Module, x_NF: Tensor) -> Tensor:
-    """The head's logits [N], computed as the gate will: in float32."""
-    with torch.no_grad():
-        return torch.cat([net(part) for part in x_NF.split(65536)])
+        return Trained(gate, {**metrics, "training": report}, curves)
 
 
 def settings_of(head: str, params: TrainParams) -> dict[str, Any]:

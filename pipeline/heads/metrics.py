@@ -1,12 +1,12 @@
 """How good a head is on problems that it has not seen, beside references that need no training.
 
 The headline numbers come from the gate's own texts: while a gate decodes, nearly every position that it judges lies
-behind loose accepts, which strict texts never show.
+behind loose accepts, which strict texts never show. Labels may be soft: `kept` is the probability that the meaning is
+kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,9 +16,6 @@ from torch import Tensor, nn
 from pipeline.heads.data import Array, ProblemParts, Rows, as_classes
 from pipeline.heads.fit import fit_map
 from pipeline.labels.schema import Policy
-
-# ---- How good a score of P(kept) is. Labels may be soft: `kept` is the probability [0, 1] that the meaning is kept.
-
 
 BINS = 15
 """Bins of equal mass for calibration error and reliability."""
@@ -43,13 +40,9 @@ def probability_metrics(kept_N: Array, probability_N: Array) -> dict[str, float]
     """Brier score and expected calibration error of P(kept)."""
     index, label, weight = as_classes(kept_N)
     brier = brier_score_loss(label, probability_N[index].clip(0, 1), sample_weight=weight, pos_label=1)
-    return {"brier": float(brier), "ece": expected_calibration_error(reliability(kept_N, probability_N))}
-
-
-def expected_calibration_error(bins: Sequence[Mapping[str, float]]) -> float:
-    """Expected calibration error: the mean distance of prediction and observation over the bins, weighted by rows."""
+    bins = reliability(kept_N, probability_N)
     gaps = [abs(one["predicted"] - one["observed"]) * one["n"] for one in bins]
-    return float(sum(gaps) / sum(one["n"] for one in bins))
+    return {"brier": float(brier), "ece": float(sum(gaps) / sum(one["n"] for one in bins))}
 
 
 def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, Any]:
@@ -109,7 +102,8 @@ def measure_head(
 
     References get the same kind of map as the head, fitted on the same calibration part.
     """
-    policy = headline_policy(rows, parts)
+    gated = (rows.policy == Policy.GATED) & parts.test
+    policy = "gated" if bool(gated.any()) else "all"
     metrics, curves = measure_score(rows, parts.test, logits_N, fitted, policy)
     metrics["problems"] = {name: int(rows.problem[mask].unique().numel()) for name, mask in vars(parts).items()}
     metrics["references"], curves["references"] = {}, {}
@@ -118,12 +112,6 @@ def measure_head(
         found, curve = measure_score(rows, parts.test, score_N, its_map, policy)
         metrics["references"][name], curves["references"][name] = found, curve
     return metrics, curves
-
-
-def headline_policy(rows: Rows, parts: ProblemParts) -> str:
-    """Return "gated" where the test part has rows on gated texts, else "all"."""
-    gated = rows.policy == Policy.GATED
-    return "gated" if bool((gated & parts.test).any()) else "all"
 
 
 def measure_score(

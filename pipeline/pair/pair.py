@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -24,44 +24,32 @@ from gistgate.core.utils import UserError, first_line, is_out_of_memory
 from gistgate.models.lighter import check_kind, quantise
 from gistgate.models.loading import (
     RETRIEVAL,
-    Size,
     check_gguf,
-    check_memory,
     check_same_tokenizer,
     check_smaller,
     hub_remedy,
     load_draft_tokenizer,
     warn_generation_config,
-    weight_size,
     whole_model,
 )
 from pipeline.params import MODEL, block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
 
-# ---- What models/pairs/<pair>.yaml says: which target, which draft model or other drafter, in which form.
+T = TypeVar("T")
 
 
 @block
 class ModelSource:
     """Where one model comes from."""
 
-    model: str
-    """Hub id or folder."""
-    name: str | None = None
-    """What gates call the model where `model` is a folder, such as the hub id that it was fetched from; None: the
-    folder's own name."""
-    revision: str | None = None
-    """Branch, tag or commit on the hub; None takes the newest."""
-    gguf_file: str | None = None
-    """GGUF file in the folder or repository, unpacked to `dtype`; None reads safetensors."""
-    dtype: str = "bfloat16"
-    """Type of the weights in memory, a name in torch."""
-    device_map: str | None = None
-    """Passed to from_pretrained, such as `auto` (needs accelerate); None puts the whole model on `device`."""
-    device: str | None = None
-    """Device without a device_map; None takes the GPU where there is one."""
-    quantise: str = "none"
-    """Bits that a draft's weights are rounded to when it is loaded: int8, int4 or none."""
+    model: str  # hub id or folder
+    name: str | None = None  # what gates call the model where `model` is a folder; None: the folder's own name
+    revision: str | None = None  # branch, tag or commit on the hub; None takes the newest
+    gguf_file: str | None = None  # in the folder or repository, unpacked to `dtype`; None reads safetensors
+    dtype: str = "bfloat16"  # type of the weights in memory, a name in torch
+    device_map: str | None = None  # as of from_pretrained, such as `auto`; None puts the whole model on `device`
+    device: str | None = None  # without a device_map; None takes the GPU where there is one
+    quantise: str = "none"  # bits that a draft's weights are rounded to when it is loaded: int8, int4 or none
 
     def __post_init__(self) -> None:
         if self.model.startswith("~"):
@@ -79,11 +67,6 @@ class ModelSource:
         return Path(self.model).is_dir() or self.model.startswith((".", "/")) or self.model.count("/") > 1
 
     @property
-    def place_of_weights(self) -> str:
-        """Device of a model without a device_map."""
-        return self.device or ("cuda" if torch.cuda.is_available() else "cpu")
-
-    @property
     def place(self) -> dict[str, Any]:
         """Arguments that every from_pretrained gets."""
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
@@ -94,16 +77,11 @@ class ModelSource:
 class PairSource:
     """The content of a pair's file."""
 
-    target: ModelSource
-    """The model whose answers count."""
-    draft: ModelSource | None = None
-    """The model that proposes; None where `drafter` proposes without a model."""
-    drafter: str = MODEL
-    """What proposes: "model" for the draft model, or one of RETRIEVAL, which copies from the text."""
-    tokenizer: str | None = None
-    """Hub id or folder of the tokenizer; None takes the target's."""
-    training: dict[str, Any] | None = None
-    """For pairs that are trained here: keys that replace those of `pair_training`; None for ready-made models."""
+    target: ModelSource  # the model whose answers count
+    draft: ModelSource | None = None  # the model that proposes; None where `drafter` proposes without a model
+    drafter: str = MODEL  # "model" for the draft model, or one of RETRIEVAL, which copies from the text
+    tokenizer: str | None = None  # hub id or folder; None takes the target's
+    training: dict[str, Any] | None = None  # for pairs that are trained here: what replaces keys of `pair_training`
 
     def __post_init__(self) -> None:
         if self.target.quantise != "none":
@@ -152,10 +130,10 @@ def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     return build(PairSource, read_yaml(path), file=str(path))
 
 
-# ---- Read configurations, tokenizers and weights; every failure is one sentence that names the remedy.
-
-
-T = TypeVar("T")
+def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
+    """The local files and folders that a pair is read from."""
+    local = [Path(one.model) for one in read_pair(name, folder).models if one.is_folder]
+    return (folder / f"{name}.yaml", *local)
 
 
 def load_config(source: ModelSource) -> Any:
@@ -169,8 +147,9 @@ def load_model(source: ModelSource) -> PreTrainedModel:
     dtype = getattr(torch, source.dtype)
     model = attempt(source, lambda: whole_model(source.model, dtype=dtype, **extra, **source.place))
     if not source.device_map:
-        model = model.to(source.place_of_weights)
-        keep_freed_memory(source.place_of_weights)
+        device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        model = model.to(device)
+        keep_freed_memory(device)
     warn_generation_config(model)
     return quantise(model.eval().requires_grad_(False), source.quantise)
 
@@ -195,29 +174,8 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def check_room(source: PairSource) -> None:
-    """Refuse models that do not fit into memory together, before the first of them is loaded.
-
-    Raises:
-        UserError: their weights need more than is free.
-    """
-    for device in {model.place_of_weights for model in source.models if not model.device_map}:
-        check_memory({role: size_on(device, model) for role, model in source.roles.items()}, device)
-
-
-def size_on(device: str, source: ModelSource) -> Size | None:
-    """What a model needs on a device; None where nothing is known, or it lies elsewhere."""
-    if source.device_map or source.place_of_weights != device or not source.is_folder:
-        return None
-    return weight_size(source.model, getattr(torch, source.dtype), source.gguf_file)
-
-
 def attempt(source: ModelSource, read: Callable[[], T]) -> T:
-    """Call `read`.
-
-    Raises:
-        UserError: the folder is missing or damaged, or the hub has no such model or cannot be reached.
-    """
+    """Call `read`; whatever fails is one sentence that names the remedy."""
     if source.is_folder and not Path(source.model).is_dir():
         raise UserError(
             f"The model folder {source.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
@@ -230,16 +188,13 @@ def attempt(source: ModelSource, read: Callable[[], T]) -> T:
     except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
         if is_out_of_memory(error):
             raise
-        raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy(source, error)}") from error
-
-
-def remedy(source: ModelSource, error: Exception) -> str:
-    """What a person can do about a model that does not load."""
-    if source.is_folder:
-        return "Its files are damaged or incomplete; restore the folder or write it again."
-    if isinstance(error, ImportError):
-        return "Install what the message names, or leave `device_map` out of the pair's file."
-    return hub_remedy(source.model, error)
+        if not source.is_folder:
+            remedy = hub_remedy(source.model, error)
+        elif isinstance(error, ImportError):
+            remedy = "Install what the message names, or leave `device_map` out of the pair's file."
+        else:
+            remedy = "Its files are damaged or incomplete; restore the folder or write it again."
+        raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy}") from error
 
 
 def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
@@ -249,9 +204,6 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
         source: names the draft, whose own tokenizer is compared where it has one.
         tokenizer: the pair's.
         sizes: rows of the input embedding of `target` and `draft`.
-
-    Raises:
-        UserError: an id has two meanings, a model lacks ids, or the draft's tokenizer cannot be read.
     """
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
@@ -259,18 +211,8 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
                 f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
                 "speculative decoding needs one vocabulary."
             )
-    draft = source.draft
-    own = None if draft is None else load_draft_tokenizer(draft.model, **draft.place)
-    if own is not None:
+    if (draft := source.draft) and (own := load_draft_tokenizer(draft.model, **draft.place)) is not None:
         check_same_tokenizer(tokenizer, own)
-
-
-class NamesPair(Protocol):
-    """What is needed of the parameters."""
-
-    @property
-    def pair(self) -> str:
-        """File name in models/pairs/ without its ending."""
 
 
 @dataclass(frozen=True)
@@ -278,16 +220,12 @@ class Pair:
     """A target, a draft model or another drafter, and the tokenizer, ready for inference."""
 
     target: PreTrainedModel
-    draft: PreTrainedModel | None
-    """None where `drafter` proposes without a model."""
+    draft: PreTrainedModel | None  # None where `drafter` proposes without a model
     tokenizer: PreTrainedTokenizerBase
     name: str
-    files: tuple[Path, ...] = field(default=())
-    """Local files and folders that the pair was read from; fingerprints take them in."""
-    drafter: str = MODEL
-    """Id of the drafter that stands for the pair wherever a method says "model"."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """What gates call `target`, `draft` and `tokenizer` where their folders' names say too little."""
+    files: tuple[Path, ...] = ()  # local files and folders that it was read from; fingerprints take them in
+    drafter: str = MODEL  # id of the drafter that stands for the pair wherever a method says "model"
+    names: Mapping[str, str] = field(default_factory=dict)  # what gates call `target`, `draft` and `tokenizer`
 
     @property
     def models(self) -> list[PreTrainedModel]:
@@ -296,11 +234,7 @@ class Pair:
 
     @property
     def draft_model(self) -> PreTrainedModel:
-        """The draft model, for what cannot do without one.
-
-        Raises:
-            UserError: the pair has none.
-        """
+        """The draft model, for what cannot do without one."""
         if self.draft is None:
             raise UserError(
                 f"The pair '{self.name}' drafts with '{self.drafter}' and has no draft model, which this needs. "
@@ -309,61 +243,42 @@ class Pair:
         return self.draft
 
 
-def load_pair(params: NamesPair, folder: Path = PAIRS, weights: bool = True) -> Pair:
+def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
     """Load both models and the tokenizer, frozen and in evaluation mode; without `weights` only their shapes.
 
+    Args:
+        params: anything with the name of the `pair`.
+        folder: where its file lies.
+        weights: whether the models are to compute.
+
     Raises:
-        UserError: unknown pair, a model that cannot be read or reached, vocabularies that differ, or too little memory.
+        UserError: unknown pair, a model that cannot be read or reached, or vocabularies that differ.
     """
     source = read_pair(params.pair, folder)
-    tokenizer = load_tokenizer(source)
-    if weights:
-        check_room(source)
-    load = load_model if weights else load_shape
-    target, draft = load(source.target), None if source.draft is None else load(source.draft)
-    models = {"target": target} if draft is None else {"target": target, "draft": draft}
-    sizes = {role: num_embeddings(model) for role, model in models.items()}
+    tokenizer, load = load_tokenizer(source), load_model if weights else load_shape
+    models = {role: load(model) for role, model in source.roles.items()}
+    sizes = {role: int(model.get_input_embeddings().weight.shape[0]) for role, model in models.items()}
     check_vocabularies(source, tokenizer, sizes)
+    target, draft = models["target"], models.get("draft")
     if draft is not None:
         check_smaller(target, draft)
     files = pair_files(params.pair, folder)
     return Pair(target, draft, tokenizer, params.pair, files, source.drafter, source.names)
 
 
-def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
-    """The local files and folders that a pair is read from."""
-    source = read_pair(name, folder)
-    local = [Path(one.model) for one in source.models if one.is_folder]
-    return (folder / f"{name}.yaml", *local)
-
-
-def num_embeddings(model: PreTrainedModel) -> int:
-    """Ids that a model can read."""
-    return int(model.get_input_embeddings().weight.shape[0])
-
-
 def check_pair(name: str, folder: Path = PAIRS) -> dict[str, Any]:
-    """Check configurations and vocabularies without loading weights; returns what identifies the pair.
-
-    Raises:
-        UserError: as `load_pair`.
-    """
+    """Check configurations and vocabularies without loading weights; returns what identifies the pair."""
     source = read_pair(name, folder)
-    tokenizer = load_tokenizer(source)
-    identities = {role: identity(model) for role, model in source.roles.items()}
-    sizes = {role: identity["vocabulary"] for role, identity in identities.items()}
-    check_vocabularies(source, tokenizer, sizes)
+    tokenizer, identities = load_tokenizer(source), {}
+    for role, model in source.roles.items():
+        config = load_config(model).get_text_config()
+        identities[role] = {
+            "model": model.model,
+            "revision": model.revision,
+            "architecture": config.model_type,
+            "hidden_size": config.hidden_size,
+            "layers": config.num_hidden_layers,
+            "vocabulary": config.vocab_size,
+        }
+    check_vocabularies(source, tokenizer, {role: identity["vocabulary"] for role, identity in identities.items()})
     return {"pair": name, "tokens": len(tokenizer), "draft": None, "drafter": source.drafter, **identities}
-
-
-def identity(source: ModelSource) -> dict[str, Any]:
-    """Name and shape of a model, from its configuration."""
-    config = load_config(source).get_text_config()
-    return {
-        "model": source.model,
-        "revision": source.revision,
-        "architecture": config.model_type,
-        "hidden_size": config.hidden_size,
-        "layers": config.num_hidden_layers,
-        "vocabulary": config.vocab_size,
-    }

@@ -20,11 +20,10 @@ from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
 from pipeline.run import WholeCheckpoints, lightning_bar
 
-# ---- Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
-
-
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
+IGNORED = -100
+"""Label of positions without loss: the question and the padding."""
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -38,10 +37,11 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for matrices only, by hand because it is twice as fast as torch.optim.Muon on small matrices.
+    """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
 
-    torch.optim.Muon treats one matrix at a time and always in bfloat16, which is slow on processors without matrix
-    tiles. Here matrices of equal shape share one batched product in a chosen precision.
+    Written by hand because it is twice as fast as torch.optim.Muon, which treats one matrix at a time and always in
+    bfloat16: slow on processors without matrix tiles. Here matrices of equal shape share one batched product in a
+    chosen precision.
     """
 
     def __init__(
@@ -53,40 +53,29 @@ class Muon(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; returns what the closure computed, if there is one."""
         loss = closure() if closure is not None else None
-        self._update()
+        with torch.no_grad():
+            for group in self.param_groups:
+                self._update(group)
         return loss
 
-    @torch.no_grad()
-    def _update(self) -> None:
-        for group in self.param_groups:
-            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-            for param in group["params"]:
-                if param.grad is not None:
-                    update = self._momentum(param, group["momentum"])
-                    wide = update if param.shape[0] <= param.shape[1] else update.mT
-                    by_shape[tuple(wide.shape)].append((param, wide))
-            for pairs in by_shape.values():
-                updates = orthogonalise(torch.stack([wide for _, wide in pairs]).to(self.dtype))
-                for (param, wide), update in zip(pairs, updates, strict=True):
-                    rows, columns = param.shape
-                    update = update if wide.shape == param.shape else update.mT
-                    param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
-
-    def _momentum(self, param: Tensor, momentum: float) -> Tensor:
-        """Nesterov momentum of the gradient."""
-        state = self.state[param]
-        if "momentum" not in state:
-            state["momentum"] = torch.zeros_like(param)
-        assert param.grad is not None
-        average = state["momentum"].lerp_(param.grad, 1 - momentum)
-        return param.grad.lerp(average, momentum)
-
-
-# ---- Token batches for the training: documents of similar length together, every batch known beforehand.
-
-
-IGNORED = -100
-"""Label of positions without loss: the question and the padding."""
+    def _update(self, group: dict[str, Any]) -> None:
+        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = self.state[param]
+            if "momentum" not in state:
+                state["momentum"] = torch.zeros_like(param)
+            average = state["momentum"].lerp_(param.grad, 1 - group["momentum"])
+            update = param.grad.lerp(average, group["momentum"])  # as of Nesterov
+            wide = update if param.shape[0] <= param.shape[1] else update.mT
+            by_shape[tuple(wide.shape)].append((param, wide))
+        for pairs in by_shape.values():
+            updates = orthogonalise(torch.stack([wide for _, wide in pairs]).to(self.dtype))
+            for (param, wide), update in zip(pairs, updates, strict=True):
+                rows, columns = param.shape
+                update = update if wide.shape == param.shape else update.mT
+                param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str]]) -> list[tuple[list[int], int]]:
@@ -270,9 +259,6 @@ def train_model(
     data = Batches(rows, batches, tokenizer.pad_token_id, params.save_every)
     trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
     return model.eval().cpu(), module.losses
-
-
-# ---- What the dials are judged by: greedy accuracy of both models and strict verification. No gate takes part.
 
 
 @torch.inference_mode()

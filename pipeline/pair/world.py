@@ -1,158 +1,45 @@
-"""A problem: who, what, how many, which operations. Its arithmetic decides the answer, all else is ornament."""
+"""The embedded world: word problems with worked solutions, in GSM8K's form, and the tokenizer of their words.
+
+A problem says who, what, how many and which operations. Its arithmetic decides the answer, all else is ornament. A
+wording ranks what can be said at every site of a text and chooses with Zipf's law, so that one problem is told in many
+ways; target and draft learn different wordings of the same solutions. lexicon.yaml holds the words.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import accumulate, islice
-from math import prod
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from gistgate.core.files import write_json_lines
 from pipeline.params import WorldParams
-from pipeline.paths import WORLD
+from pipeline.paths import WORLD, read_yaml
 
-# ---- The words of the world, and for every site of a text the wordings that say the same.
-
-
-HER, HIS = ("she", "her"), ("he", "his")
-WOMEN = "Anna Bella Clara Dora Emma Frida Greta Hanna Iris Julia Lena Mia"
-MEN = "Adam Ben Carl David Emil Felix Georg Hugo Ivan Jonas Leo Max"
-PEOPLE = [*((name, *HER) for name in WOMEN.split()), *((name, *HIS) for name in MEN.split())]
+LEXICON = read_yaml(Path(__file__).with_name("lexicon.yaml"))
+PEOPLE = [(name, "she", "her") for name in LEXICON["women"]] + [(name, "he", "his") for name in LEXICON["men"]]
 """Name, pronoun, possessive."""
-ITEMS = ["apples", "beads", "books", "buttons", "cards", "coins", "cookies", "eggs", "marbles", "nuts", "pencils"]
-ITEMS += ["shells", "stamps", "stones", "tickets", "toys"]
-COLOURS = ["black", "blue", "brown", "green", "orange", "pink", "purple", "red", "white", "yellow"]
-CONTAINERS = ["bag", "basket", "box", "bucket", "chest", "crate", "drawer", "jar"]
-DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
-PLACES = ["beach", "castle", "garden", "harbour", "library", "market", "museum", "park", "school", "station"]
-
-QUESTION: dict[str, list[str]] = {
-    "q_start": [
-        "{name} has {start} {items}{stored}.",
-        "{name} owns {start} {items}{stored}.",
-        "There are {start} {items} that {name} keeps{stored}.",
-        "{name} starts with {start} {items}{stored}.",
-        "Today {name} counts {start} {items}{stored}.",
-    ],
-    "q_stored": [
-        " in a {colour} {container}, next to a {other_colour} {other_container}",
-        " in a {colour} {container} behind a {other_colour} {other_container}",
-        " inside a {colour} {container}, not in the {other_colour} {other_container}",
-        " in the {colour} {container} and none in the {other_colour} {other_container}",
-    ],
-    "q_meeting": [
-        "{friend} waits at the {place}.",
-        "{friend} comes along to the {place}.",
-        "At the {place} is {friend}.",
-        "{friend} is a friend from the {place}.",
-    ],
-    "q_step.gain": [
-        "{when} {name} finds {amount} more.",
-        "{when} {name} buys {amount} more.",
-        "{when} {name} wins {amount} new {items}.",
-        "{when} somebody brings {amount} more.",
-        "{when} {amount} new {items} arrive.",
-    ],
-    "q_step.lose": [
-        "{when} {name} loses {amount} of them.",
-        "{when} {name} gives {amount} away.",
-        "{when} {amount} of them break.",
-        "{when} {name} sells {amount} {items}.",
-        "{when} somebody takes {amount} of them.",
-    ],
-    "q_step.double": [
-        "{when} the number doubles.",
-        "{when} {name} doubles the {items}.",
-        "{when} there are twice as many.",
-        "{when} each of them becomes two.",
-    ],
-    "q_step.triple": [
-        "{when} the number triples.",
-        "{when} {name} triples the {items}.",
-        "{when} there are three times as many.",
-        "{when} each of them becomes three.",
-    ],
-    "q_ask": [
-        "How many {items} does {name} have now?",
-        "How many {items} are there in the end?",
-        "How many {items} remain?",
-        "What is the number of {items} now?",
-        "Count the {items} at the end.",
-    ],
-}
-
-SOLUTION: dict[str, list[str]] = {
-    "opener": ["At first", "To begin with", "Originally", "In the beginning", "Before all this", "Initially"],
-    "have": [
-        "{name} had {start} {items}",
-        "there were {start} {items}",
-        "we had {start} {items}",
-        "{pronoun} owned {start} {items}",
-        "the number of {items} was {start}",
-        "we counted {start} {items}",
-    ],
-    "stored": [
-        " in the {colour} {container}",
-        " inside {possessive} {colour} {container}",
-        ", kept in a {colour} {container}",
-        ", all of them in the {colour} {container}",
-        "",
-    ],
-    "connective": ["Then", "Next", "After that", "Later", "Now", "Afterwards"],
-    "detail": [", on {day},", ", at the {place},", ", with {friend},", " on that {day}", " near the {place}", ""],
-    "subject": ["{name}", "{pronoun}", "we", "they", "the friends"],
-    "verb.gain": [
-        "got {amount} more",
-        "added {amount}",
-        "found {amount} more",
-        "gained {amount}",
-        "put {amount} on top",
-    ],
-    "verb.lose": ["lost {amount}", "gave away {amount}", "removed {amount}", "took off {amount}", "dropped {amount}"],
-    "verb.double": [
-        "doubled the number",
-        "had twice as many",
-        "multiplied by two",
-        "saw the number double",
-        "counted everything twice",
-    ],
-    "verb.triple": [
-        "tripled the number",
-        "had three times as many",
-        "multiplied by three",
-        "saw the number triple",
-        "counted everything three times",
-    ],
-    "link": [", so there were", ", which makes", ", giving", " and had", ": that is", ", in numbers"],
-    "equation.gain": ["{before} + {amount} = {after}", "{amount} + {before} = {after}"],
-    "equation.lose": ["{before} - {amount} = {after}", "- {amount} + {before} = {after}"],
-    "equation.double": ["{before} * 2 = {after}", "2 * {before} = {after}", "{before} + {before} = {after}"],
-    "equation.triple": ["{before} * 3 = {after}", "3 * {before} = {after}"],
-    "tail": [" {items}", " in total", " altogether", " pieces", " of them", ""],
-    "final": [
-        "So {name} has {after} {items}.",
-        "The answer is {after}.",
-        "In the end there are {after} {items}.",
-        "That leaves {after}.",
-        "Finally {pronoun} has {after}.",
-        "Therefore we have {after} {items}.",
-    ],
-}
-
-SITES = {**QUESTION, **SOLUTION}
-"""Every site; QUESTION and SOLUTION share no name."""
+ITEMS, COLOURS, CONTAINERS, DAYS, PLACES = (
+    LEXICON[kind] for kind in ("items", "colours", "containers", "days", "places")
+)
+QUESTION, SOLUTION = LEXICON["question"], LEXICON["solution"]
+SITES: dict[str, list[str]] = {**QUESTION, **SOLUTION}
+"""The wordings of every site; QUESTION and SOLUTION share no name."""
 
 OPERATIONS = ("gain", "lose", "double", "triple")
 PARTS = {"corpus": range(0, 12), "train": range(12, 17), "test": range(17, 20)}
 """Twentieths of all arithmetic cores that belong to the models' corpora, the task's training and its test file."""
+
+PAD, BOS, EOS = "<pad>", "<s>", "</s>"
+PATTERN = r" ?[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
+"""One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round trips are exact."""
+CONTEXT = 512
+"""Longest text in tokens that the models are declared for; problems of the default world stay below half of it."""
 
 
 @dataclass(frozen=True)
@@ -192,17 +79,12 @@ class Problem:
 
     @property
     def totals(self) -> list[int]:
-        """Totals after every step."""
+        """Totals after every step; the last one is the answer."""
         totals, total = [], self.start
         for step in self.steps:
             total = step.apply(total)
             totals.append(total)
         return totals
-
-    @property
-    def answer(self) -> int:
-        """The last total."""
-        return self.totals[-1]
 
 
 def core(start: int, steps: list[tuple[str, int]]) -> str:
@@ -217,11 +99,9 @@ def part_of(core: str) -> str:
     return next(part for part, range_ in PARTS.items() if twentieth in range_)
 
 
-Arithmetic = tuple[int, list[tuple[str, int]]]
-"""A start, then each operation with its number."""
-
-
-def draw_arithmetic(params: WorldParams, part: str, rng: random.Random, num_steps: int) -> Arithmetic:
+def draw_arithmetic(
+    params: WorldParams, part: str, rng: random.Random, num_steps: int
+) -> tuple[int, list[tuple[str, int]]]:
     """Draw a start and operations whose totals stay within the world's bounds and whose core belongs to `part`."""
     while True:
         start = rng.randint(*params.numbers)
@@ -250,7 +130,7 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
         friend=friend,
         items=rng.choice(ITEMS),
         start=start,
-        steps=tuple(Step(operation, amount, day) for (operation, amount), day in zip(steps, days, strict=True)),
+        steps=tuple(Step(*step, day) for step, day in zip(steps, days, strict=True)),
         colour=colour,
         container=container,
         other_colour=other_colour,
@@ -259,18 +139,8 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     )
 
 
-# ---- A style ranks the wordings of every site and chooses among them with Zipf's law.
-
-
-@dataclass(frozen=True)
-class Style:
-    """Frequencies of the wordings, one list per site, in the order of the lexicon."""
-
-    weights: Mapping[str, list[float]]
-
-    def choose(self, site: str, rng: random.Random, wordings: list[str]) -> str:
-        """Choose a wording of `site`."""
-        return rng.choices(wordings, self.weights[site])[0]
+Wording = Mapping[str, list[float]]
+"""Frequencies of what can be said, one list per site, in the order of the lexicon."""
 
 
 def zipf(keys: list[float], skew: float) -> list[float]:
@@ -282,36 +152,32 @@ def zipf(keys: list[float], skew: float) -> list[float]:
     return [weight / sum(raw) for weight in raw]
 
 
-def make_style(params: WorldParams, dialect: str, seed: int) -> Style:
-    """The style of a dialect, `target` or `draft`.
+def make_wording(params: WorldParams, dialect: str, seed: int) -> Wording:
+    """The wording of a dialect, `target` or `draft`.
 
-    Both tell questions alike. In solutions the draft ranks the wordings by a mixture of the target's keys and its own:
-    distance 0 gives the target's ranking, distance 1 an unrelated one. In the shifted world questions are told in a
-    dialect that neither has read: its own ranking of the same wordings.
+    Both tell questions alike. In solutions the draft ranks what can be said by a mixture of the target's keys and its
+    own: distance 0 gives the target's ranking, distance 1 an unrelated one. In the shifted world questions are told in
+    a dialect that neither has read: its own ranking of the same sentences.
     """
-    weights = {}
-    for site, wordings in SITES.items():
+    wording = {}
+    for site, sentences in SITES.items():
         asked = "shifted" if params.kind == "shifted" and site in QUESTION else "target"
         target_keys, own_keys = (
-            [random.Random(f"{seed} {who} {site} {i}").gauss(0, 1) for i in range(len(wordings))]
+            [random.Random(f"{seed} {who} {site} {i}").gauss(0, 1) for i in range(len(sentences))]
             for who in (asked, "draft")
         )
         distance = 0.0 if dialect == "target" or site in QUESTION else params.distance
         keep = math.sqrt(1 - distance**2)
         keys = [keep * a + distance * b for a, b in zip(target_keys, own_keys, strict=True)]
-        weights[site] = zipf(keys, params.wording_skew)
-    return Style(weights)
+        wording[site] = zipf(keys, params.wording_skew)
+    return wording
 
 
-# ---- Tell a problem: its question and its worked solution, in GSM8K's form with `#### answer` at the end.
+class TextWriter:
+    """Writes questions and worked solutions in one wording; with ornaments or without."""
 
-
-class Teller:
-    """Writes texts in one style; with ornaments or without."""
-
-    def __init__(self, style: Style, ornaments: bool) -> None:
-        self.style = style
-        self.ornaments = ornaments
+    def __init__(self, wording: Wording, ornaments: bool) -> None:
+        self.wording, self.ornaments = wording, ornaments
 
     def question(self, problem: Problem, rng: random.Random) -> str:
         """The question: start, one sentence per step, what is asked."""
@@ -326,30 +192,23 @@ class Teller:
 
     def solution(self, problem: Problem, rng: random.Random) -> str:
         """The worked solution; its last line is `#### answer`."""
-        say = self._speaker(problem, rng)
+        say, answer = self._speaker(problem, rng), problem.totals[-1]
         stored = say("stored") if self.ornaments else ""
         sentences = [f"{say('opener')} {say('have')}{stored}."]
         befores = [problem.start, *problem.totals]
         for step, before, after in zip(problem.steps, befores, problem.totals, strict=False):
-            sentences.append(self._step(say, step, before, after))
-        return " ".join([*sentences, say("final", after=problem.answer)]) + f"\n#### {problem.answer}"
-
-    def _step(self, say: Callable[..., str], step: Step, before: int, after: int) -> str:
-        fill = {"amount": step.amount, "day": step.day, "before": before, "after": after}
-        detail = say("detail", **fill) if self.ornaments else ""
-        action = f"{say('connective')}{detail} {say('subject')} {say(f'verb.{step.operation}', **fill)}"
-        return f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}."
+            fill = {"amount": step.amount, "day": step.day, "before": before, "after": after}
+            detail = say("detail", **fill) if self.ornaments else ""
+            action = f"{say('connective')}{detail} {say('subject')} {say(f'verb.{step.operation}', **fill)}"
+            sentences.append(f"{action}{say('link')} {say(f'equation.{step.operation}', **fill)}{say('tail')}.")
+        return " ".join([*sentences, say("final", after=answer)]) + f"\n#### {answer}"
 
     def _speaker(self, problem: Problem, rng: random.Random) -> Callable[..., str]:
-        facts = vars(problem)
-
         def say(site: str, **fill: object) -> str:
-            return self.style.choose(site, rng, SITES[site]).format(**{**facts, **fill})
+            sentence = rng.choices(SITES[site], self.wording[site])[0]
+            return sentence.format(**{**vars(problem), **fill})
 
         return say
-
-
-# ---- Documents of the world: the task's two files and the corpora that the models are taught.
 
 
 def documents(
@@ -360,12 +219,22 @@ def documents(
     The parts share no arithmetic. Within a part every document is drawn independently of the others, so that any two
     sets of documents of a part speak about the same problems, which certificates rely on; an arithmetic may come again
     in other words. (Without repetitions, later documents would be longer: there are fewer short problems.) Both
-    dialects tell questions in the target's style, only solutions differ. Each `stream` draws other documents.
+    dialects tell questions in the target's wording, only solutions differ. Each `stream` draws other documents.
     """
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
-    teller = Teller(make_style(params, dialect, seed), params.has_ornaments)
+    writer = TextWriter(make_wording(params, dialect, seed), params.has_ornaments)
     problems = (draw_problem(params, part, rng) for _ in range(count))
-    return [{"question": teller.question(one, rng), "answer": teller.solution(one, rng)} for one in problems]
+    return [{"question": writer.question(one, rng), "answer": writer.solution(one, rng)} for one in problems]
+
+
+def further_documents(params: WorldParams, seed: int, count: int, draw: int) -> list[dict[str, str]]:
+    """The draw number `draw` (from 1 on) of `count` problems for calibration.
+
+    They are drawn exactly as those of the test file and independently of them and of other draws. A certificate that is
+    made with them therefore speaks about the problems of the test file. An arithmetic may come twice, in other words;
+    none of them is in the training file or in a corpus.
+    """
+    return documents(params, seed, "test", count, stream=f"calibration {draw}")
 
 
 def write_task_files(params: WorldParams, seed: int, folder: Path = WORLD) -> None:
@@ -386,37 +255,19 @@ def answer_of(text: str) -> str | None:
     return digits[0].rstrip(".") if mark and digits else None
 
 
-# ---- Problems of the embedded world beside those of the task's files: an endless supply for calibration.
-
-
-PURPOSES = ("calibration", "certify", "labels", "speed")
-"""What draws problems: the run's own calibration, `make certify`, the study of labels, and `make speed`."""
-
-
-def further_documents(params: WorldParams, seed: int, purpose: str, count: int, draw: int) -> list[dict[str, str]]:
-    """The draw number `draw` (from 1 on) of `count` problems for a purpose.
-
-    They are drawn exactly as those of the test file and independently of them, of other draws and of other purposes.
-    A certificate that is made with them therefore speaks about the problems of the test file. An arithmetic may come
-    twice, in other words; none of them is in the training file or in a corpus.
-    """
-    if purpose not in PURPOSES:
-        raise ValueError(f"nothing draws problems for the purpose '{purpose}'")
-    return documents(params, seed, "test", count, stream=f"{purpose} {draw}")
-
-
-# ---- The tokenizer of the embedded pair: byte-level BPE in which every word of the world is one token.
-
-
-PAD, BOS, EOS = "<pad>", "<s>", "</s>"
-PATTERN = r" ?[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
-"""One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round trips are exact."""
-CONTEXT = 512
-"""Longest text in tokens that the models are declared for; problems of the default world stay below half of it."""
-
-
 def train_tokenizer() -> PreTrainedTokenizerFast:
-    """Train the tokenizer on neutral texts of the lexicon; it depends on no seed and no dial."""
+    """Byte-level BPE in which every word of the world is one token.
+
+    It is trained on uniformly worded texts, with ornaments and without, then on every word of the lexicon after a
+    blank; it depends on no seed and no dial.
+    """
+    texts = []
+    for ornaments in (True, False):
+        params = WorldParams(skew=0.0, max_steps=4, ornaments=ornaments)
+        rng, writer = random.Random(0), TextWriter(make_wording(params, "target", 0), ornaments)
+        for _ in range(400):
+            problem = draw_problem(params, "corpus", rng)
+            texts.append(f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}")
     raw = Tokenizer(models.BPE())
     raw.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -432,7 +283,7 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    raw.train_from_iterator(_texts(), trainer)
+    raw.train_from_iterator([*texts, *(f" {word}" for word in words())], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=raw,
         pad_token=PAD,
@@ -444,18 +295,6 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _texts() -> list[str]:
-    """Uniformly worded texts, with ornaments and without, then every word of the lexicon after a blank."""
-    texts = []
-    for ornaments in (True, False):
-        params = WorldParams(skew=0.0, max_steps=4, ornaments=ornaments)
-        rng, teller = random.Random(0), Teller(make_style(params, "target", 0), ornaments)
-        for _ in range(400):
-            problem = draw_problem(params, "corpus", rng)
-            texts.append(f"{prompt_text(teller.question(problem, rng))} {teller.solution(problem, rng)}")
-    return [*texts, *(f" {word}" for word in words())]
-
-
 def words() -> list[str]:
     """Every filled-in word: names, pronouns, items, colours, containers, days, places."""
     people = [word for person in PEOPLE for word in person]
@@ -465,192 +304,3 @@ def words() -> list[str]:
 def padded_size(tokenizer: PreTrainedTokenizerFast) -> int:
     """Vocabulary size of the models: the next multiple of 16, which matrix kernels like."""
     return -(-len(tokenizer) // 16) * 16
-
-
-# ---- Small requests for Python functions with unit tests: documents of the task `python-functions`, without a download.
-
-
-SIZES = {"train": 1200, "test": 400}
-"""Documents of each file."""
-TESTS = 5
-"""Unit tests of a document; the first is the example in its request."""
-LETTERS = "abdegilmnorstu"
-WORDS = (
-    "amber", "anna", "apple", "arrow", "bread", "candle", "civic", "cloud", "eagle", "ember", "field", "garden",
-    "glass", "harbor", "island", "kayak", "lemon", "level", "linen", "maple", "meadow", "mirror", "noon", "ocean",
-    "olive", "orange", "otter", "paper", "pebble", "radar", "river", "rotor", "silver", "stone", "summer", "tulip",
-    "umbrella", "valley", "violin", "window",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class StepFunctions:
-    """One step of a function: how it is asked for, its part of the function's name, and what it does."""
-
-    said: str
-    name: str
-    do: Callable[[Any], Any]
-
-
-def numbers_selected(draw: random.Random) -> StepFunctions:
-    """Which numbers stay."""
-    n, low = draw.randint(2, 7), draw.randint(-4, 15)
-    return draw.choice(
-        [
-            StepFunctions(f"that are divisible by {n}", f"divisible_by_{n}", lambda x: x % n == 0),
-            StepFunctions(f"that are not divisible by {n}", f"not_divisible_by_{n}", lambda x: x % n != 0),
-            StepFunctions(f"that are greater than {low}", "large", lambda x: x > low),
-            StepFunctions(f"that are smaller than {low}", "small", lambda x: x < low),
-            StepFunctions("that are odd", "odd", lambda x: x % 2 == 1),
-            StepFunctions("that are negative", "negative", lambda x: x < 0),
-            StepFunctions(f"whose absolute value is at most {low + 6}", "near_zero", lambda x: abs(x) <= low + 6),
-        ]
-    )
-
-
-def number_changed(draw: random.Random) -> StepFunctions:
-    """What becomes of each number."""
-    n = draw.randint(2, 9)
-    return draw.choice(
-        [
-            StepFunctions("squares each of them", "squares", lambda x: x * x),
-            StepFunctions(f"multiplies each of them by {n}", f"times_{n}", lambda x: x * n),
-            StepFunctions(f"adds {n} to each of them", f"plus_{n}", lambda x: x + n),
-            StepFunctions(f"subtracts each of them from {n}", f"from_{n}", lambda x: n - x),
-            StepFunctions("takes the absolute value of each of them", "absolute", abs),
-            StepFunctions("replaces each of them by the sum of its decimal digits", "digit_sums", digit_sum),
-            StepFunctions(
-                f"takes the remainder of each of them on division by {n} (as % does)", f"mod_{n}", lambda x: x % n
-            ),
-        ]
-    )
-
-
-def numbers_combined(draw: random.Random) -> StepFunctions:
-    """What is returned."""
-    return draw.choice(
-        [
-            StepFunctions("their sum", "sum", sum),
-            StepFunctions("their product (1 if there is none)", "product", prod),
-            StepFunctions("the largest of them (0 if there is none)", "max", lambda xs: max(xs, default=0)),
-            StepFunctions("the smallest of them (0 if there is none)", "min", lambda xs: min(xs, default=0)),
-            StepFunctions("the largest minus the smallest (0 if there is none)", "spread", spread),
-            StepFunctions("a list of them in ascending order", "sorted", sorted),
-            StepFunctions("a list of them without repetitions, in order of first appearance", "unique", unique),
-            StepFunctions("a list of their running totals", "totals", lambda xs: list(accumulate(xs))),
-            StepFunctions("a text of them joined by commas", "text", lambda xs: ",".join(map(str, xs))),
-        ]
-    )
-
-
-def words_selected(draw: random.Random) -> StepFunctions:
-    """Which words stay."""
-    n, letter = draw.randint(3, 6), draw.choice(LETTERS)
-    return draw.choice(
-        [
-            StepFunctions(f"with more than {n} letters", f"longer_than_{n}", lambda w: len(w) > n),
-            StepFunctions(f"that contain the letter '{letter}'", f"with_{letter}", lambda w: letter in w),
-            StepFunctions(f"that do not contain the letter '{letter}'", f"without_{letter}", lambda w: letter not in w),
-            StepFunctions("that begin with a vowel", "vowel", lambda w: w[0] in "aeiou"),
-            StepFunctions("that read the same backwards", "palindromes", lambda w: w == w[::-1]),
-        ]
-    )
-
-
-def word_changed(draw: random.Random) -> StepFunctions:
-    """What becomes of each word."""
-    letter = draw.choice(LETTERS)
-    return draw.choice(
-        [
-            StepFunctions("writes each of them in capitals", "capitals", str.upper),
-            StepFunctions("reverses each of them", "reversed", lambda w: w[::-1]),
-            StepFunctions("takes the last letter of each of them", "last_letters", lambda w: w[-1]),
-            StepFunctions(
-                f"removes every '{letter}' from each of them", f"no_{letter}", lambda w: w.replace(letter, "")
-            ),
-            StepFunctions("writes each of them twice in a row", "doubled", lambda w: w + w),
-        ]
-    )
-
-
-def words_combined(draw: random.Random) -> StepFunctions:
-    """What is returned."""
-    return draw.choice(
-        [
-            StepFunctions("a list of them in alphabetical order", "sorted", sorted),
-            StepFunctions("a list of them in reverse order", "backwards", lambda ws: ws[::-1]),
-            StepFunctions("a text of them joined by hyphens", "joined", "-".join),
-            StepFunctions("the number of their letters altogether", "letters", lambda ws: sum(map(len, ws))),
-            StepFunctions("a list of them without repetitions, in order of first appearance", "unique", unique),
-        ]
-    )
-
-
-KINDS: dict[str, tuple[tuple[Callable[[random.Random], StepFunctions], ...], Callable[[random.Random], list[Any]]]] = {
-    "numbers": (
-        (numbers_selected, number_changed, numbers_combined),
-        lambda draw: [draw.randint(-12, 30) for _ in range(draw.randint(4, 8))],
-    ),
-    "words": (
-        (words_selected, word_changed, words_combined),
-        lambda draw: [draw.choice(WORDS) for _ in range(draw.randint(3, 7))],
-    ),
-}
-"""The steps of a function and the lists that it is tested on, by the name of its argument."""
-REQUESTS = (
-    "Write a Python function `{name}({argument})` that selects the {argument} {selected}, {changed}, and returns "
-    "{combined}.",
-    "Write the Python function `{name}`. It gets a list `{argument}`, keeps those {selected}, {changed}, and returns "
-    "{combined}.",
-)
-
-
-def digit_sum(number: int) -> int:
-    """The sum of a number's decimal digits."""
-    return sum(map(int, str(abs(number))))
-
-
-def spread(values: Sequence[int]) -> int:
-    """The largest minus the smallest."""
-    return max(values) - min(values) if values else 0
-
-
-def unique(values: Sequence[Any]) -> list[Any]:
-    """The values without repetitions."""
-    return list(dict.fromkeys(values))
-
-
-def documents_functions(draw: random.Random) -> Iterator[dict[str, str]]:
-    """Documents without end, no function twice."""
-    seen: set[tuple[str, ...]] = set()
-    while True:
-        argument = draw.choice(list(KINDS))
-        steps = [maker(draw) for maker in KINDS[argument][0]]
-        key = tuple(step.said for step in steps)
-        if key not in seen:
-            seen.add(key)
-            yield document(draw, argument, *steps)
-
-
-def document(
-    draw: random.Random, argument: str, selected: StepFunctions, changed: StepFunctions, combined: StepFunctions
-) -> dict[str, str]:
-    """The request for one function, its unit tests and its name."""
-    name = f"{combined.name}_{changed.name}_{selected.name}"
-    inputs = [*(KINDS[argument][1](draw) for _ in range(TESTS - 1)), []]
-    calls = [f"{name}({given!r})" for given in inputs]
-    values = [combined.do([changed.do(one) for one in given if selected.do(one)]) for given in inputs]
-    said = {"selected": selected.said, "changed": changed.said, "combined": combined.said}
-    request = draw.choice(REQUESTS).format(name=name, argument=argument, **said)
-    return {
-        "prompt": f"{request}\nExample: {calls[0]} == {values[0]!r}",
-        "tests": "\n".join(f"assert {call} == {value!r}" for call, value in zip(calls, values, strict=True)),
-        "entry_point": name,
-    }
-
-
-def write_functions(seed: int, folder: Path) -> None:
-    """Write train.jsonl and test.jsonl, which share no request."""
-    supply = documents_functions(random.Random(f"{seed} functions"))
-    for split, size in SIZES.items():
-        write_json_lines(folder / f"{split}.jsonl", list(islice(supply, size)))

@@ -2,9 +2,9 @@
 
     python -m pipeline.stages.pair     reads params.yaml (pair, seed, world, pair_training)
 
-Writes data/world/{train,test}.jsonl (word problems), data/world/functions/ (the same two files for the task
-`python-functions`), models/embedded/{target,draft}/ (transformers folders; a note for other pairs) and models/pair.json
-(who they are; for the embedded pair also how well they answer and what strict verification gives).
+Writes data/world/{train,test}.jsonl (word problems), models/embedded/{target,draft}/ (transformers folders; a note for
+other pairs) and models/pair.json (who they are; for the embedded pair also how well they answer and what strict
+verification gives).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gistgate.core.utils import UserError
 from pipeline import tracking
 from pipeline.pair.pair import check_pair, load_pair, read_pair
 from pipeline.pair.training import accuracy, greedy, strict_mean_accepted_length, train_model
-from pipeline.pair.world import documents, train_tokenizer, write_functions, write_task_files
+from pipeline.pair.world import documents, train_tokenizer, write_task_files
 from pipeline.params import PairTrainingParams, Params, build, read_params
 from pipeline.paths import EMBEDDED, PAIR_REPORT, PAIRS, SCRATCH, WORLD
 from pipeline.run import run, seed_everything, side_by_side
@@ -40,7 +40,6 @@ def main() -> None:
     params = read_params()
     seed_everything(params.seed)
     write_task_files(params.world, params.seed, WORLD)
-    write_functions(params.seed, WORLD / "functions")
     training = read_pair(params.pair).training
     if training is not None:
         train_embedded(

@@ -123,7 +123,7 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
     if of_the_world(params):
         prompts: list[Prompt] = []
         for count in (size, 2 * size):  # a few of them may repeat a problem or be too long
-            docs = further_documents(params.world, params.seed, "calibration", count, draw)
+            docs = further_documents(params.world, params.seed, count, draw)
             fresh = fresh_prompts(maker, docs, random.Random(f"{params.seed} draw {draw}"), set(seen))
             if len(prompts := list(islice(fresh, size))) == size:
                 break

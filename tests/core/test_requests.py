@@ -1,8 +1,10 @@
-"""What a request brings along for some rules: think markers, costs, counters; and temperatures that are refused."""
+"""What is refused with one sentence before anything runs, and what a request brings along for some rules."""
 
 from __future__ import annotations
 
-from typing import ClassVar
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,13 +12,15 @@ import torch
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from gistgate.rules.thresholds import between_markers
-from tests.architectures import pair, prompts
+from tests.architectures import CONTEXT, pair, prompts
 from tests.core.watching import HalfGate, Watch
+from tests.tiny import byte_tokenizer
 
 BATCH = prompts(5, 9, 2)
 BEGIN, END = 1, 2
@@ -36,6 +40,95 @@ def decoder(rule_id: str = "trt-relaxed", **settings: object) -> Decoder:
     watch, tokenizer = settings.pop("observer", None), settings.pop("tokenizer", Marked())
     rule = make_rule(rule_id, **settings)
     return Decoder(target, ModelDrafter(draft), rule, 4, gate=HalfGate(), tokenizer=tokenizer, observer=watch)
+
+
+def strict(**more: Any) -> Decoder:
+    target, draft = pair("llama")
+    parts = {"drafter": ModelDrafter(draft), "rule": make_rule("exact"), "block": 4, **more}
+    return Decoder(target, **parts)
+
+
+@dataclass(frozen=True)
+class Ratio(Exact):
+    """Needs to know how sure the draft was."""
+
+    id = "ratio"
+    needs = frozenset({"q"})
+
+    def accept(self, block: Any, state: Any) -> torch.Tensor:
+        assert block.q is not None and torch.allclose(block.q.sum(-1), torch.ones(1))
+        return super().accept(block, state)
+
+
+def test_parts_that_cannot_work_together_are_refused():
+    with pytest.raises(UserError, match=r"block is -1.*Use 0 for plain decoding"):
+        strict(block=-1)
+    with pytest.raises(UserError, match=r"'autojudge' needs a gate. Pass gate="):
+        strict(rule=make_rule("autojudge"))
+    recurrent = SimpleNamespace(_is_stateful=True, config=pair("llama")[0].config)
+    with pytest.raises(UserError, match="recurrent state that cannot be rolled back"):
+        Decoder(recurrent, None, make_rule("exact"))
+
+
+def test_a_rule_that_needs_probabilities_of_a_drafter_without():
+    with pytest.raises(UserError, match=r"'ratio' needs draft probabilities.*Use the drafter 'model'"):
+        strict(rule=Ratio(), drafter=PromptLookup())
+    answer = strict(rule=Ratio()).generate(prompts(5), max_new_tokens=9)[0]
+    assert answer.ids == strict().generate(prompts(5), max_new_tokens=9)[0].ids
+
+
+@pytest.mark.parametrize("wants_q", [True, False])
+def test_probabilities_are_there_when_somebody_asks(wants_q: bool):
+    watch = Watch(wants_q=wants_q)
+    strict(observer=watch).generate(prompts(5, 9), max_new_tokens=9)
+    assert all((block.q is not None) == wants_q for block, _, _ in watch.seen if block.draft_ids.shape[1])
+
+
+def test_requests_that_cannot_be_decoded_are_refused():
+    with pytest.raises(UserError, match="Prompt 1 is empty"):
+        strict().generate([[1], []], max_new_tokens=4)
+    with pytest.raises(UserError, match="tokenizer"):
+        strict().generate(prompts(5), max_new_tokens=4, stops=["\n"])
+
+
+@pytest.mark.parametrize("length, num, fits", [(CONTEXT - 4, 4, True), (CONTEXT - 3, 4, False), (1, CONTEXT, False)])
+def test_a_prompt_that_leaves_no_room(length: int, num: int, fits: bool):
+    batch = prompts(3, length)
+    if fits:
+        assert strict().generate(batch, max_new_tokens=num)
+    else:
+        with pytest.raises(
+            UserError, match=rf"{max(3, length)} tokens .* up to {num} exceed the context .*, {CONTEXT}"
+        ):
+            strict().generate(batch, max_new_tokens=num)
+
+
+@pytest.mark.parametrize("layer", ["last", "layer:9", "layer:", "layer:-1"])
+def test_a_hidden_state_that_does_not_exist(layer: str):
+    with pytest.raises(UserError, match=rf"no hidden state '{layer}'. Use 'post', 'pre' or 'layer:0' to 'layer:1'"):
+        strict(observer=Watch([layer])).generate(prompts(5), max_new_tokens=4)
+
+
+def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
+    """Only padding beyond the tokenizer may be ignored; the target's own tokens are never cut off."""
+    target, short = pair("llama")[0], ModelDrafter(pair("llama", 200)[1])
+    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 210.*'lookup'"):
+        Decoder(target, short, make_rule("exact"), vocabulary=210)
+    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 259"):
+        Decoder(target, short, make_rule("exact"), tokenizer=byte_tokenizer())
+    assert Decoder(target, short, make_rule("exact"), vocabulary=190).vocabulary == 190
+
+
+def test_a_shared_vocabulary_counts_the_smaller():
+    assert strict().vocabulary == 259 and strict(vocabulary=200).vocabulary == 200
+    small = Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"), vocabulary=3)
+    assert small.vocabulary == 3
+
+
+def test_a_smaller_draft_is_refused_where_nobody_says_what_is_padding():
+    """The target may write the ids that the draft lacks, and its text must not change."""
+    with pytest.raises(UserError, match="draft model knows 3 token ids and the target 259.*Pass tokenizer="):
+        Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"))
 
 
 def test_blocks_know_where_thinking_ends():
@@ -76,29 +169,18 @@ def test_unknown_think_markers_are_refused():
     assert decoder(tokenizer=None, scope="all").parts.protocol_ids == ()
 
 
-def test_costs_reach_the_rows_they_belong_to():
-    watch = Watch()
-    costs = [0.25, 0.5, 1.0]
-    decoder("wisv", observer=watch).generate(BATCH, max_new_tokens=12, costs=costs)
-    for block, _, texts in watch.seen:
-        expected = [
-            cost for text in texts for cost, prompt in zip(costs, BATCH, strict=True) if text[: len(prompt)] == prompt
-        ]
-        assert block.cost.tolist() == expected
-    decoder("wisv", observer=(silent := Watch())).generate(BATCH, max_new_tokens=12)
-    assert all(block.cost is None for block, _, _ in silent.seen)
-
-
-def test_costs_follow_their_prompts_into_the_slots_of_many():
-    """The longest prompts are decoded first, and the costs go with them."""
-    watch, many, costs = Watch(), sorted(BATCH, key=len), [0.25, 0.5, 1.0]
-    assert len({len(prompt) for prompt in many}) == 3
-    decode_all(decoder("wisv", observer=watch), many, batch_size=2, max_new_tokens=12, costs=costs)
-    for block, _, texts in watch.seen:
-        expected = [
+@pytest.mark.parametrize("many", [BATCH, sorted(BATCH, key=len)])
+def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
+    """In slots the longest prompts are decoded first, and the costs go with them."""
+    watch, slotted, silent, costs = Watch(), Watch(), Watch(), [0.25, 0.5, 1.0]
+    decoder("wisv", observer=watch).generate(many, max_new_tokens=12, costs=costs)
+    decode_all(decoder("wisv", observer=slotted), many, batch_size=2, max_new_tokens=12, costs=costs)
+    for block, _, texts in [*watch.seen, *slotted.seen]:
+        assert block.cost.tolist() == [
             cost for text in texts for cost, prompt in zip(costs, many, strict=True) if text[: len(prompt)] == prompt
         ]
-        assert block.cost.tolist() == expected
+    decoder("wisv", observer=silent).generate(many, max_new_tokens=12)
+    assert all(block.cost is None for block, _, _ in silent.seen)
 
 
 def test_a_cost_for_every_row_or_for_none():

@@ -1,6 +1,6 @@
 """Closed gate = greedy ids at large: every architecture, block length, batch size, engine and drafter.
 
-The fast suite runs a sample; `pytest -m long tests/decoding/test_sweep.py` runs the sweep, in which each block length
+The fast suite runs a sample; `pytest -m long tests/core/test_sweep.py` runs the sweep, in which each block length
 meets two batch sizes and each batch size several block lengths.
 """
 

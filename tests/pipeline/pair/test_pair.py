@@ -13,14 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
-from gistgate.models import loading as memory
-from gistgate.models import loading as weights
 from pipeline.heads.job import partners_of
-from pipeline.pair.pair import ModelSource, check_pair, check_room, load_pair, read_pair
+from pipeline.pair.pair import ModelSource, check_pair, load_pair, read_pair
 from pipeline.params import Params, WorldParams
 from pipeline.paths import PAIRS
 from pipeline.stages import pair as stage
-from tests.gguf_file import write_gguf
 
 
 def make_tokenizer(swapped: bool = False, extra: int = 0) -> PreTrainedTokenizerFast:
@@ -126,34 +123,6 @@ def test_a_pair_has_one_source_of_drafts(tmp_path, target, named, sentence):
     (tmp_path / "alone.yaml").write_text(yaml.safe_dump({"target": {"model": str(target)}, **named}))
     with pytest.raises(UserError, match=sentence):
         read_pair("alone", tmp_path)
-
-
-def test_weights_that_memory_cannot_hold_together_are_refused_first(tmp_path, target, monkeypatch):
-    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
-    one = weights.weight_size(str(target), torch.float32)
-    monkeypatch.setattr(memory, "free_memory", lambda _device: one.loaded)
-    monkeypatch.setattr("pipeline.pair.pair.load_model", lambda _source: pytest.fail("was loaded"))
-    with pytest.raises(UserError, match=r"The weights need .*target .*draft"):
-        load_pair(params, tmp_path)
-
-
-def test_two_gguf_files_of_one_folder_count_both(tmp_path, monkeypatch):
-    write_gguf(tmp_path / "target.gguf")
-    write_gguf(tmp_path / "draft.gguf", seed=1)
-    name_pair(tmp_path, tmp_path, tmp_path)
-    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
-    for role in ("target", "draft"):
-        content[role]["gguf_file"] = f"{role}.gguf"
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    target = weights.weight_size(str(tmp_path), torch.float32, "target.gguf")
-    draft = weights.weight_size(str(tmp_path), torch.bfloat16, "draft.gguf")
-    together = target.loaded + draft.peak
-    assert max(target.peak, draft.peak) < together < target.peak + draft.peak
-    monkeypatch.setattr(memory, "free_memory", lambda _device: together)
-    check_room(read_pair("mine", tmp_path))
-    monkeypatch.setattr(memory, "free_memory", lambda _device: together - 1)
-    with pytest.raises(UserError, match=r"\(target 0.0 GB, draft 0.0 GB, 0.0 GB more while"):
-        check_room(read_pair("mine", tmp_path))
 
 
 @pytest.mark.parametrize("text", ["{}", "{"])

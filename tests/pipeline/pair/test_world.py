@@ -13,24 +13,23 @@ import pytest
 from gistgate.core.files import read_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.code_tasks import runs
-from pipeline.pair import world as functions
 from pipeline.pair.world import (
-    PURPOSES,
     QUESTION,
     SITES,
     SOLUTION,
-    Teller,
+    TextWriter,
     answer_of,
     core,
     documents,
     draw_problem,
     further_documents,
-    make_style,
+    make_wording,
     part_of,
     write_task_files,
     zipf,
 )
 from pipeline.params import ModelTraining, WorldParams, parse_params
+from pipeline.paths import TASKS
 from pipeline.paths import WORLD as WORLD_FOLDER
 
 WORLD = WorldParams(task_train=300, task_test=200)
@@ -104,7 +103,7 @@ def test_every_draw_of_calibration_problems_is_like_the_test_file():
     """What is drawn later is no harder: a certificate speaks about the problems that it was made with."""
     n = 1500
     files = documents(WORLD, 1, "test", n)
-    drawn = [further_documents(WORLD, 1, purpose, n, draw) for purpose in PURPOSES for draw in (1, 2, 9)]
+    drawn = [further_documents(WORLD, 1, n, draw) for draw in (1, 2, 9)]
     noise = 4 * (2 * 0.25 / n) ** 0.5  # four standard errors of a difference of two shares
     for docs in drawn:
         assert all(abs(one - other) < noise for one, other in zip(shares(docs), shares(files), strict=True))
@@ -118,13 +117,13 @@ def test_defaults_are_large_enough_for_all_prompts():
 
 
 def test_ornaments_never_change_the_answer_and_can_be_left_out():
-    rng, style = random.Random(0), make_style(WORLD, "target", 1)
+    rng, wording = random.Random(0), make_wording(WORLD, "target", 1)
     for _ in range(50):
         problem = draw_problem(WORLD, "corpus", rng)
-        plain, full = (Teller(style, ornaments) for ornaments in (False, True))
-        texts = [teller.question(problem, rng) + teller.solution(problem, rng) for teller in (plain, full)]
+        plain, full = (TextWriter(wording, ornaments) for ornaments in (False, True))
+        texts = [writer.question(problem, rng) + writer.solution(problem, rng) for writer in (plain, full)]
         assert problem.colour not in texts[0] and problem.colour in texts[1]
-        assert answer_of(texts[0]) == answer_of(texts[1]) == str(problem.answer)
+        assert answer_of(texts[0]) == answer_of(texts[1]) == str(problem.totals[-1])
 
 
 def test_zipf_ranks_by_key():
@@ -133,17 +132,17 @@ def test_zipf_ranks_by_key():
 
 
 def test_the_dialects_differ_in_solutions_only_and_distance_0_makes_them_one():
-    target, draft = (make_style(WORLD, dialect, 1) for dialect in ("target", "draft"))
-    assert all(target.weights[site] == draft.weights[site] for site in QUESTION)
-    assert sum(target.weights[site] != draft.weights[site] for site in SOLUTION) > len(SOLUTION) / 2
+    target, draft = (make_wording(WORLD, dialect, 1) for dialect in ("target", "draft"))
+    assert all(target[site] == draft[site] for site in QUESTION)
+    assert sum(target[site] != draft[site] for site in SOLUTION) > len(SOLUTION) / 2
     near = replace(WORLD, dialect_distance=0.0)
-    assert make_style(near, "draft", 1) == make_style(near, "target", 1) == target
+    assert make_wording(near, "draft", 1) == make_wording(near, "target", 1) == target
 
 
 def test_the_neutral_world_is_uniform_in_one_dialect_without_ornaments():
     neutral = replace(WORLD, kind="neutral")
     for dialect in ("target", "draft"):
-        weights = make_style(neutral, dialect, 1).weights
+        weights = make_wording(neutral, dialect, 1)
         assert all(one == pytest.approx([1 / len(SITES[site])] * len(SITES[site])) for site, one in weights.items())
     texts = [doc["question"] + doc["answer"] for doc in documents(neutral, 1, "train", 200)]
     assert not any(re.search(r"Monday|Sunday|purple|basket|museum", text) for text in texts)
@@ -165,16 +164,9 @@ def test_heads_have_to_divide_the_width():
         ModelTraining(hidden_size=64, heads=3)
 
 
-def test_requests_for_functions_are_repeatable_distinct_and_right(tmp_path):
-    """Both files are the same for the same seed, share no function, and a solution passes its tests."""
-    for name in ("one", "other"):
-        functions.write_functions(3, tmp_path / name)
-    rows = [row for split in functions.SIZES for row in read_json_lines(tmp_path / f"one/{split}.jsonl")]
-    again = [row for split in functions.SIZES for row in read_json_lines(tmp_path / f"other/{split}.jsonl")]
-    assert rows == again and len({row["prompt"] for row in rows}) == sum(functions.SIZES.values())
-    odd = functions.Step("that are odd", "odd", lambda x: x % 2 == 1)
-    squares = functions.Step("squares each of them", "squares", lambda x: x * x)
-    row = functions.document(random.Random(0), "numbers", odd, squares, functions.Step("their sum", "sum", sum))
+def test_committed_requests_for_functions_are_distinct_and_can_be_judged():
+    rows = [row for split in ("train", "test") for row in read_json_lines(TASKS / f"python_functions/{split}.jsonl")]
+    assert len({row["prompt"] for row in rows}) == len(rows) == 1600
+    row = next(row for row in rows if row["entry_point"] == "sum_squares_odd")
     solution = "def sum_squares_odd(numbers):\n    return sum(x * x for x in numbers if x % 2 == 1)\n"
     assert runs(solution + row["tests"]) and not runs(solution.replace("== 1", "== 0") + row["tests"])
-    assert row["tests"].endswith("([]) == 0") and "squares each of them, and returns their sum" in row["prompt"]

@@ -141,7 +141,7 @@ def test_a_world_without_end_replaces_problems_that_come_again(
     """Further documents are asked for where some of the first ones cannot be used, and the first ones stay."""
     asked: list[int] = []
 
-    def documents(_world: Any, _seed: int, _purpose: str, count: int, _draw: int) -> list[dict[str, str]]:
+    def documents(_world: Any, _seed: int, count: int, _draw: int) -> list[dict[str, str]]:
         asked.append(count)
         return [{"question": f"q {500 + max(0, place - repeated)} 1 a", "answer": "1"} for place in range(count)]
 
@@ -162,7 +162,7 @@ def test_the_number_of_calibration_prompts_of_a_world_without_end_moves_no_other
     monkeypatch.setattr(
         stage,
         "further_documents",
-        lambda *given: [{"question": f"q {500 + n} 1 a", "answer": "1"} for n in range(given[3])],
+        lambda *given: [{"question": f"q {500 + n} 1 a", "answer": "1"} for n in range(given[2])],
     )
     few, many = make(tmp_path, params()), make(tmp_path, params({"calibration": 40}))
     assert len(many["calibration"]) == 40 and many["calibration"][:8] != few["train"][:8]

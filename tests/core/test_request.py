@@ -1,7 +1,8 @@
-"""Where an answer ends, token by token."""
+"""What is counted of an answer, and where it ends, token by token."""
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +10,65 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from gistgate.core.request import Stop, eos_ids
+from gistgate.core.block import Reason
+from gistgate.core.request import Row, Statistics, Stop, eos_ids, total
+from gistgate.core.session import commit
 from tests.tiny import byte_tokenizer
+
+counts = st.integers(0, 1000)
+statistics = st.builds(
+    Statistics,
+    *[counts] * 6,
+    st.dictionaries(st.integers(0, 16), counts, max_size=4),
+    st.dictionaries(st.sampled_from(["draft", "verify", "accept", "total"]), st.integers(0, 9).map(float)),
+)
+
+
+@given(a=statistics, b=statistics)
+def test_sums_and_the_way_through_json(a: Statistics, b: Statistics):
+    both = a + b
+    assert both.tokens == a.tokens + b.tokens and both.forwards == a.forwards + b.forwards
+    assert sum(both.histogram.values()) == sum(a.histogram.values()) + sum(b.histogram.values())
+    assert sum(both.seconds.values()) == sum(a.seconds.values()) + sum(b.seconds.values())
+    assert Statistics.from_dict(json.loads(json.dumps(both.as_dict()))) == both
+    untimed = both.as_dict(timed=False)
+    assert "seconds" not in untimed and Statistics.from_dict(untimed).tokens == both.tokens
+    assert a + Statistics() == Statistics() + a == total([a]) == a
+
+
+def test_rates():
+    assert (Statistics().mean_accepted_length, Statistics().loose_per_100) == (0.0, 0.0)
+    some = Statistics(forwards=4, strict=6, loose=3, carried=2, own=4)
+    assert (some.tokens, some.mean_accepted_length, some.loose_per_100) == (15, 3.75, 20.0)
+    assert total([some, some, Statistics()]).mean_accepted_length == 3.75
+    some.spend("draft", 1.0)
+    some.spend("draft", 0.5)
+    assert some.seconds == {"draft": 1.5}
+
+
+WHY = [Reason.STRICT, Reason.LOOSE, Reason.CARRIED]
+
+
+@pytest.mark.parametrize(
+    "eos, kept, counted, length, finish",
+    [
+        (99, [10, 11, 12, 13], (1, 1, 1, 1), 3, None),
+        (13, [10, 11, 12, 13], (1, 1, 1, 1), 3, "eos"),  # the own token ends it
+        (12, [10, 11, 12], (1, 1, 1, 0), 3, "eos"),
+        (11, [10, 11], (1, 1, 0, 0), 2, "eos"),
+        (10, [10], (1, 0, 0, 0), 1, "eos"),
+    ],
+)
+def test_a_block_is_cut_before_it_is_counted(
+    eos: int, kept: list[int], counted: tuple[int, ...], length: int, finish: str | None
+):
+    row = Row(0, [1, 2], 2)
+    commit(row, [10, 11, 12], WHY, 13, Stop(9, (eos,)), draft_forwards=3)
+    got = row.statistics
+    assert (row.answer, row.finish) == (kept, finish) and row.reasons == [*WHY, Reason.OWN][: len(kept)]
+    assert (got.strict, got.loose, got.carried, got.own) == counted
+    assert (got.forwards, got.draft_forwards, got.histogram) == (1, 3, {length: 1})
+
 
 TOKENIZER = byte_tokenizer(bos=False)
 EOS = TOKENIZER.eos_token_id
@@ -98,15 +156,11 @@ def test_a_stop_reaches_over_the_border_of_two_blocks():
 
 @pytest.mark.parametrize(
     ("listed", "own", "ids"),
-    [([7, 3], 5, [3, 5, 7]), (4, 4, [4]), (0, None, [0]), (None, 2, [2]), (None, None, [])],
+    [([7, 3], 5, [3, 5, 7]), (4, 4, [4]), (0, None, [0]), (None, 2, [2]), (None, None, []), ("no settings", 6, [6])],
 )
 def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(listed: Any, own: int | None, ids: list[int]):
-    model = SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=listed))
-    assert eos_ids(model, SimpleNamespace(eos_token_id=own)) == ids
-
-
-def test_a_model_without_generation_settings_leaves_the_tokenizers_end():
-    assert eos_ids(SimpleNamespace(generation_config=None), SimpleNamespace(eos_token_id=6)) == [6]
+    config = None if listed == "no settings" else SimpleNamespace(eos_token_id=listed)
+    assert eos_ids(SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=own)) == ids
 
 
 def test_a_stop_string_may_be_a_special_token():

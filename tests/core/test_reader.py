@@ -1,0 +1,242 @@
+"""The reader: its cache holds what the stock one holds, holes and windows change no row, logits come without a copy."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, MistralConfig, Qwen2Config
+
+from gistgate.core.decoder import Decoder
+from gistgate.core.reader import (
+    WASTE,
+    GrowingLayer,
+    Reader,
+    RowCache,
+    context_of,
+    has_window,
+    join_rows,
+    last_in_use,
+    last_logits,
+    left_padded,
+    new_cache,
+    num_ids,
+    right_aligned,
+    take_row,
+)
+from gistgate.core.request import check_prompts
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
+from gistgate.rules import make_rule
+from gistgate.trees.tree import attention_kinds
+from tests.architectures import BY_SLOT, CONTEXT, SIZES, greedy, pair, prompts
+from tests.core.heads import head_inputs, in_one_piece
+
+
+def states(num: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(2, 3, num, 4, generator=generator), torch.randn(2, 3, num, 4, generator=generator)
+
+
+def check_next(reader: Reader, model: Any, texts: list[list[int]]) -> None:
+    """What the reader predicts behind every text is what a forward over that text alone predicts."""
+    z = reader.read(*left_padded(reader.unread(texts), model.device), keep=1)[:, -1]
+    for row, text in enumerate(texts):
+        torch.testing.assert_close(z[row], model(torch.tensor([text])).logits[0, -1], atol=1e-3, rtol=0)
+
+
+# ---- The cache.
+
+
+def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.MonkeyPatch):
+    """Room runs out in the middle, exactly at the end, and right after forgetting."""
+    monkeypatch.setattr(GrowingLayer, "spare", 3)
+    ours, stock = new_cache(), DynamicCache()
+    for step, (new, forget) in enumerate([(2, 0), (3, 1), (1, 1), (5, 4), (6, 0), (1, 11), (9, 0), (4, 13), (3, 0)]):
+        for layer in range(2):
+            keys, values = states(new, 10 * step + layer)
+            got, want = ours.update(keys, values, layer), stock.update(keys, values, layer)
+            assert torch.equal(got[0], want[0]) and torch.equal(got[1], want[1])
+            ours.layers[layer].drop_last(forget)
+            if forget:
+                stock.layers[layer].crop(-forget)
+        assert ours.get_seq_length() == stock.get_seq_length()
+    assert ours.get_seq_length() == 4
+
+
+def test_selected_rows_go_on_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(GrowingLayer, "spare", 3)
+    cache, (keys, values), (more, _) = new_cache(), states(4), states(2, 1)
+    cache.update(keys, values, 0)
+    cache.layers[0].drop_last(1)
+    cache.layers[0].select(torch.tensor([1]))
+    got, _ = cache.update(more[1:], more[1:], 0)
+    assert torch.equal(got, torch.cat([keys[1:, :, :3], more[1:]], dim=2))
+
+
+def test_a_copied_row_does_not_change_when_the_cache_goes_on():
+    cache, (keys, values) = new_cache(), states(4)
+    cache.update(keys, values, 0)
+    row = take_row(cache, 1, torch.tensor([0, 2, 3]))
+    assert row.length == 3 and row.num_bytes == 2 * 3 * 3 * 4 * 4
+    cache.layers[0].drop_last(3)
+    cache.update(*states(3, 5), 0)
+    [(k, v)] = row.layers
+    assert torch.equal(k, keys[1][:, [0, 2, 3]]) and torch.equal(v, values[1][:, [0, 2, 3]])
+
+
+def test_rows_of_unequal_length_are_joined_to_the_right():
+    whole, (keys, values) = new_cache(), states(4)
+    whole.update(keys, values, 0)
+    rows = [take_row(whole, row, torch.arange(length)) for row, length in ((0, 4), (1, 2), (1, 4))]
+    joined, mask = join_rows(rows, [4, 2, 0]), right_aligned([4, 2, 0], keys.device)
+    assert mask is not None and mask.tolist() == [[True] * 4, [False, False, True, True], [False] * 4]
+    [layer] = joined.layers
+    assert torch.equal(layer.keys[0], keys[0]) and torch.equal(layer.values[1, :, 2:], values[1, :, :2])
+    assert not layer.keys[1, :, :2].any()
+    assert join_rows([RowCache([]), RowCache([])], [0, 0]).get_seq_length() == 0
+    assert right_aligned([3, 3], keys.device) is None
+
+
+def test_the_last_slots_in_use_are_found_behind_holes():
+    mask = torch.tensor([[True, False, True, True], [False, True, False, False]])
+    assert last_in_use(mask, 2)[0].tolist() == [2, 3] and last_in_use(mask, 3)[0].tolist() == [0, 2, 3]
+    assert last_in_use(mask, 2)[1, -1] == 1 and last_in_use(mask, 6).shape == (2, 6)
+    assert last_in_use(torch.ones(2, 0, dtype=torch.bool), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+# ---- Rows with holes, and rows that come and go.
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", SIZES)
+def test_a_reader_with_holes_predicts_like_one_without(kind: str):
+    """Two rows keep different parts of what was read; what follows must not notice the rest."""
+    model, (first, second) = pair(kind)[0], prompts(9, 14, seed=3)
+    reader = Reader(model, 2)
+    reader.read(*left_padded([first[:5], second[:8]], model.device), keep=1)
+    reader.read(torch.tensor([first[5:8], second[8:11]]), None, keep=1)
+    reader.keep(3, [1, 2])
+    assert reader.known == [6, 10]
+    check_next(reader, model, [first, second])
+    assert reader.known == [9, 14]
+
+
+@torch.inference_mode()
+def test_a_single_row_has_no_holes():
+    reader = Reader(pair("llama")[0], 1)
+    reader.read(torch.tensor([[5, 6, 7, 8]]), None, keep=4)
+    reader.keep(3, [1])
+    reader.read(torch.tensor([[5, 6]]), None, keep=1)
+    reader.keep(1, [0])
+    assert (reader.slots, reader.known, reader.mask) == (3, [3], None)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", SIZES)
+def test_rows_come_in_beside_others_and_leave_their_room_behind(kind: str):
+    """One row leaves with the longest text, two come in, one of them remembered; all go on as if they were alone."""
+    model, (long, short, new, known) = pair(kind)[0], prompts(60, 11, 20, 9, seed=3)
+    reader, memory = Reader(model, 2), Reader(model, 1)
+    reader.read(*left_padded([long[:50], short[:5]], model.device), keep=1)
+    reader.read(torch.tensor([long[50:54], short[5:9]]), None, keep=1)
+    reader.keep(4, [4, 2])
+    reader.select([1])
+    assert (reader.known, reader.slots) == ([7], 7)
+    memory.read(torch.tensor([known[:6]]), None, keep=1)
+    reader.admit([new, known], [RowCache([]), *memory.snapshot([0])], [0, 5])
+    assert (reader.known, reader.slots) == ([7, 19, 8], 19)
+    check_next(reader, model, [short, new, known])
+
+
+def test_rows_beside_those_that_have_read_nothing_wait_for_them():
+    reader, texts = Reader(pair("llama")[0], 2), prompts(4, 5, 3)
+    reader.admit(texts[2:], [RowCache([])], [0])
+    assert (reader.known, reader.slots, reader.unread(texts)) == ([0, 0, 0], 0, texts)
+
+
+# ---- Windows, and models that measure distances in slots of the cache.
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (MistralConfig(sliding_window=4096, max_position_embeddings=32768), True),
+        (MistralConfig(sliding_window=131072, max_position_embeddings=131072), True),
+        (MistralConfig(sliding_window=262144, max_position_embeddings=131072), False),  # twice the context
+        (MistralConfig(sliding_window=None, max_position_embeddings=4096), False),
+        (Qwen2Config(sliding_window=8, use_sliding_window=False), False),
+    ],
+)
+def test_a_window_that_no_text_can_fill_is_none(config: Any, expected: bool) -> None:
+    model: Any = SimpleNamespace(config=config)
+    assert has_window(model) is expected
+    assert WASTE < 2, "holes would make a cache twice as long as its text"
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+@pytest.mark.parametrize("rows", [1, 4])
+def test_rows_write_their_own_greedy_text_where_distances_are_slots(kind: str, rows: int) -> None:
+    (target, draft), batch = pair(kind), prompts(5, 17, 2, 10)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
+    parts = [batch[start : start + rows] for start in range(0, 4, rows)]
+    answers = [one for part in parts for one in decoder.generate(part, max_new_tokens=40)]
+    assert [one.ids for one in answers] == [greedy(kind, tuple(one), 40) for one in batch]
+    lengths = [length for one in answers for length in one.statistics.histogram]
+    assert max(lengths) > 0 and len(set(lengths)) > 1  # unequal lengths leave holes
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_a_draft_needs_room_behind_the_answer(kind: str, drafter: str) -> None:
+    """Their tables of distances end with the context, and a draft may run over the end of its answer."""
+    target, draft = pair(kind)
+    decoder = Decoder(target, ModelDrafter(draft) if drafter == "model" else PromptLookup(), make_rule("exact"), 8)
+    batch = prompts(CONTEXT - 28, 3)
+    answers = decoder.generate(batch, max_new_tokens=20)
+    assert [one.ids for one in answers] == [greedy(kind, tuple(one), 20) for one in batch]
+    with pytest.raises(UserError, match="exceed the context"):
+        decoder.generate(batch, max_new_tokens=21)
+
+
+@pytest.mark.parametrize("kind", BY_SLOT)
+def test_their_context_is_known_and_trees_are_refused(kind: str) -> None:
+    target = pair(kind)[0]
+    assert context_of(target.config.get_text_config()) == CONTEXT
+    with pytest.raises(UserError, match="exceed the context"):
+        check_prompts([target], [CONTEXT - 10], 11)
+    with pytest.raises(UserError, match="distances in slots"):
+        attention_kinds(target)
+
+
+def test_a_tokenizer_may_have_gaps() -> None:
+    """Special tokens above reserved ids: the count of entries is not the largest id."""
+    assert num_ids(SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "<end>": 9})) == 10
+
+
+# ---- Logits of the last rows.
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("rows, keep", [(3, 4), (3, 1), (1, 4), (1, 1)])
+@pytest.mark.parametrize("kind", SIZES)
+def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: int):
+    """A slice of the states has gaps between the rows of a batch, and such an input has the weight copied."""
+    model = pair(kind)[0]
+    with head_inputs(model) as seen:
+        Reader(model, rows).read(torch.tensor(prompts(*[9] * rows)), None, keep=keep)
+    assert [tuple(states.shape) for states in seen] == [(rows, keep, 32)]
+    assert in_one_piece(seen[0])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", SIZES)
+def test_last_logits_are_those_of_a_plain_forward_and_no_hook_stays(kind: str):
+    model, ids = pair(kind)[0], torch.tensor(prompts(9, 9))
+    before = len(model.get_output_embeddings()._forward_pre_hooks)
+    assert torch.allclose(last_logits(model, 4, input_ids=ids), model(ids).logits[:, -4:], atol=1e-5)
+    assert len(model.get_output_embeddings()._forward_pre_hooks) == before
