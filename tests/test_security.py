@@ -31,8 +31,8 @@ UNPICKLES = {
     "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"
 }  # fmt: skip
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
-PROGRAMS = ROOT / "gistgate/integrations/programs/child.py"
-"""Runs a model's program where that was allowed, in a process of its own (tests/integrations/programs)."""
+PROGRAMS = ROOT / "gistgate/lm_eval/code_tasks.py"
+"""Runs a model's program where that was allowed, in a process of its own (tests/lm_eval/test_runner.py)."""
 SECRET = "hf_thisIsASecretThatNobodyMaySee"
 
 
