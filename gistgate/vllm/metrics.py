@@ -23,8 +23,7 @@ from time import sleep
 from typing import Any
 from urllib.request import urlopen
 
-from gistgate.core.files import printable
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 
 FOLDER = "GISTGATE_METRICS"
 """Environment variable that names the folder."""
