@@ -90,8 +90,8 @@ class GatedLM(HFLM):
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
             decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
-            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings of
-                the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
+            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings
+                of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
                 that has nothing certified. With speculate_up_to=auto the first batch is measured.
         """
@@ -179,7 +179,7 @@ class GatedLM(HFLM):
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
 
     def _check(self, temperature: float) -> None:
-        """Refuse requests that a named certificate does not cover, and warn of those that one beside a gate does not."""
+        """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
         beside = certificate_in_use(self.decoder)
         for way in self.prompting or [{}]:
             if self.certificate is not None:

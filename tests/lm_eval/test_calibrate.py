@@ -273,7 +273,7 @@ def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
-    monkeypatch.setattr(extras.importlib, "import_module", missing)
+    monkeypatch.setattr(extras, "importlib", SimpleNamespace(import_module=missing))
     done = CliRunner().invoke(app, ["calibrate", "--task", "sums"])
     assert re.search(r"needs 'scipy'.*'\.\[calibrate\]'", str(done.exception))
 
