@@ -15,7 +15,6 @@ from gistgate.core.files import (
     check_sealed,
     checksum,
     fingerprint,
-    inside,
     load_tensors,
     read_json,
     save_tensors,
@@ -122,7 +121,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
         UserError: a file is missing or damaged, or the probes were trained for another model or pooling.
     """
     folder = Path(folder)
-    place, weights = inside(folder, "config.json"), inside(folder, "model.safetensors")
+    place, weights = folder / "config.json", folder / "model.safetensors"
     config, tensors = read_json(place), load_tensors(weights)
     sealed = config.pop("checksum", None) if isinstance(config, dict) else None
     probes = {}
