@@ -18,7 +18,7 @@ import torch
 from gistgate.certificates.bounds import Array
 from gistgate.certificates.calibration import Method, decoding_scope, task_scope
 from gistgate.certificates.fixed_sequence import Tested
-from gistgate.certificates.judged import Looks
+from gistgate.certificates.judged import Look, hash_of, level
 from gistgate.certificates.outcomes import Answer, Decode, Outcomes, Strict, TaskScore, cached, untimed
 from gistgate.certificates.outcomes import Prompt as Prompt_agreement
 from gistgate.core.batches import PromptCache
@@ -491,7 +491,7 @@ def read_differences(path: Path) -> Array:
     return np.array([[float(row["strict"]) - float(row["loose"]) for row in one] for one in found])
 
 
-# ---- What a calibration tells the ledgers of looks before it decodes its calibration prompts.
+# ---- What a calibration records before it judges its calibration prompts.
 
 
 CHOOSING = "gistgate.certificates.search"
@@ -516,8 +516,8 @@ CORE = Study()
 """No study: the methods of params.yaml."""
 
 
-def looks_of(setup: Setup, name: str, study: Study = CORE) -> Looks:
-    """What the method `name` tells the ledgers.
+def look_of(setup: Setup, name: str, study: Study = CORE) -> Look:
+    """The look at the calibration prompts for the method `name`.
 
     Args:
         setup: the run; its calibration prompts are those that are about to be judged.
@@ -525,15 +525,15 @@ def looks_of(setup: Setup, name: str, study: Study = CORE) -> Looks:
         study: who certifies it.
     """
     params = setup.params
-    return Looks(
+    prompts, block = setup.prompts["calibration"], params.calibrate
+    problems = hashes_of(setup.task.problem(prompt["doc"]) for prompt in prompts).split()
+    return Look(
         claim=claim_of(params, setup.scorer.id, name, study),
-        prompts=[prompt["ids"] for prompt in setup.prompts["calibration"]],
-        error=1 - params.calibrate.confidence,
-        code="",
+        marks=[*(hash_of(prompt["ids"]) for prompt in prompts), *problems],
+        spent=1 - level(block.confidence, block.looks),
+        error=1 - block.confidence,
         choice=choice_of(params, name, study.own),
         remedy=remedy(params),
-        ready_made=read_pair(params.pair).training is None,
-        problems=hashes_of(setup.task.problem(prompt["doc"]) for prompt in setup.prompts["calibration"]).split(),
     )
 
 

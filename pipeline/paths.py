@@ -14,10 +14,6 @@ from gistgate.core.utils import UserError
 # ---- YAML files as plain data; `pipeline.run` reads them where nothing that checks types is installed.
 
 
-MOST_YAML = 1 << 20
-"""Largest YAML file that is read, in bytes."""
-
-
 class PlainLoader(yaml.SafeLoader):
     """YAML without aliases: a few nested ones stand for more data than a memory holds."""
 
@@ -34,7 +30,7 @@ def read_yaml(path: Path) -> Any:
     Raises:
         UserError: the file is missing or no YAML.
     """
-    text = read_text(path, MOST_YAML)
+    text = read_text(path)
     try:
         content = yaml.load(text, Loader=PlainLoader)
         json.dumps(content, default=str).encode()

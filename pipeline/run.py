@@ -27,9 +27,9 @@ from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from tqdm import tqdm
 
-from gistgate.core.files import fingerprint, load_tensors, printable, save_tensors, write_atomic, write_json
+from gistgate.core.files import fingerprint, load_tensors, save_tensors, write_atomic, write_json
 from gistgate.core.request import Usage
-from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.core.utils import UserError, is_out_of_memory, printable
 from pipeline.paths import SCRATCH
 
 # ---- How every stage begins and ends: typed arguments, one sentence on failure, and an exit status that DVC understands.

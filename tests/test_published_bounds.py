@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from gistgate.certificates.bounds import EXACT, exact_bound
-from gistgate.certificates.judged import Ledger
 
 ROOT = Path(__file__).parents[1]
 CONFIDENCE = 0.95
@@ -109,7 +108,3 @@ def test_a_wrong_bound_is_noticed():
     row = {"certified": True, "n": 1000, "losses": 10, "gains": 5, "confidence": 0.95, "bound": 0.001}
     (losses, gains, n, error, bound) = next(lines({"a": [row]}))
     assert exact_bound(losses, gains, n, error) > bound + 2e-6
-
-
-def test_the_published_ledger_is_whole():
-    Ledger.read(ROOT / "docs/results/looks.json")

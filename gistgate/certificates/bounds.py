@@ -1,11 +1,15 @@
-"""Tango's score statistic for a paired difference of proportions, and what is exact about it.
+"""One-sided upper confidence bounds on what looseness costs: d = strict - loose score of the same prompts, in [-1, 1].
 
-n pairs fall into losses (strict right, loose wrong), gains (the reverse) and the rest. With probabilities p_loss and
-p_gain, `difference` = p_loss - p_gain is what a budget limits, and `discordance` = p_loss + p_gain is the nuisance.
-Statistic: T. Tango, Statistics in Medicine 17 (1998) 891. Region for the nuisance: R. L. Berger and D. D. Boos,
-Journal of the American Statistical Association 89 (1994) 1012.
+Right-or-wrong scores get the exact unconditional bound, all others the empirical Bernstein bound; a sequential test by
+betting may answer earlier. For right-or-wrong scores n pairs fall into losses (strict right, loose wrong), gains (the
+reverse) and the rest. With probabilities p_loss and p_gain, `difference` = p_loss - p_gain is what a budget limits, and
+`discordance` = p_loss + p_gain is the nuisance.
 
-Axis letters: M numbers of discordant pairs, D discordances.
+Sources: T. Tango, Statistics in Medicine 17 (1998) 891 (score statistic); R. L. Berger and D. D. Boos, Journal of the
+American Statistical Association 89 (1994) 1012 (region for the nuisance); arXiv 0907.3740 and 2010.09686 (empirical
+Bernstein, betting); arXiv 2110.01052 (Hoeffding-Bentkus).
+
+Axis letters: M numbers of discordant pairs, D discordances, N prompts, S stakes.
 """
 
 from __future__ import annotations
@@ -23,19 +27,87 @@ from scipy.stats import beta, binom
 from gistgate.core.utils import UserError
 
 Array = NDArray[np.float64]
+Answer = Literal["within", "beyond"]
+"""Whether the prompts seen so far show a loss within a budget or beyond it."""
 
-GAMMA = 1e-4
-"""Probability with which the true discordance lies outside its region; added to every p-value."""
-TAIL = 1e-10
-"""Mass of numbers of discordant pairs that is not enumerated; added to every p-value."""
-TIE = 1e-9
-"""Statistics closer than this count as equal, so that rounding cannot drop a table from the tail."""
-NUISANCE_POINTS = 48
-"""Discordances at which the tail is evaluated; half as many refine around the largest."""
-SCAN_POINTS = 12
-"""Differences above the found bound that are looked at, because the p-value is not quite monotone."""
-RESOLUTION = 1e-6
-"""Bounds are rounded up to multiples of this."""
+EXACT = "exact unconditional (Tango's score, Berger-Boos)"
+PLUG_IN = "empirical Bernstein (predictable plug-in)"
+BETTING = "betting (hedged capital over a grid of stakes)"
+
+GAMMA = 1e-4  # probability with which the true discordance lies outside its region; added to every p-value
+TAIL = 1e-10  # mass of numbers of discordant pairs that is not enumerated; added to every p-value
+TIE = 1e-9  # statistics closer than this count as equal, so that rounding cannot drop a table from the tail
+NUISANCE_POINTS = 48  # discordances at which the tail is evaluated; half as many refine around the largest
+SCAN_POINTS = 12  # differences above the found bound that are looked at, because the p-value is not quite monotone
+RESOLUTION = 1e-6  # bounds are rounded up to multiples of this
+LARGEST_WEIGHT = 0.75  # weights of the plug-in bound stay below 1, where the inequality breaks down
+STAKES_S = np.geomspace(0.01, 0.98, 12)
+"""Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses."""
+
+
+def checked(differences: ArrayLike) -> Array:
+    """The differences as an array [N]; refused where there is none, or one is no number in [-1, 1]."""
+    d = np.asarray(differences, float).ravel()
+    if not len(d):
+        raise UserError("A bound needs at least one prompt, and there is none. Raise the size of the split.")
+    if not (np.isfinite(d) & (np.abs(d) <= 1)).all():
+        raise UserError(
+            f"A difference of scores is {d[~(np.abs(d) <= 1)][0]}, outside [-1, 1]. Bounds need scores in [0, 1]: "
+            "name a metric of the task that has them (`task_metric` in params.yaml)."
+        )
+    return d
+
+
+def right_or_wrong(d: Array) -> bool:
+    """Whether all differences are -1, 0 or 1."""
+    return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
+
+
+# ---- The bound that decides.
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What n paired prompts say about the loss, at one confidence."""
+
+    value: float  # one-sided upper bound on the mean loss
+    kind: str  # EXACT, PLUG_IN or BETTING
+    confidence: float  # probability with which the bound holds, at least
+    n: int  # prompts
+    mean: float  # observed mean loss; negative when loose decoding scored better
+    losses: int  # prompts on which loose decoding scored lower
+    gains: int  # prompts on which loose decoding scored higher
+    spread: float  # mean of d squared; for right-or-wrong scores the share of discordant pairs
+    harm: float  # upper bound on the mean of max(d, 0), by Hoeffding-Bentkus
+
+    @property
+    def discordant(self) -> int:
+        """Prompts on which the two scores differ."""
+        return self.losses + self.gains
+
+    def within(self, budget: float) -> bool:
+        """Whether the loss is certified to be `budget` at most."""
+        if self.kind == EXACT and p_value(self.losses, self.gains, self.n, budget) > 1 - self.confidence:
+            return False
+        return self.value <= budget
+
+
+def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
+    """The upper bound on mean(d) for `differences [N]`, in the order of the prompts.
+
+    `ternary` says that the score can only differ by -1, 0 or 1; a difference that shows otherwise overrules it.
+    """
+    d = checked(differences)
+    n, alpha = len(d), 1 - confidence
+    losses, gains = int((d > 0).sum()), int((d < 0).sum())
+    exact = ternary and right_or_wrong(d)
+    value = exact_bound(losses, gains, n, alpha) if exact else float(bernstein_sequence(d, alpha, planned=n)[-1])
+    harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
+    kind = EXACT if exact else PLUG_IN
+    return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
+
+
+# ---- Exact: Tango's score, its tail maximised over the discordances of a Berger-Boos region.
 
 
 def score(losses: ArrayLike, gains: ArrayLike, n: int, difference: float) -> Array:
@@ -107,86 +179,40 @@ def exact_bound(losses: int, gains: int, n: int, alpha: float) -> float:
 
     The largest difference that `p_value` does not reject. A negative bound is given as 0.
     """
+
+    def rejected(difference: float) -> bool:
+        return p_value(losses, gains, n, difference) <= alpha
+
     mean = (losses - gains) / n
     low, high = max(mean, RESOLUTION), 1 - RESOLUTION
     if low >= high:
         return 1.0
-    if rejected(losses, gains, n, low, alpha):
+    if rejected(low):
         return 0.0
     step = 1.0 / n
-    while low + step < high and not rejected(losses, gains, n, low + step, alpha):
+    while low + step < high and not rejected(low + step):
         low, step = low + step, 2 * step
     high = min(low + step, high)
     while high - low > RESOLUTION / 4:
         middle = (low + high) / 2
-        low, high = (low, middle) if rejected(losses, gains, n, middle, alpha) else (middle, high)
+        low, high = (low, middle) if rejected(middle) else (middle, high)
     above: list[float] = np.linspace(high, min(high + 0.25 * (high - mean), 1 - RESOLUTION), SCAN_POINTS).tolist()
-    last = max([high, *(x for x in above[1:] if not rejected(losses, gains, n, x, alpha))])
-    return round(min(1.0, math.ceil(last / RESOLUTION) * RESOLUTION), 6)
+    return rounded_up(max([high, *(x for x in above[1:] if not rejected(x))]))
 
 
-def rejected(losses: int, gains: int, n: int, difference: float, alpha: float) -> bool:
-    """Whether this table refutes a loss of `difference` or more."""
-    return p_value(losses, gains, n, difference) <= alpha
+def rounded_up(bound: float) -> float:
+    """A bound as the next multiple of RESOLUTION."""
+    return round(min(1.0, math.ceil(bound / RESOLUTION) * RESOLUTION), 6)
 
 
-# ---- Differences d = strict score - loose score of the same prompts, in [-1, 1]: what every bound is about.
-
-
-def checked(differences: ArrayLike) -> Array:
-    """The differences as an array [N].
-
-    Raises:
-        UserError: there is no prompt, or a difference is no number in [-1, 1].
-    """
-    d = np.asarray(differences, float).ravel()
-    if not len(d):
-        raise UserError("A bound needs at least one prompt, and there is none. Raise the size of the split.")
-    if not (np.isfinite(d) & (np.abs(d) <= 1)).all():
-        raise UserError(
-            f"A difference of scores is {d[~(np.abs(d) <= 1)][0]}, outside [-1, 1]. Bounds need scores in [0, 1]: "
-            "name a metric of the task that has them (`task_metric` in params.yaml)."
-        )
-    return d
-
-
-def right_or_wrong(d: Array) -> bool:
-    """Whether all differences are -1, 0 or 1."""
-    return bool(np.isin(d, (-1.0, 0.0, 1.0)).all())
-
-
-def expected_table(loss: float, discordance: float, n: int) -> tuple[int, int]:
-    """Losses and gains among n pairs at these rates, rounded against the loose rule."""
-    discordance = max(discordance, abs(loss))
-    losses = min(n, math.ceil(n * (discordance + loss) / 2 - 1e-9))
-    gains = max(0, math.floor(n * (discordance - loss) / 2 + 1e-9))
-    return losses, min(gains, n - losses)
-
-
-def spread_out(losses: int, gains: int, n: int) -> Array:
-    """Differences [N] with so many losses and gains, spread as evenly as whole prompts allow."""
-    d = np.zeros(n)
-    places = np.linspace(0, n, losses + gains, endpoint=False).astype(int)
-    share = losses / max(losses + gains, 1)
-    is_loss = np.diff(np.floor(np.arange(losses + gains + 1) * share + 1e-9)) > 0
-    d[places] = np.where(is_loss, 1.0, -1.0)
-    return d
-
-
-# ---- Empirical Bernstein bounds for scores in [0, 1] that take more values than right and wrong.
-
-
-BERNSTEIN = "empirical Bernstein (Maurer-Pontil)"
-PLUG_IN = "empirical Bernstein (predictable plug-in)"
-LARGEST_WEIGHT = 0.75
-"""Weights stay below 1, where the inequality breaks down."""
+# ---- Empirical Bernstein and Hoeffding-Bentkus, for scores in [0, 1] that take more values than right and wrong.
 
 
 def bernstein_sequence(differences: ArrayLike, alpha: float, planned: int | None = None) -> Array:
     """Upper bounds on mean(d) after each of `differences [N]`, all of them true at once with probability 1 - alpha.
 
-    Args:
-        planned: number of prompts after which the bound shall be sharpest; None keeps it sharp at all of them.
+    Theorem 2 of arXiv 2010.09686. `planned` is the number of prompts after which the bound shall be sharpest; None
+    keeps it sharp at all of them.
     """
     x = (1 + checked(differences)) / 2  # the theorem speaks of [0, 1]
     t = np.arange(1, len(x) + 1)
@@ -209,168 +235,6 @@ def bernstein_bound(mean: float, variance: float, n: int, alpha: float) -> float
     return min(1.0, mean + math.sqrt(2 * sample_variance * log / n) + 2 * 7 * log / (3 * (n - 1)))
 
 
-# ---- Betting on a small loss: an upper bound on mean(d) that holds at every number of prompts at once.
-
-
-BETTING = "betting (hedged capital over a grid of stakes)"
-
-STAKES_S = np.geomspace(0.01, 0.98, 12)
-"""Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses."""
-
-Answer = Literal["within", "beyond"]
-"""Whether the prompts seen so far show a loss within a budget or beyond it."""
-
-
-def growth(d: ArrayLike, loss: float) -> Array:
-    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N, S]."""
-    return np.log1p(STAKES_S * ((loss - np.asarray(d, float)) / (1 - loss))[..., None])
-
-
-def counter_growth(d: ArrayLike, loss: float) -> Array:
-    """The same of the opposite bet, that mean(d) > `loss` [N, S]: its mirror image."""
-    return growth(-np.asarray(d, float), -loss)
-
-
-def wealth(log_wealth_S: Array) -> Array:
-    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same share."""
-    return np.asarray(logsumexp(log_wealth_S, axis=-1) - math.log(len(STAKES_S)))
-
-
-def wealth_of_table(losses: int, gains: int, n: int, loss: float) -> float:
-    """Logarithm of the wealth of a bet on mean(d) < `loss` after n right-or-wrong pairs, whatever their order."""
-    return float(wealth(np.array([losses, gains, n - losses - gains]) @ growth([1.0, -1.0, 0.0], loss)))
-
-
-def richest(differences: ArrayLike, loss: float) -> float:
-    """Largest logarithm of the wealth of a bet on mean(d) < `loss` along `differences [N]`."""
-    return float(wealth(growth(checked(differences), loss).cumsum(0)).max())
-
-
-def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
-    """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`."""
-    return richest(differences, budget) >= -math.log(1 - confidence)
-
-
-def betting_bound(differences: ArrayLike, alpha: float) -> float:
-    """Upper bound on mean(d) of `differences [N]` in [-1, 1], in their order, as valid as if one had looked only once.
-
-    The smallest mean that the best moment along the way refutes; wealth grows with the mean that is bet against, so
-    it is found by halving. A negative bound is given as 0.
-    """
-    d = checked(differences)
-    low, high = 0.0, 1.0
-    while high - low > RESOLUTION / 4:
-        middle = (low + high) / 2
-        low, high = (low, middle) if refutes(d, middle, 1 - alpha) else (middle, high)
-    return round(min(1.0, math.ceil(high / RESOLUTION) * RESOLUTION), 6) if low else 0.0
-
-
-def answer_at(differences: ArrayLike, budget: float, confidence: float) -> tuple[Answer | None, int]:
-    """What a wager along `differences [N]` would answer, and after how many prompts; None and N where it stays open."""
-    wager = Wager(budget, confidence)
-    return wager.see_all(differences), wager.n
-
-
-class Wager:
-    """Two opposite bets on one budget while prompts come in; once either is won, decoding may stop.
-
-    The answer "within" is a certificate: it is wrong with probability 1 - confidence at most. The answer "beyond" is as
-    sure, and saves the remaining prompts of a setting that loses the budget. An answer once given stays.
-    """
-
-    def __init__(self, budget: float, confidence: float) -> None:
-        if not (0 < budget < 1 and 0 < confidence < 1):
-            raise UserError(
-                f"A budget of {budget:g} at confidence {confidence:g} cannot be wagered on; both lie in (0, 1)."
-            )
-        self.budget, self.enough = budget, -math.log(1 - confidence)
-        self.answer: Answer | None = None
-        self.n = 0
-        """Prompts seen until the answer was clear, or so far."""
-        self.for_S, self.against_S = np.zeros(len(STAKES_S)), np.zeros(len(STAKES_S))
-
-    def see(self, difference: float) -> Answer | None:
-        """Take in d of the next prompt; returns the answer, or None while it is open."""
-        return self.see_all([difference])
-
-    def see_all(self, differences: ArrayLike) -> Answer | None:
-        """Take in the next `differences [N]` in their order; returns the answer, or None while it is open."""
-        d = checked(differences)
-        if self.answer is not None:
-            return self.answer
-        for_NS = self.for_S + growth(d, self.budget).cumsum(0)
-        against_NS = self.against_S + counter_growth(d, self.budget).cumsum(0)
-        within_N, beyond_N = wealth(for_NS) >= self.enough, wealth(against_NS) >= self.enough
-        clear_N = within_N | beyond_N
-        self.for_S, self.against_S = for_NS[-1], against_NS[-1]
-        self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
-        if clear_N.any():
-            self.answer = "within" if within_N[clear_N.argmax()] else "beyond"
-        return self.answer
-
-
-# ---- The upper confidence bound on what looseness costs, from paired scores of strict and loose decoding.
-
-
-EXACT = "exact unconditional (Tango's score, Berger-Boos)"
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What n paired prompts say about the loss, at one confidence."""
-
-    value: float
-    """One-sided upper bound on the mean loss."""
-    kind: str
-    """Which bound it is."""
-    confidence: float
-    """Probability with which the bound holds, at least."""
-    n: int
-    """Prompts."""
-    mean: float
-    """Observed mean loss; negative when loose decoding scored better."""
-    losses: int
-    """Prompts on which loose decoding scored lower."""
-    gains: int
-    """Prompts on which loose decoding scored higher."""
-    spread: float
-    """Mean of d squared; for right-or-wrong scores the share of discordant pairs."""
-    harm: float
-    """Upper bound on the mean of max(d, 0), by Hoeffding-Bentkus."""
-
-    @property
-    def discordant(self) -> int:
-        """Prompts on which the two scores differ."""
-        return self.losses + self.gains
-
-    def within(self, budget: float) -> bool:
-        """Whether the loss is certified to be `budget` at most."""
-        if self.kind == EXACT and p_value(self.losses, self.gains, self.n, budget) > 1 - self.confidence:
-            return False
-        return self.value <= budget
-
-
-def upper_bound(differences: ArrayLike, confidence: float, ternary: bool = True) -> Bound:
-    """The upper bound on mean(d) for `differences [N]`.
-
-    Args:
-        differences: d of every prompt, in the order of the prompts.
-        confidence: probability with which the bound holds.
-        ternary: whether the score can only differ by -1, 0 or 1; a difference that shows otherwise overrules it.
-
-    Raises:
-        UserError: no prompt, or a difference that is not a number in [-1, 1].
-    """
-    d = checked(differences)
-    n, alpha = len(d), 1 - confidence
-    losses, gains = int((d > 0).sum()), int((d < 0).sum())
-    exact = ternary and right_or_wrong(d)
-    value = exact_bound(losses, gains, n, alpha) if exact else float(bernstein_sequence(d, alpha, planned=n)[-1])
-    harm = hoeffding_bentkus(float(np.maximum(d, 0).mean()), n, alpha)
-    kind = EXACT if exact else PLUG_IN
-    return Bound(value, kind, confidence, n, float(d.mean()), losses, gains, float((d * d).mean()), harm)
-
-
 def hoeffding_bentkus(mean: float, n: int, alpha: float) -> float:
     """Upper bound on the mean of values in [0, 1] of which n were seen with this mean (arXiv 2110.01052).
 
@@ -391,3 +255,63 @@ def relative_entropy(a: float, b: float) -> float:
     heads = a * math.log(a / b) if a > 0 else 0.0
     tails = (1 - a) * math.log((1 - a) / (1 - b)) if a < 1 else 0.0
     return heads + tails
+
+
+# ---- Betting on a small loss: what holds at every number of prompts at once.
+
+
+def growth(d: ArrayLike, loss: float) -> Array:
+    """Logarithm of what one prompt of each `d [N]` does to a bet on mean(d) < `loss`, by stake [N, S]."""
+    return np.log1p(STAKES_S * ((loss - np.asarray(d, float)) / (1 - loss))[..., None])
+
+
+def wealth(log_wealth_S: Array) -> Array:
+    """Logarithm of the wealth of all stakes together `[..., S]` -> [...]; each got the same share."""
+    return np.asarray(logsumexp(log_wealth_S, axis=-1) - math.log(len(STAKES_S)))
+
+
+def refutes(differences: ArrayLike, budget: float, confidence: float) -> bool:
+    """Whether a loss of `budget` or more was ruled out at any point along `differences [N]`."""
+    return bool(wealth(growth(checked(differences), budget).cumsum(0)).max() >= -math.log(1 - confidence))
+
+
+def betting_bound(differences: ArrayLike, alpha: float) -> float:
+    """Upper bound on mean(d) of `differences [N]` in [-1, 1], in their order, as valid as if one had looked only once.
+
+    The smallest mean that the best moment along the way refutes; wealth grows with the mean that is bet against, so
+    it is found by halving. A negative bound is given as 0.
+    """
+    low, high = 0.0, 1.0
+    while high - low > RESOLUTION / 4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if refutes(differences, middle, 1 - alpha) else (middle, high)
+    return rounded_up(high) if low else 0.0
+
+
+class SequentialTest:
+    """Two opposite bets on one budget while prompts come in; once either is won, decoding may stop.
+
+    The answer "within" is a certificate: it is wrong with probability 1 - confidence at most. The answer "beyond" is as
+    sure, and saves the remaining prompts of a setting that loses the budget. An answer once given stays.
+    """
+
+    def __init__(self, budget: float, confidence: float) -> None:
+        self.budget, self.enough = budget, -math.log(1 - confidence)
+        self.answer: Answer | None = None
+        self.n = 0  # prompts seen until the answer was clear, or so far
+        self.for_S, self.against_S = np.zeros(len(STAKES_S)), np.zeros(len(STAKES_S))  # logarithms of the wealth
+
+    def update(self, differences: ArrayLike) -> Answer | None:
+        """Take in the next `differences [N]` in their order; returns the answer, or None while it is open."""
+        d = checked(differences)
+        if self.answer is not None:
+            return self.answer
+        for_NS = self.for_S + growth(d, self.budget).cumsum(0)
+        against_NS = self.against_S + growth(-d, -self.budget).cumsum(0)  # the bet that mean(d) > budget
+        within_N, beyond_N = wealth(for_NS) >= self.enough, wealth(against_NS) >= self.enough
+        clear_N = within_N | beyond_N
+        self.for_S, self.against_S = for_NS[-1], against_NS[-1]
+        self.n += int(clear_N.argmax()) + 1 if clear_N.any() else len(d)
+        if clear_N.any():
+            self.answer = "within" if within_N[clear_N.argmax()] else "beyond"
+        return self.answer

@@ -1,12 +1,12 @@
-"""From budgets to a proof: choose settings on development prompts, then test them on calibration prompts.
+"""From budgets to a certificate: choose settings on development prompts, then test them on calibration prompts.
 
-No prompt does both. Decoding is handed in as `Outcomes`.
+No prompt does both. Decoding is handed in as `Outcomes`; the command, the pipeline and its studies share this engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,43 +15,38 @@ from transformers import PreTrainedModel
 
 from gistgate.certificates.bounds import Array
 from gistgate.certificates.fixed_sequence import Stop, Verdicts, fixed_sequence
+from gistgate.certificates.judged import Look, digest, record
 from gistgate.certificates.outcomes import Outcomes
-from gistgate.certificates.planning import wager_confidence
+from gistgate.certificates.planning import confidence_of_test
 from gistgate.certificates.search import Aims, Selection, Setting, choose_settings
 from gistgate.core.certificate import Certificate, OperatingPoint
 from gistgate.core.files import fingerprint, named_files
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import files_of
+from gistgate.lm_eval.task import Task, files_of
 
 
 @dataclass(frozen=True)
 class Method:
     """A rule with a drafter, and the settings that compete."""
 
-    rule: str
-    """Rule id."""
-    drafter: str
-    """Drafter id."""
-    block: int
-    """K, in tokens."""
-    knob: str | None = None
-    """The setting that calibration moves; None for a rule without one."""
-    grid: tuple[float, ...] = ()
-    """Values of the knob, from strict to loose."""
-    fixed: dict[str, Any] = field(default_factory=dict)
-    """Settings of the rule that never change."""
-    variants: tuple[dict[str, Any], ...] = ({},)
-    """Settings of the rule of which development prompts choose one; each overrides `fixed`."""
+    rule: str  # rule id
+    drafter: str  # drafter id
+    block: int  # K, in tokens
+    knob: str | None = None  # the setting that calibration moves; None for a rule without one
+    grid: tuple[float, ...] = ()  # values of the knob, from strict to loose
+    fixed: dict[str, Any] = field(default_factory=dict)  # settings of the rule that never change
+    variants: tuple[dict[str, Any], ...] = ({},)  # of these development prompts choose one; each overrides `fixed`
 
     def __post_init__(self) -> None:
-        if any({**self.fixed, **variant}.get("table") == "online" for variant in self.variants):
+        given = [{**self.fixed, **variant} for variant in self.variants]
+        if any(one.get("table") == "online" for one in given):
             raise UserError(
                 f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later ones. "
                 "Set table to 'frozen', with counts that are made before."
             )
-        if any({**self.fixed, **variant}.get("kappa", 0) for variant in self.variants):
+        if any(one.get("kappa", 0) for one in given):
             raise UserError(
                 f"{self.rule}: with kappa the costs of requests loosen the rule. Calibration decodes without costs, so "
                 "that no test of it speaks of requests that have some. Leave kappa at 0."
@@ -72,40 +67,19 @@ class Method:
 class Request:
     """What shall be certified, and how."""
 
-    budgets: tuple[float, ...]
-    """Largest mean losses, each a claim of its own."""
-    confidence: float = 0.95
-    """Probability with which each certificate holds."""
-    n: int = 1000
-    """Most calibration prompts to decode for a setting."""
-    stop: Stop = "lost"
-    """When to leave a setting early."""
-    settings: int = 3
-    """Most settings to test behind the strictest."""
-    evaluations: int = 6
-    """Most settings to measure on development prompts, plus one for each variant behind the first."""
-    reserve: float = 1.0
-    """Standard errors that the choice of settings leaves free below a budget."""
-    headline: float | None = None
-    """The budget that decides between variants; None takes the largest."""
+    budgets: tuple[float, ...]  # largest mean losses, each a claim of its own
+    confidence: float = 0.95  # probability with which each certificate holds
+    n: int = 1000  # most calibration prompts to decode for a setting
+    stop: Stop = "lost"  # when to leave a setting early
+    settings: int = 3  # most settings to test behind the strictest
+    evaluations: int = 6  # most settings to measure on development prompts, plus one for each variant behind the first
+    reserve: float = 1.0  # standard errors that the choice of settings leaves free below a budget
+    headline: float | None = None  # the budget that decides between variants; None takes the largest
 
     @property
     def headline_budget(self) -> float:
         """The budget that decides between variants."""
         return max(self.budgets) if self.headline is None else self.headline
-
-    @property
-    def aims(self) -> Aims:
-        """What the settings are chosen for."""
-        return Aims(
-            budgets=sorted(self.budgets),
-            headline=self.headline_budget,
-            n=self.n,
-            confidence=wager_confidence(self.stop, self.confidence),
-            settings=self.settings,
-            evaluations=self.evaluations,
-            reserve=self.reserve,
-        )
 
 
 @dataclass(frozen=True)
@@ -114,10 +88,8 @@ class Finding:
 
     method: Method
     request: Request
-    selection: Selection
-    """The settings that were fixed on development prompts."""
-    verdicts: Verdicts
-    """What the tests on calibration prompts said."""
+    selection: Selection  # the settings that were fixed on development prompts
+    verdicts: Verdicts  # what the tests on calibration prompts said
 
     def point(self, budget: float) -> OperatingPoint:
         """What was found for a budget: the loosest certified setting, or the strictest one, which was refused."""
@@ -139,25 +111,22 @@ class Finding:
             refusal=self.verdicts.refusal(budget),
         )
 
-    def certificate(
-        self, score: str, scope: dict[str, Any], source: str, budgets: Sequence[float] = (), made: str = ""
-    ) -> Certificate:
-        """The proof for `budgets` (default: all).
+    def certificate(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Certificate:
+        """The certificate for all budgets of the request.
 
         Args:
             score: id of the score that was compared.
-            scope: everything that the proof depends on.
+            scope: everything that the certificate depends on.
             source: where the prompts come from, for people.
-            budgets: those of the request that the proof shall speak of.
             made: date in UTC; empty where equal inputs have to give equal bytes.
         """
-        budgets = sorted(budgets or self.request.budgets)
+        method, budgets = self.method, sorted(self.request.budgets)
         headline = self.request.headline_budget
         return Certificate(
-            rule=self.method.rule,
-            drafter=self.method.drafter,
-            block=self.method.block,
-            knob=self.method.knob,
+            rule=method.rule,
+            drafter=method.drafter,
+            block=method.block,
+            knob=method.knob,
             score=score,
             confidence=self.request.confidence,
             headline_budget=headline if headline in budgets else budgets[-1],
@@ -176,23 +145,28 @@ class Finding:
             bound = one.bounds[at]
             row |= {"n": bound.n, "losses": bound.losses, "gains": bound.gains, "loss": bound.mean}
             row |= {"bound": bound.value, "bound_kind": bound.kind, "within": one.within[at]}
-            row |= {"wagered": one.wagered[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
+            row |= {"wagered": one.answers[at], "mean_accepted_length": one.decoded.counted.mean_accepted_length}
         return rows
 
 
 def calibrate(
-    method: Method, outcomes: Outcomes, request: Request, before: Callable[[Selection], object] | None = None
+    method: Method,
+    outcomes: Outcomes,
+    request: Request,
+    look: Look | None = None,
+    scope: Mapping[str, Any] | None = None,
 ) -> Finding:
     """Choose settings on development prompts, then test them on calibration prompts from strict to loose.
 
-    `before` sees the chosen settings before any calibration prompt is decoded, and raises where the prompts may not be
-    judged again (`gistgate.certificates.judged`).
+    `look` is recorded with the chosen settings before any calibration prompt is decoded, and refused where the prompts
+    may not be judged again; `scope` says what decodes.
     """
     selection = choose(method, outcomes, request)
-    if before is not None:
-        before(selection)
-    chunks = (outcomes.chunks("calibration", method.settings(one), request.n) for one in selection.settings)
+    settings = [method.settings(one) for one in selection.settings]
     ternary = outcomes.scorer.ternary
+    if look is not None:
+        record(replace(look, tested=hypothesis(settings, request, ternary, scope or {})))
+    chunks = (outcomes.chunks("calibration", one, request.n) for one in settings)
     verdicts = fixed_sequence(chunks, request.budgets, request.confidence, request.stop, ternary)
     return Finding(method, request, selection, verdicts)
 
@@ -206,7 +180,30 @@ def choose(method: Method, outcomes: Outcomes, request: Request) -> Selection:
         done = outcomes.decoded("development", method.settings(setting))
         return done.differences, done.counted.mean_accepted_length
 
-    return choose_settings(method.grid, method.variants, evaluate, request.aims)
+    aims = Aims(
+        budgets=sorted(request.budgets),
+        headline=request.headline_budget,
+        n=request.n,
+        confidence=confidence_of_test(request.stop, request.confidence),
+        settings=request.settings,
+        evaluations=request.evaluations,
+        reserve=request.reserve,
+    )
+    return choose_settings(method.grid, method.variants, evaluate, aims)
+
+
+DECIDING = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
+"""What of a certificate's scope decides which hypothesis is tested."""
+SOMETIMES = ("drafting", "judge", "rule_data")
+"""The same where it is there; a fingerprint without them is that of earlier versions."""
+
+
+def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]) -> str:
+    """Fingerprint of a tested hypothesis: settings in their order, budgets, bound, and what decodes and judges."""
+    sequence = [list(settings), sorted(request.budgets), f"{'exact' if ternary else 'plug-in'} {request.stop}"]
+    decoding = {name: scope.get(name) for name in DECIDING}
+    decoding |= {name: scope[name] for name in SOMETIMES if scope.get(name)}
+    return digest([digest(sequence)[:16], decoding])[:16]
 
 
 # ---- The scope of a certificate: everything that decides what is decoded, as plain JSON without dates.
@@ -252,11 +249,11 @@ def decoding_scope(
     }
 
 
-def task_scope(task: Any, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
+def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
     """What is asked and how answers are judged.
 
     Args:
-        task: an lm-eval task of `gistgate.lm_eval.task`.
+        task: the task.
         prompts: what tells the calibration prompts from others: their token ids, or the file (as Path).
         tokenizer: whose chat template the prompts have; None where a server writes them.
     """
@@ -270,7 +267,7 @@ def task_scope(task: Any, prompts: Any, tokenizer: Any = None) -> dict[str, Any]
     }
 
 
-def task_hash(task: Any) -> str:
+def task_hash(task: Task) -> str:
     """Hash of how a task is asked and judged; its own files are included where data/tasks has them."""
     limits = [task.name, task.metric, list(task.stops), task.max_new_tokens]
     return fingerprint(limits, *files_of(Path("data/tasks") / f"{task.name}.yaml"))

@@ -6,8 +6,9 @@ rule without a correction for the number of settings. Choosing the best of sever
 multiplies the error.
 
 Three ways to stop. `planned` decodes all planned prompts and tests once. `lost` does the same, but leaves a setting as
-soon as a wager shows that it loses the largest budget; stopping only to refuse adds no false certificate. `clear` stops
-on either answer of the wager; the error is shared, half for the wager and half for the test behind the last prompt.
+soon as a sequential test shows that it loses the largest budget; stopping only to refuse adds no false certificate.
+`clear` stops on either answer of the sequential test; the error is shared, half for it and half for the test behind the
+last prompt.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, Wager, betting_bound, upper_bound
+from gistgate.certificates.bounds import BETTING, EXACT, Answer, Bound, SequentialTest, betting_bound, upper_bound
 from gistgate.certificates.outcomes import NOTHING, Decoded
-from gistgate.certificates.planning import fewest, needed_n, plug_in_certifies, wager_confidence
+from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, plug_in_certifies
 from gistgate.core.utils import UserError
 
 Stop = Literal["planned", "lost", "clear"]
@@ -28,26 +29,20 @@ Stop = Literal["planned", "lost", "clear"]
 
 @dataclass(frozen=True)
 class Tested:
-    """One setting of the sequence."""
+    """One setting of the sequence; the tuples follow the order of the budgets."""
 
-    decoded: Decoded
-    """All that was decoded of the setting."""
-    bounds: tuple[Bound, ...]
-    """The bound that decided each budget, in the order of the budgets."""
-    within: tuple[bool, ...]
-    """Whether the bound keeps each budget."""
-    wagered: tuple[Answer | None, ...]
-    """The answer of the wager on each budget; None where it stayed open or does not count."""
+    decoded: Decoded  # all that was decoded of the setting
+    bounds: tuple[Bound, ...]  # the bound that decided each budget
+    within: tuple[bool, ...]  # whether the bound keeps each budget
+    answers: tuple[Answer | None, ...]  # of the sequential tests; None where one stayed open or does not count
 
 
 @dataclass(frozen=True)
 class Verdicts:
     """What a fixed sequence showed for each budget."""
 
-    budgets: tuple[float, ...]
-    """Largest mean losses, each a claim of its own."""
-    tested: tuple[Tested, ...]
-    """Settings from strict to loose; the last may be the one that failed."""
+    budgets: tuple[float, ...]  # largest mean losses, each a claim of its own
+    tested: tuple[Tested, ...]  # settings from strict to loose; the last may be the one that failed
 
     def passed(self, budget: float) -> int | None:
         """Index of the loosest setting that keeps a budget while all before it do; None where the first fails."""
@@ -70,7 +65,7 @@ class Verdicts:
         if self.passed(budget) is not None or bound.mean >= budget:
             return None
         if bound.kind == EXACT:
-            return needed_beyond(bound, budget)
+            return needed_n(budget, bound.confidence, bound.spread, bound.mean, more_than=bound.n)
         seen = first.decoded.differences
         return fewest(lambda n: plug_in_certifies(np.resize(seen, n), budget, bound.confidence), above=bound.n)
 
@@ -82,20 +77,15 @@ class Verdicts:
         seen = (
             f"{bound.n} prompts with a loss of {bound.mean:.2%} and {bound.discordant / bound.n:.2%} differing answers"
         )
-        if self.tested[0].wagered[at] == "beyond":
+        if self.tested[0].answers[at] == "beyond":
             return f"A budget of {budget:.2%} is lost at the strictest setting tested: {seen} leave no doubt."
         need = self.needed(budget)
         remedy = f"about {need} prompts would do" if need else "more prompts would not help; take a larger budget"
         return f"A budget of {budget:.2%} cannot be certified: {seen} bound it by {bound.value:.2%}; {remedy}."
 
 
-def needed_beyond(bound: Bound, budget: float) -> int | None:
-    """How many prompts would certify `budget` where those behind `bound` did not, were their rates to stay."""
-    return needed_n(budget, bound.confidence, bound.spread, bound.mean, bound.kind == EXACT, more_than=bound.n)
-
-
 def check_stop(stop: str) -> None:
-    """Raise UserError unless that is a way to stop."""
+    """Refuse an unknown way to stop."""
     if stop not in get_args(Stop):
         raise UserError(f"There is no way to stop called '{stop}'. Use one of: {', '.join(get_args(Stop))}.")
 
@@ -116,9 +106,6 @@ def fixed_sequence(
         confidence: probability with which each certificate holds.
         stop: when to leave a setting early.
         ternary: whether the score can only differ by -1, 0 or 1, so that the exact bound may be used.
-
-    Raises:
-        UserError: an unknown way to stop.
     """
     check_stop(stop)
     tested: list[Tested] = []
@@ -132,40 +119,26 @@ def fixed_sequence(
 def try_setting(
     chunks: Iterable[Decoded], budgets: Sequence[float], confidence: float, stop: Stop, ternary: bool = True
 ) -> Tested:
-    """Take in chunks until no budget is open any more, then test what the wagers left open."""
-    sure = wager_confidence(stop, confidence)
-    wagers = [Wager(budget, sure) for budget in budgets]
+    """Take in chunks until no budget is open any more, then test what the sequential tests left open."""
+    sure = confidence_of_test(stop, confidence)
+    tests, largest = [SequentialTest(budget, sure) for budget in budgets], int(np.argmax(budgets))
     done = NOTHING
     for chunk in chunks:
         done = done + chunk
         if stop == "planned":
             continue
-        for wager in wagers:
-            wager.see_all(chunk.differences)
-        if is_over(wagers, budgets, stop):
+        found = [test.update(chunk.differences) for test in tests]
+        if found[largest] == "beyond" or (stop == "clear" and None not in found):
             break
-    answers = tuple(counted(wager.answer, stop) for wager in wagers)
+    # Under `lost` a sequential test refuses and never certifies.
+    answers = tuple(test.answer if stop == "clear" or test.answer == "beyond" else None for test in tests)
     plain = upper_bound(done.differences, sure, ternary)
-    bounds = tuple(betting(plain, done, sure) if answer == "within" else plain for answer in answers)
+    bounds = []
+    for answer in answers:
+        won = {"value": betting_bound(done.differences, 1 - sure), "kind": BETTING} if answer == "within" else {}
+        bounds.append(replace(plain, **won))
     within = tuple(
         answer == "within" or (answer is None and bound.within(budget))
         for answer, bound, budget in zip(answers, bounds, budgets, strict=True)
     )
-    return Tested(done, bounds, within, answers)
-
-
-def counted(answer: Answer | None, stop: Stop) -> Answer | None:
-    """The answer of a wager where it may decide: under `lost` it refuses and never certifies."""
-    return answer if stop == "clear" or answer == "beyond" else None
-
-
-def is_over(wagers: Sequence[Wager], budgets: Sequence[float], stop: Stop) -> bool:
-    """Whether more prompts can change nothing."""
-    if wagers[int(np.argmax(budgets))].answer == "beyond":
-        return True
-    return stop == "clear" and all(wager.answer is not None for wager in wagers)
-
-
-def betting(plain: Bound, done: Decoded, confidence: float) -> Bound:
-    """The bound of the wager itself on the same prompts."""
-    return replace(plain, value=betting_bound(done.differences, 1 - confidence), kind=BETTING)
+    return Tested(done, tuple(bounds), within, answers)

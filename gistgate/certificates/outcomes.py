@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -21,37 +21,14 @@ from gistgate.certificates.bounds import Array
 from gistgate.core.files import fingerprint, named_files, read_json_lines, write_json_lines
 from gistgate.core.request import Statistics, total
 
-CLIP = 5.0
-"""Nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token."""
-WORSE = -1e4
-"""Stands for the log-probability of no token at all."""
+if TYPE_CHECKING:
+    from gistgate.lm_eval.task import Task
+
+CLIP = 5.0  # nats per token at which a log-probability counts as worst; a budget of 0.01 is 0.05 nats per token
+WORSE = -1e4  # stands for the log-probability of no token at all
 
 Prompt = dict[str, Any]
 Ids = list[int]
-
-
-class Judge(Protocol):
-    """A task that scores answers."""
-
-    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-        """The answer as it is scored."""
-        ...
-
-    def score(self, doc: dict[str, Any], text: str) -> float:
-        """The verdict on an answer, in [0, 1]."""
-        ...
-
-
-class Scorer(Protocol):
-    """Compares two answers to the same prompt."""
-
-    id: ClassVar[str]
-    ternary: ClassVar[bool]
-    """Whether d is -1, 0 or 1 unless the data show otherwise, so that the exact bound may be used."""
-
-    def differences(self, prompts: Sequence[Prompt], strict: Sequence[Ids], loose: Sequence[Ids]) -> Array:
-        """d of every prompt [N]."""
-        ...
 
 
 def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
@@ -63,7 +40,7 @@ def where_different(strict: Sequence[Ids], loose: Sequence[Ids]) -> list[int]:
 class TaskScore:
     """The task's own metric against its solution: right or wrong."""
 
-    task: Judge
+    task: Task
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "task"
     ternary: ClassVar[bool] = True
@@ -137,8 +114,7 @@ class Capped:
 class PairwiseJudge:
     """For open text: which of both answers a language model prefers; asked in both orders, disagreement is a tie."""
 
-    judge: PreTrainedModel
-    """Its weights are part of what a certificate says."""
+    judge: PreTrainedModel  # its weights are part of what a certificate says
     judge_tokenizer: PreTrainedTokenizerBase
     tokenizer: PreTrainedTokenizerBase
     id: ClassVar[str] = "judge"
@@ -166,21 +142,23 @@ class PairwiseJudge:
         return bool(logits_V[a] > logits_V[b])
 
 
+Scorer = TaskScore | LogProbability | Capped | PairwiseJudge
+"""Compares two answers to every prompt. `ternary`: d is -1, 0 or 1 unless the data show otherwise, so that the exact
+bound may be used."""
+
+
 # ---- Outcomes: one method decoded on prompts at its settings, each setting once, and scored against strict decoding.
 
 
-CHUNK = 256
-"""Prompts that are decoded between two looks at the outcomes."""
+CHUNK = 256  # prompts that are decoded between two looks at the outcomes
 
 
 @dataclass(frozen=True)
 class Answer:
     """One decoded prompt."""
 
-    ids: Ids
-    """The new tokens."""
-    statistics: Statistics
-    """What was counted, without seconds."""
+    ids: Ids  # the new tokens
+    statistics: Statistics  # what was counted, without seconds
 
 
 Decode = Callable[[dict[str, Any], Sequence[Prompt], int], list[Answer]]
@@ -193,10 +171,8 @@ Strict = Callable[[Sequence[Prompt], int], list[Ids]]
 class Decoded:
     """Some prompts, decoded at one setting."""
 
-    differences: Array
-    """d = strict - loose score [N]."""
-    statistics: list[Statistics] = field(default_factory=list)
-    """What was counted, by prompt."""
+    differences: Array  # d = strict - loose score [N]
+    statistics: list[Statistics] = field(default_factory=list)  # what was counted, by prompt
     tokens: Array = field(default_factory=lambda: np.zeros((0, 3)))
     """Tokens of the strict answer, of the loose answer, and the most that an answer may have [N, 3]."""
 
@@ -236,14 +212,10 @@ class Outcomes:
 
     prompts: Mapping[str, Sequence[Prompt]]
     """Prompts by split; `development` chooses settings, `calibration` certifies them."""
-    scorer: Scorer
-    """What quality means."""
-    strict: Strict
-    """Strict decoding, the reference."""
-    loose: Decode
-    """The method."""
-    chunk: int | None = CHUNK
-    """Prompts that are decoded at once; None decodes a whole split at once."""
+    scorer: Scorer  # what quality means
+    strict: Strict  # strict decoding, the reference
+    loose: Decode  # the method
+    chunk: int | None = CHUNK  # prompts that are decoded at once; None decodes a whole split at once
 
     def decoded(self, split: str, settings: dict[str, Any], start: int = 0, stop: int | None = None) -> Decoded:
         """Prompts `start` to `stop` of a split at these settings of the rule."""
@@ -261,17 +233,7 @@ class Outcomes:
             yield self.decoded(split, settings, start, min(start + size, n))
 
 
-class Watcher(Protocol):
-    """Hears of files of answers, such as to keep what they have cost."""
-
-    def made(self, piece: Path) -> None:
-        """The answers of this file were decoded; they are written next."""
-
-    def read(self, piece: Path) -> None:
-        """The answers of this file are handed out, just decoded or known before."""
-
-
-def cached(decode: Decode, folder: Path, name: str, *depends: Any, watcher: Watcher | None = None) -> Decode:
+def cached(decode: Decode, folder: Path, name: str, *depends: Any, watcher: Any = None) -> Decode:
     """The same function, but answers that were decoded once are read from `folder`; `watcher` hears of the files.
 
     A file is named by a fingerprint of `depends` (everything that decides answers besides settings and prompts), the

@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,14 +30,10 @@ from gistgate.certificates.planning import would_certify
 class Target:
     """A budget as calibration will test it."""
 
-    budget: float
-    """Largest mean loss."""
-    n: int
-    """Prompts that calibration decodes."""
-    confidence: float
-    """Confidence of the bound."""
-    reserve: float
-    """Standard errors of what development and calibration show apart, to leave free."""
+    budget: float  # largest mean loss
+    n: int  # prompts that calibration decodes
+    confidence: float  # confidence of the bound
+    reserve: float  # standard errors of what development and calibration show apart, to leave free
 
     def keeps(self, loss: float, spread: float, seen: int, exact: bool) -> bool:
         """Whether calibration would certify the budget if it showed this mean loss and this mean of d squared.
@@ -62,18 +57,12 @@ def error_apart(variance: float, n: int, seen: int) -> float:
 class Curve:
     """Measurements of one variant at indices of its grid."""
 
-    size: int
-    """Values on the grid."""
-    loss: dict[int, float] = field(default_factory=dict)
-    """Mean of d = strict - loose score, by index."""
-    spread: dict[int, float] = field(default_factory=dict)
-    """Mean of d squared, by index."""
-    tau: dict[int, float] = field(default_factory=dict)
-    """Mean accepted length, by index."""
-    seen: int = 0
-    """Prompts of every measurement."""
-    exact: bool = True
-    """Whether all scores were right or wrong, so that the exact bound will serve."""
+    size: int  # values on the grid
+    loss: dict[int, float] = field(default_factory=dict)  # mean of d = strict - loose score, by index
+    spread: dict[int, float] = field(default_factory=dict)  # mean of d squared, by index
+    tau: dict[int, float] = field(default_factory=dict)  # mean accepted length, by index
+    seen: int = 0  # prompts of every measurement
+    exact: bool = True  # whether all scores were right or wrong, so that the exact bound will serve
 
     def add(self, index: int, differences: Array, tau: float) -> None:
         """Take in a measurement of `differences [N]`."""
@@ -110,11 +99,6 @@ class Curve:
         kept = self.kept(target)
         return max(kept, default=-1), min(set(self.loss) - set(kept), default=self.size)
 
-    def width(self, target: Target) -> int:
-        """How many values lie in the open range."""
-        low, high = self.open_range(target)
-        return high - low - 1
-
     def next(self, target: Target) -> int | None:
         """The unmeasured index that halves the open range; None when nothing is open."""
         low, high = self.open_range(target)
@@ -142,10 +126,8 @@ def smooth(indices: list[int], values: dict[int, float]) -> list[float]:
 class Setting:
     """One value of the knob together with one variant of the rule's other settings."""
 
-    value: float | None
-    """The knob; None for a rule without one."""
-    variant: dict[str, Any] = field(default_factory=dict)
-    """Settings that override the method's fixed ones."""
+    value: float | None  # the knob; None for a rule without one
+    variant: dict[str, Any] = field(default_factory=dict)  # settings that override the method's fixed ones
 
 
 Evaluate = Callable[[Setting], tuple[Array, float]]
@@ -156,39 +138,25 @@ Evaluate = Callable[[Setting], tuple[Array, float]]
 class Aims:
     """What the chosen settings are for."""
 
-    budgets: Sequence[float]
-    """Budgets that calibration will test."""
-    headline: float
-    """The budget that decides between variants."""
-    n: int
-    """Prompts of the calibration split."""
-    confidence: float = 0.95
-    """Confidence of the certificates."""
-    settings: int = 3
-    """Most settings to choose behind the strictest."""
-    evaluations: int = 6
-    """Most settings to measure, plus one for each variant behind the first."""
-    reserve: float = 1.0
-    """Standard errors of what development and calibration show apart that a prediction leaves free."""
+    budgets: Sequence[float]  # budgets that calibration will test
+    headline: float  # the budget that decides between variants
+    n: int  # prompts of the calibration split
+    confidence: float = 0.95  # confidence of the certificates
+    settings: int = 3  # most settings to choose behind the strictest
+    evaluations: int = 6  # most settings to measure, plus one for each variant behind the first
+    reserve: float = 1.0  # standard errors of what development and calibration show apart that a prediction leaves free
 
     def target(self, budget: float) -> Target:
         """What a setting has to be predicted to keep."""
         return Target(budget, self.n, self.confidence, self.reserve)
-
-    @property
-    def by_weight(self) -> list[float]:
-        """The budgets, the headline first, then the small before the large."""
-        return [self.headline, *sorted(set(self.budgets) - {self.headline})]
 
 
 @dataclass(frozen=True)
 class Selection:
     """The fixed sequence."""
 
-    settings: list[Setting]
-    """From strict to loose; at least one."""
-    measured: list[Setting]
-    """All settings that were measured, by variant, from strict to loose."""
+    settings: list[Setting]  # from strict to loose; at least one
+    measured: list[Setting]  # all settings that were measured, by variant, from strict to loose
 
 
 def choose_settings(
@@ -206,16 +174,18 @@ def choose_settings(
     certification then says how far off it is.
     """
     search = Search(grid, variants, evaluate, aims.evaluations + len(variants) - 1)
-    search.find_variant(aims.target(aims.headline))
-    best = search.best(aims.target(aims.headline))
-    search.refine(best, [aims.target(budget) for budget in aims.by_weight])
+    headline = aims.target(aims.headline)
+    by_weight = [aims.headline, *sorted(set(aims.budgets) - {aims.headline})]  # then the small before the large
+    search.find_variant(headline)
+    best = max(range(len(variants)), key=lambda variant: search.curves[variant].kept_tau(headline))  # first of equals
+    search.refine(best, [aims.target(budget) for budget in by_weight])
     chosen: list[int] = []
-    for budget in aims.by_weight:
+    for budget in by_weight:
         index = search.curves[best].loosest(aims.target(budget))
         if index is not None and index not in chosen and len(chosen) < aims.settings:
             chosen.append(index)
     if len(chosen) < aims.settings:
-        chosen += search.curves[best].between(aims.target(aims.headline), chosen)
+        chosen += search.curves[best].between(headline, chosen)
     return Selection([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
 
 
@@ -248,19 +218,11 @@ class Search:
     def find_variant(self, target: Target) -> None:
         """Measure where the largest tau may still hide, until none can beat the best one known."""
         while self.left > 0:
-            variant = max(range(len(self.curves)), key=partial(self.hope, target))
+            variant = max(range(len(self.curves)), key=lambda variant: self.curves[variant].hope(target))
             index = self.curves[variant].next(target)
             if index is None:  # the most hopeful variant has nothing open, so its tau is the best
                 return
             self.measure(variant, index)
-
-    def hope(self, target: Target, variant: int) -> float:
-        """The largest tau that a variant may turn out to have."""
-        return self.curves[variant].hope(target)
-
-    def best(self, target: Target) -> int:
-        """The variant with the largest tau among settings predicted to keep the target; the first of equals."""
-        return max(range(len(self.curves)), key=lambda variant: self.curves[variant].kept_tau(target))
 
     def refine(self, variant: int, targets: Sequence[Target]) -> None:
         """Close the open ranges of one variant, the widest first."""
@@ -269,6 +231,6 @@ class Search:
             open_targets = [target for target in targets if curve.next(target) is not None]
             if not open_targets:
                 return
-            index = curve.next(max(open_targets, key=curve.width))
+            index = curve.next(max(open_targets, key=lambda target: np.diff(curve.open_range(target))[0]))
             assert index is not None
             self.measure(variant, index)

@@ -1,4 +1,4 @@
-"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget, one proof.
+"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget.
 
 The stages of the pipeline use the same engine, `gistgate.certificates.calibration`.
 """
@@ -11,15 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 import gistgate
 from gistgate.certificates.calibration import Method, Request, calibrate, decoding_scope, task_scope
-from gistgate.certificates.fixed_sequence import Stop, check_stop
-from gistgate.certificates.judged import LOCAL, PUBLISHED, Ledger, Looks, hash_of, level
+from gistgate.certificates.fixed_sequence import check_stop
+from gistgate.certificates.judged import Look, hash_of, judged_marks, level
 from gistgate.certificates.outcomes import (
     Answer,
     Capped,
@@ -37,7 +37,6 @@ from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
-from gistgate.core.files import fingerprint
 from gistgate.core.gate import Gate
 from gistgate.core.identity import ModelIdentity, identify_model, model_scope
 from gistgate.core.reader import context_of, num_ids
@@ -49,66 +48,89 @@ from gistgate.models.build import BLOCK, CORPUS, GATED, STORED, STRICT, Sources,
 from gistgate.models.loading import load_draft, load_target, parse_settings
 from gistgate.rules import RULES, make_rule, meant
 
-# ---- The options of `gistgate calibrate`.
+if TYPE_CHECKING:
+    from gistgate.cli.calibrate import Options
+
+LONGEST = 2048  # context assumed where a model does not say its own, in tokens
+MEMORY_MB = 1000  # room for prompts that are read once and decoded at many settings
+SCRATCH = Path(".scratch/certificates")  # where decoded answers wait, so that an interruption loses one chunk at most
+SCORES = ["task", "capped", "logprob", "judge"]
 
 
-@dataclass(frozen=True)
-class Options:
-    """The options of the command; its help texts say what each one means."""
-
-    task: str
-    budget: float = 0.02
-    confidence: float = 0.95
-    gate: str | None = None
-    rule: str | None = None
-    target: str | None = None
-    gguf: str | None = None
-    draft: str | None = None
-    draft_gguf: str | None = None
-    quantise_draft: str | None = None
-    stop_drafting: str | None = None
-    draft_vocabulary: str | None = None
-    drafter: str | None = None
-    settings: Sequence[str] = ()
-    block: int | None = None
-    prompts: int | None = None
-    development: int = 300
-    stop: Stop = "lost"
-    score: str = "task"
-    judge: str | None = None
-    task_data: str | None = None
-    allow_code: bool = False
-    chat: bool | None = None
-    system: str | None = None
-    num_fewshot: int | None = None
-    metric: str | None = None
-    max_new_tokens: int | None = None
-    out: Path | None = None
-    batch_size: int = 32
-    seed: int = 0
-    draw: int = 1
-    looks: int = 1
-
-    def __post_init__(self) -> None:
-        if not (0 < self.budget < 1 and 0.5 <= self.confidence < 1):
-            raise UserError(
-                f"A budget of {self.budget:g} at confidence {self.confidence:g} cannot be certified. "
-                "The budget lies in (0, 1), the confidence in [0.5, 1)."
-            )
-        level(self.confidence, self.looks)  # refuses what no number of prompts can reach
-        check_stop(self.stop)
-        if self.gate is None and (self.out is None or self.target is None):
-            raise UserError(
-                "Without --gate, say where the certificate goes (--out) and which model decodes (--target)."
-            )
-
-    @property
-    def folder(self) -> Path:
-        """Where the certificate goes."""
-        return self.out or Path(self.gate or ".")
+def certify(options: Options) -> tuple[Certificate, Path]:
+    """Plan, choose, test, write; returns the certificate and its file, and refuses where nothing could be certified."""
+    check_options(options)
+    models = load_models(options)
+    task = load_task(spec_of(options, models.gate))
+    scorer = make_scorer(options, models, task)
+    prompts = prompts_of(options, models, task, scorer.ternary)
+    calibration = [prompt["ids"] for prompt in prompts["calibration"]]
+    confidence = planned(options, len(calibration), scorer.ternary)
+    method = method_of(options, models)
+    outcomes = outcomes_of(options, models, method, prompts, scorer)
+    draft = models.draft if asks_draft(method.drafter) else None
+    scope = {
+        **scope_with(draft, options, models, method),
+        **({"judge": model_scope(identify_model(scorer.judge))} if isinstance(scorer, PairwiseJudge) else {}),
+        **task_scope(task, calibration, models.tokenizer),
+    }
+    look = Look(
+        claim=f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
+        marks=[mark for prompt in prompts["calibration"] for mark in marks_of(task, prompt)],
+        spent=1 - confidence,
+        error=1 - options.confidence,
+        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
+    )
+    request = Request((options.budget,), confidence, len(calibration), options.stop)  # type: ignore[arg-type]
+    finding = calibrate(method, outcomes, request, look, scope)
+    if (refusal := finding.verdicts.refusal(options.budget)) is not None:
+        raise UserError(refusal)
+    if isinstance(scorer, TaskScore):
+        warn_of_little_to_lose(options.budget, scorer, outcomes)
+    source = f"training documents of the task '{options.task}' and prompts like these"
+    certificate = finding.certificate(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
+    folder = options.out or Path(options.gate or ".")
+    path = certificate.save(folder)
+    if (folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
+        write_code(folder)
+    return certificate, path
 
 
-# ---- The models that `gistgate calibrate` decodes with.
+def check_options(options: Options) -> None:
+    """Refuse a claim that nobody can certify, and a certificate without a place."""
+    if not (0 < options.budget < 1 and 0.5 <= options.confidence < 1):
+        raise UserError(
+            f"A budget of {options.budget:g} at confidence {options.confidence:g} cannot be certified. "
+            "The budget lies in (0, 1), the confidence in [0.5, 1)."
+        )
+    level(options.confidence, options.looks)  # refuses what no number of prompts can reach
+    check_stop(options.stop)
+    if not (options.gate or options.strict_endpoint) and (options.out is None or options.target is None):
+        raise UserError("Without --gate, say where the certificate goes (--out) and which model decodes (--target).")
+
+
+def planned(options: Options, n: int, ternary: bool) -> float:
+    """Say what n prompts can certify, or refuse; returns the confidence of one look."""
+    confidence = level(options.confidence, options.looks)
+    print(plan_sentence(options.budget, confidence, n, ternary, options.stop))
+    check_possible(options.budget, confidence, n, ternary, options.stop)
+    return confidence
+
+
+def warn_of_little_to_lose(budget: float, scorer: TaskScore, outcomes: Outcomes) -> None:
+    """Say that a certificate promises nothing where losing every right answer would keep its budget."""
+    prompts = outcomes.prompts["development"]
+    scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)]
+    if (score := sum(scores) / max(1, len(scores))) <= budget:
+        warnings.warn(
+            f"Strict decoding scores {100 * score:.1f} % on the development prompts, and the budget is "
+            f"{100 * budget:g} points, so that this certificate promises nothing. Take an easier task, or a smaller "
+            "budget.",
+            stacklevel=2,
+        )
+
+
+# ---- The models: those that are named, else those that the gate was trained for.
 
 
 @dataclass(frozen=True)
@@ -122,20 +144,17 @@ class Models:
 
 
 def load_models(options: Options) -> Models:
-    """The models that are named, else those that the gate was trained for; the draft is as light as the gate's.
-
-    Raises:
-        UserError: a model cannot be loaded, or the gate was trained for another one.
-    """
+    """The models; the draft is as light as the gate's."""
     config = Gate.load(options.gate).config if options.gate else None
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
-    draft_name = options.draft or (config.draft.name if config and config.draft else None)
+    trained = config.draft if config else None
+    draft_name = options.draft or (trained.name if trained else None)
     if draft_name is None:
         check_no_draft(options)
     with recorded("target", name if not options.target else None):
         target = load_target(options.target or name, dtype, gguf=options.gguf)
     keep_freed_memory(target.model.device)
-    lighter = lighter_as_trained(options, config.draft if config else None)
+    lighter = lighter_as_trained(options, trained)
     with recorded("draft", draft_name if not options.draft else None):
         named = {"gguf": options.draft_gguf, **lighter}
         draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
@@ -148,11 +167,7 @@ def load_models(options: Options) -> Models:
 
 
 def check_no_draft(options: Options) -> None:
-    """Refuse options about a draft model where there is none.
-
-    Raises:
-        UserError: one of them is named.
-    """
+    """Refuse options about a draft model where there is none."""
     if options.quantise_draft not in (None, "none") or options.draft_vocabulary:
         raise UserError(
             "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
@@ -167,11 +182,7 @@ def check_no_draft(options: Options) -> None:
 
 @contextmanager
 def recorded(role: str, name: str | None) -> Iterator[None]:
-    """Where a model is loaded by the name that a gate records, say so if that fails; None was named by the user.
-
-    Raises:
-        UserError: it failed.
-    """
+    """Where a model is loaded by the name that a gate records, say so if that fails; None was named by the user."""
     try:
         yield
     except UserError as error:
@@ -184,11 +195,7 @@ def recorded(role: str, name: str | None) -> Iterator[None]:
 
 
 def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[str, Any]:
-    """How the draft is made lighter: as the user says, else as the draft was that the gate was trained with.
-
-    Raises:
-        UserError: that draft had a vocabulary of its own, of which a gate keeps no more than a hash.
-    """
+    """How the draft is made lighter: as the user says, else as the draft was that the gate was trained with."""
     if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
         raise UserError(
             "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
@@ -198,108 +205,11 @@ def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[
     return {"quantised": options.quantise_draft or bits, "vocabulary": options.draft_vocabulary}
 
 
-# ---- The prompts on which `gistgate calibrate` chooses and certifies: none that a run has used or judged.
+# ---- The task: asked and judged as the user says, else as the gate was trained.
 
 
-LONGEST = 2048
-"""Context assumed where a model does not say its own, in tokens."""
-
-
-def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
-    """Development and calibration prompts, without problems of a run in data/prompts or of the gate's training.
-
-    Prompts that the ledgers know from a pipeline are left out as well: its earlier draws are training documents, too.
-
-    Raises:
-        UserError: nothing is left for calibration.
-    """
-    maker = PromptMaker(task, models.tokenizer, context_of_all(models))
-    docs = task.documents("train")
-    learned = learned_by(models.gate)
-    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
-    judged = judged_marks()
-    found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
-    available = len(found) - options.development
-    if available < 1:
-        raise UserError(
-            f"The task '{options.task}' has {len(found)} unused training documents, of which {options.development} "
-            "choose settings and none is left to calibrate. Lower --development or take a larger task."
-        )
-    confidence = level(options.confidence, options.looks)
-    planned = default_n(options.budget, confidence, ternary, available, options.stop)
-    n = min(available, options.prompts or planned)
-    calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
-    if len(calibration) < n:
-        raise UserError(
-            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has "
-            f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
-        )
-    return {"development": found[: options.development], "calibration": calibration}
-
-
-def context_of_all(models: Models) -> int:
-    """Tokens that target and draft can read."""
-    used = [models.target] if models.draft is None else [models.target, models.draft]
-    return min(context_of(model.config.get_text_config()) or LONGEST for model in used)
-
-
-def learned_by(gate: Gate | None) -> str:
-    """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
-    if gate is not None and not gate.config.problems:
-        warnings.warn(
-            "The gate does not say which problems it was trained on. If they are among the documents of this task, and "
-            "data/prompts does not hold them, the certificate promises too much. Train the gate again with this "
-            "version.",
-            stacklevel=2,
-        )
-    return "" if gate is None else gate.config.problems
-
-
-def marks_of(task: Task, prompt: Prompt) -> set[str]:
-    """By what ledgers know a prompt: its token ids, and its problem."""
-    return {hash_of(prompt["ids"]), hashes_of([task.problem(prompt["doc"])])}
-
-
-def judged_marks() -> set[str]:
-    """Hashes of prompts and problems that stages of a pipeline judged; unlike commands, these record their choice.
-
-    Raises:
-        UserError: a ledger was edited.
-    """
-    ledgers = [Ledger.read(path) for path in (LOCAL, PUBLISHED)]
-    return {mark for ledger in ledgers for look in ledger.looks if look.choice for mark in ledger.marks(look)}
-
-
-# ---- The task on which a certificate is made: asked and judged as the user says, else as the gate was trained.
-
-
-class EncodedPrompt(Protocol):
-    """The options that say which task it is, how it is asked and what judges it; None leaves a choice to the gate."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def task_data(self) -> str | None: ...
-    @property
-    def allow_code(self) -> bool: ...
-    @property
-    def chat(self) -> bool | None: ...
-    @property
-    def system(self) -> str | None: ...
-    @property
-    def num_fewshot(self) -> int | None: ...
-    @property
-    def metric(self) -> str | None: ...
-    @property
-    def max_new_tokens(self) -> int | None: ...
-
-
-def spec_of(options: EncodedPrompt, gate: Gate | None) -> TaskSpec:
-    """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on.
-
-    Raises:
-        UserError: the gate does not say how its prompts were built, or a system text has no chat to stand in.
-    """
+def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
+    """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
     said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
     taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
     known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
@@ -312,12 +222,8 @@ def spec_of(options: EncodedPrompt, gate: Gate | None) -> TaskSpec:
     )
 
 
-def prompting_of(options: EncodedPrompt, gate: Gate | None) -> Prompting:
-    """How documents become prompts.
-
-    Raises:
-        UserError: see `spec_of`.
-    """
+def prompting_of(options: Options, gate: Gate | None) -> Prompting:
+    """How documents become prompts."""
     try:
         prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting(None)
     except ValueError as error:
@@ -333,82 +239,8 @@ def prompting_of(options: EncodedPrompt, gate: Gate | None) -> Prompting:
     return prompting
 
 
-MEMORY_MB = 1000
-"""Room for prompts that are read once and decoded at many settings, in megabytes."""
-SCRATCH = Path(".scratch/certificates")
-"""Where decoded answers wait, so that an interruption loses one chunk at most."""
-SCORES = ["task", "capped", "logprob", "judge"]
-
-
-def certify(options: Options) -> tuple[Certificate, Path]:
-    """Plan, choose, test, write; returns the proof and its file.
-
-    Raises:
-        UserError: parts that do not fit together, or nothing could be certified.
-    """
-    models = load_models(options)
-    task = load_task(spec_of(options, models.gate))
-    scorer = make_scorer(options, models, task)
-    prompts = prompts_of(options, models, task, scorer.ternary)
-    n = len(prompts["calibration"])
-    confidence = level(options.confidence, options.looks)
-    print(plan_sentence(options.budget, confidence, n, scorer.ternary, options.stop))
-    check_possible(options.budget, confidence, n, scorer.ternary, options.stop)
-    method = method_of(options, models)
-    request = Request((options.budget,), confidence, n, options.stop)
-    outcomes = outcomes_of(options, models, method, prompts, scorer)
-    calibration = [prompt["ids"] for prompt in prompts["calibration"]]
-    draft = models.draft if asks_draft(method.drafter) else None
-    scope = {
-        **scope_with(draft, options, models, method),
-        **({"judge": model_scope(identify_model(scorer.judge))} if isinstance(scorer, PairwiseJudge) else {}),
-        **task_scope(task, calibration, models.tokenizer),
-    }
-    looks = Looks(
-        claim=f"{scope['target']['fingerprint']}, {options.task}, {scorer.id}: {method.rule} with {method.drafter}",
-        prompts=calibration,
-        error=1 - options.confidence,
-        code=fingerprint(Path(gistgate.__file__).parent / "certificates"),
-        remedy=f"Add --draw {options.draw + 1}, which takes fresh calibration prompts.",
-        problems=hashes_of(task.problem(prompt["doc"]) for prompt in prompts["calibration"]).split(),
-    )
-    finding = calibrate(method, outcomes, request, looks.before(method, request, scorer.ternary, scope))
-    if (refusal := finding.verdicts.refusal(options.budget)) is not None:
-        raise UserError(refusal)
-    if isinstance(scorer, TaskScore):
-        warn_of_little_to_lose(options.budget, solved(scorer, outcomes, "development"))
-    source = f"training documents of the task '{options.task}' and prompts like these"
-    certificate = finding.certificate(scorer.id, scope, source, made=datetime.now(UTC).date().isoformat())
-    path = certificate.save(options.folder)
-    if (options.folder / FOLDER).is_dir():  # the code for plain transformers has to hold what is certified now
-        write_code(options.folder)
-    return certificate, path
-
-
-def solved(scorer: TaskScore, outcomes: Outcomes, split: str) -> float:
-    """Mean score of the strict answers to a split."""
-    prompts = outcomes.prompts[split]
-    scores = [scorer.score(prompt, ids) for prompt, ids in zip(prompts, outcomes.strict(prompts, 0), strict=True)]
-    return sum(scores) / max(1, len(scores))
-
-
-def warn_of_little_to_lose(budget: float, score: float) -> None:
-    """Say that a certificate promises nothing where losing every right answer would keep its budget."""
-    if score <= budget:
-        warnings.warn(
-            f"Strict decoding scores {100 * score:.1f} % on the development prompts, and the budget is "
-            f"{100 * budget:g} points, so that this certificate promises nothing. Take an easier task, or a smaller "
-            "budget.",
-            stacklevel=2,
-        )
-
-
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
-    """The score by name.
-
-    Raises:
-        UserError: there is none of that name, or it lacks its model.
-    """
+    """The score by name."""
     if options.judge is not None and options.score != "judge":
         raise UserError("--judge names a model that only --score judge asks. Add that, or leave --judge out.")
     if options.score == "task":
@@ -425,12 +257,60 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
     return PairwiseJudge(judge.model, judge.tokenizer, models.tokenizer)
 
 
-def method_of(options: Options, models: Models) -> Method:
-    """The rule with its own grid; settings that are given stay fixed.
+# ---- The prompts: none that a run has used or judged, or that the gate was trained on.
 
-    Raises:
-        UserError: no such rule, or it has no knob.
+
+def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
+    """Development and calibration prompts, without problems of a run in data/prompts or of the gate's training.
+
+    Prompts that a pipeline judged are left out as well: its earlier draws are training documents, too.
     """
+    read_by = [models.target] if models.draft is None else [models.target, models.draft]
+    context = min(context_of(model.config.get_text_config()) or LONGEST for model in read_by)
+    maker, docs = PromptMaker(task, models.tokenizer, context), task.documents("train")
+    learned = learned_by(models.gate)
+    unused = unused_prompts(maker, docs, len(docs), options.seed, used_prompts(), learned)
+    judged = judged_marks()
+    found = [prompt for prompt in unused if judged.isdisjoint(marks_of(task, prompt))]
+    available = len(found) - options.development
+    if available < 1:
+        raise UserError(
+            f"The task '{options.task}' has {len(found)} unused training documents, of which {options.development} "
+            "choose settings and none is left to calibrate. Lower --development or take a larger task."
+        )
+    confidence = level(options.confidence, options.looks)
+    n = min(available, options.prompts or default_n(options.budget, confidence, ternary, available, options.stop))
+    calibration = found[options.development :][(options.draw - 1) * n : options.draw * n]
+    if len(calibration) < n:
+        raise UserError(
+            f"Draw {options.draw} needs {n} calibration prompts that no earlier draw has, but '{options.task}' has "
+            f"only {len(calibration)} left. Lower --prompts, or take a task with more documents."
+        )
+    return {"development": found[: options.development], "calibration": calibration}
+
+
+def learned_by(gate: Gate | None) -> str:
+    """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
+    if gate is not None and not gate.config.problems:
+        warnings.warn(
+            "The gate does not say which problems it was trained on. If they are among the documents of this task, and "
+            "data/prompts does not hold them, the certificate promises too much. Train the gate again with this "
+            "version.",
+            stacklevel=2,
+        )
+    return "" if gate is None else gate.config.problems
+
+
+def marks_of(task: Task, prompt: Prompt) -> set[str]:
+    """By what a judged prompt is known: its token ids, and its problem."""
+    return {hash_of(prompt["ids"]), hashes_of([task.problem(prompt["doc"])])}
+
+
+# ---- The method, and what decodes it.
+
+
+def method_of(options: Options, models: Models) -> Method:
+    """The rule with its own grid; settings that are given stay fixed."""
     name = options.rule or (GATED if options.gate else STRICT)
     rule_id, preset = meant(name)
     rule = RULES[rule_id]

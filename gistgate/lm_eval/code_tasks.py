@@ -1,8 +1,9 @@
 """Tasks whose answers are programs: unit tests decide, and whoever loads such a task has to allow it first.
 
 lm-eval marks these tasks by `unsafe_code: true`. Its own metric `code_eval` comes from the hub and runs programs in
-forks of this process; here the same name runs them with limits in processes of their own
-(`gistgate.lm_eval.code_tasks`).
+forks of this process; here the same name runs them with limits in processes of their own. The limits stop accidents of
+a model and are no prison: a program can read the files of its user and open connections (SECURITY.md). Use a container
+for programs of people who mean harm.
 """
 
 from __future__ import annotations
@@ -18,35 +19,57 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
-from pathlib import Path
 from tempfile import TemporaryDirectory
-from time import monotonic
 from typing import Any
 
 from gistgate.core.utils import UserError
 
-# ---- Whether a program that a model wrote runs to its end: in a process of its own, with limits, and never in this one.
+# ---- Whether a program runs to its end: in a process of its own, with limits, and never in this one.
 
 
-CHILD = Path(__file__).with_name("child.py")
+CHILD = """
+import os, resource, sys
+from types import ModuleType
+
+secret, program = sys.stdin.buffer.readline(), sys.stdin.buffer.read()
+channel, nowhere = os.dup(1), os.open(os.devnull, os.O_RDWR)
+for stream in (0, 1, 2):
+    os.dup2(nowhere, stream)
+seconds, memory, size = map(int, sys.argv[1:])
+limits = {"CPU": seconds, "AS": memory << 20, "FSIZE": size << 20, "NPROC": 0, "NOFILE": 64, "CORE": 0}
+sys.argv = ["program"]
+for name, most in limits.items():
+    kind = getattr(resource, f"RLIMIT_{name}", None)
+    if kind is not None:
+        hard = resource.getrlimit(kind)[1]
+        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+        try:
+            resource.setrlimit(kind, (most, most))
+        except (OSError, ValueError):
+            continue  # macOS refuses a limit of memory
+# Not `__main__`: what a program does when it is started by hand is no part of the answer.
+module = sys.modules["program"] = ModuleType("program")
+try:
+    exec(compile(program, "program", "exec", dont_inherit=True), module.__dict__)
+except BaseException:  # whatever it is, sys.exit included, the program has not run to its end
+    os._exit(1)
+os.write(channel, secret)
+os._exit(0)
+"""
+"""The process of one program. It writes the secret from its first line of input if and only if the program runs to its
+end; leaving early says nothing."""
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
 """The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
-LOOK = 0.2
-"""Seconds between two looks at what a program has written."""
-PATIENCE = 6
-"""Wall-clock time until a process is ended, in multiples of its processor time: programs may sleep."""
+PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program may use."""
+    """What a program may use. Further processes are refused as well, unless the user is root."""
 
-    seconds: int = 5
-    """Processor time."""
-    memory_mb: int = 1024
-    """Address space, the interpreter's own included, in megabytes."""
-    file_mb: int = 10
-    """Largest file, and largest sum of all files, in megabytes; the sum is looked at every `LOOK` seconds."""
+    seconds: int = 5  # processor time
+    memory_mb: int = 1024  # address space, the interpreter's own included
+    file_mb: int = 10  # largest file
 
 
 USUAL = Limits()
@@ -54,55 +77,28 @@ USUAL = Limits()
 
 @lru_cache(maxsize=20_000)
 def runs(program: str, limits: Limits = USUAL) -> bool:
-    """Whether the program runs to its end without an exception; equal programs run once."""
-    secret = secrets.token_hex(16).encode()
+    """Whether the program runs to its end without an exception, in an empty folder; equal programs run once."""
+    secret = secrets.token_hex(16).encode() + b"\n"
     numbers = map(str, (limits.seconds, limits.memory_mb, limits.file_mb))
-    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", str(CHILD), *numbers]
+    # Isolated as by -I, which would ignore the seed of hashes: no user's packages, no folder on the path.
+    command = [sys.executable, "-s", "-P", "-B", "-X", "utf8", "-c", CHILD, *numbers]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with TemporaryDirectory(prefix="gistgate-program-", ignore_cleanup_errors=True) as folder:
-        process = subprocess.Popen(
-            command,
-            cwd=folder,
-            env=ENVIRONMENT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
+        found = b""
         try:
-            found = told(process, secret + b"\n" + program.encode(errors="replace"), Path(folder), limits)
-        finally:
-            end(process)
-    return found == secret + b"\n"
-
-
-def told(process: subprocess.Popen[bytes], given: bytes | None, folder: Path, limits: Limits) -> bytes:
-    """What the process says until it ends; nothing where it takes too long or fills its folder."""
-    last = monotonic() + PATIENCE * limits.seconds
-    while True:
-        try:
-            found, _ = process.communicate(given, LOOK)
-            return found if size_of(folder) <= limits.file_mb << 20 else b""
+            given = secret + program.encode(errors="replace")
+            found, _ = process.communicate(given, PATIENCE * limits.seconds)
         except subprocess.TimeoutExpired:
-            given = None  # it has been handed over, or will be
-            if monotonic() > last or size_of(folder) > limits.file_mb << 20:
-                return b""
+            pass
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # with all that it started
+            process.communicate()
+    return found == secret
 
 
-def size_of(folder: Path) -> int:
-    """Bytes of all files below a folder that a process may be changing."""
-    found = 0
-    for place, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                found += (Path(place) / name).lstat().st_size
-    return found
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Kill the process with all that it started."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
+# ---- The tasks.
 
 
 NEEDED = ("prompt", "tests", "entry_point")
@@ -111,16 +107,11 @@ and the name of the function."""
 FENCE = "```"
 FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 """A block of code: its language, whatever that is, and its lines."""
-EXPANDED = {"pass_at_k": "pass@1"}
-"""Names of metrics in a task's file, and in lm-eval's results where these differ."""
+EXPANDED = {"pass_at_k": "pass@1"}  # names of metrics in a task's file, and in lm-eval's results where these differ
 
 
 def check_allowed(name: str, unsafe: bool, allowed: bool) -> None:
-    """Refuse to run programs that a model writes unless that was allowed.
-
-    Raises:
-        UserError: how to allow it.
-    """
+    """Refuse to run programs that a model writes unless that was allowed."""
     if unsafe and not allowed:
         raise UserError(
             f"The task '{name}' runs programs that the model writes, each in a process of its own with limits, but not "

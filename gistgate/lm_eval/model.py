@@ -90,13 +90,10 @@ class GatedLM(HFLM):
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
             decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
-            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings of
-                the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
+            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings
+                of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
                 does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
                 that has nothing certified. With speculate_up_to=auto the first batch is measured.
-
-        Raises:
-            UserError: unknown names, or parts that do not fit together.
         """
         options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.is_in_segments = options.segments is not None
@@ -115,17 +112,11 @@ class GatedLM(HFLM):
         """Prompts that the harness put into the chat template, with their system texts."""
         self.prompting: list[dict[str, Any]] = []
         """Chat template and system text of the present requests, each way once."""
-        self.served = Served()
-        """Every answer by its prompt; after a run of several processes the first one has all."""
-        self.present = Served()
-        """Those of the present requests."""
+        self.served = Served()  # every answer by its prompt; after a run of several processes the first one has all
+        self.present = Served()  # those of the present requests
 
     def _create_model(self, pretrained: str, *arguments: Any, **options: Any) -> None:
-        """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else.
-
-        Raises:
-            UserError: they are not, or there is no such model.
-        """
+        """The harness's own method; the weights have to be whole, finite and in safetensors, as everywhere else."""
         kind: Any = self.AUTO_MODEL_CLASS  # type: ignore[has-type]
         self.AUTO_MODEL_CLASS = Whole
         try:
@@ -188,11 +179,7 @@ class GatedLM(HFLM):
         return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
 
     def _check(self, temperature: float) -> None:
-        """Refuse requests that a named certificate does not cover, and warn of those that one beside a gate does not.
-
-        Raises:
-            UserError: what differs.
-        """
+        """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
         beside = certificate_in_use(self.decoder)
         for way in self.prompting or [{}]:
             if self.certificate is not None:
@@ -244,11 +231,7 @@ class Whole:
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:
-    """The task's wishes as our settings.
-
-    Raises:
-        UserError: the task wants something that the decoder does not do, such as beams or penalties.
-    """
+    """The task's wishes as our settings."""
     neutral = {"num_beams": 1, "repetition_penalty": 1.0, "num_return_sequences": 1}
     for name, value in kwargs.items():
         if name not in HARMLESS | SAMPLING and value is not None and neutral.get(name) != value:

@@ -23,8 +23,7 @@ from gistgate.lm_eval.task import Document, Task
 
 Prompt = dict[str, Any]
 """One prompt: id, doc, context, ids, stops, max_new_tokens."""
-USED = Path("data/prompts")
-"""Where a finished run keeps its prompts."""
+USED = Path("data/prompts")  # where a finished run keeps its prompts
 DIGITS = 10
 """Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8. The
 ledger of looks hashes token ids instead, which are others where a prompt is built in another way."""
@@ -63,11 +62,7 @@ class PromptMaker:
         return prompts
 
     def prompt(self, split: str, index: int, document: tuple[Document, str]) -> Prompt | None:
-        """One line of the files; None for a prompt that does not fit.
-
-        Raises:
-            UserError: the prompt is empty.
-        """
+        """One line of the files; None for a prompt that does not fit."""
         doc, context = document
         ids = self.task.encode(self.tokenizer, context)
         if not ids or not context.strip():

@@ -41,10 +41,6 @@ def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_co
         data: a folder that replaces where its documents come from.
         folder: where own tasks are.
         allow_code: whether programs that the model writes may run, if that is how the task judges.
-
-    Raises:
-        UserError: no task of that name, a group of tasks, documents that cannot be loaded, a task that does not
-            generate text, or one that runs programs without being allowed to.
     """
     manager, entry = entry_of(name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
@@ -58,11 +54,7 @@ def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_co
 
 
 def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
-    """The index of tasks, and what it knows of the task `name` before any document is loaded.
-
-    Raises:
-        UserError: no task of that name, a group of tasks, or a task that does not generate text.
-    """
+    """The index of tasks, and what it knows of the task `name` before any document is loaded."""
     manager = TaskManager(include_path=folder and str(folder), include_defaults=folder is None)
     if folder is not None and name not in manager.all_tasks:
         log_task_files.info("The task '%s' is not in %s; scanning lm-eval's own tasks.", name, folder)
@@ -83,11 +75,7 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
 
 
 def check_name(name: str) -> None:
-    """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents.
-
-    Raises:
-        UserError: as `entry_of`.
-    """
+    """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents."""
     entry_of(name, None)
 
 
@@ -110,11 +98,7 @@ def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> 
 
 
 def local_data(folder: str, config: dict[str, Any]) -> dict[str, Any]:
-    """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub.
-
-    Raises:
-        UserError: a split that the task names has no file there.
-    """
+    """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub."""
     splits = sorted({config[key] for key in SPLITS if config.get(key)})
     files = {split: split_file(Path(folder), split) for split in splits}
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
@@ -137,10 +121,8 @@ class Prompting:
 
     num_fewshot: int | None = 0
     """Solved examples in front of the question, in documents; None takes the task's own number."""
-    chat_template: bool = False
-    """Whether the prompt is wrapped in the tokenizer's chat template."""
-    system: str | None = None
-    """System text of the chat template; None for none."""
+    chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
+    system: str | None = None  # system text of the chat template; None for none
 
 
 class Prompter:
@@ -228,11 +210,7 @@ class WithoutItself:
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """The function that renders a chat as lm-eval does, with this tokenizer.
-
-    Raises:
-        UserError: the tokenizer has no chat template.
-    """
+    """The function that renders a chat as lm-eval does, with this tokenizer."""
     from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
 
     if not tokenizer.chat_template:
@@ -255,19 +233,14 @@ def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -
 # ---- What an answer is worth: the score of one metric behind one filter, and whether two answers mean the same.
 
 
-INVALID = "[invalid]"
-"""What lm-eval's regex filters say of a text without an answer."""
+INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
 
 
 class Judge:
     """The verdicts of one metric and one filter of a task."""
 
     def __init__(self, harness: ConfigurableTask, name: str, wanted: str | None) -> None:
-        """Judge by the metric and filter `wanted` ("exact_match,strict-match"), or by the task's first of each.
-
-        Raises:
-            UserError: the task has no such metric or filter, or less of it would be better.
-        """
+        """Judge by the metric and filter `wanted` ("exact_match,strict-match"), or by the task's first of each."""
         self.harness, self.name = harness, name
         self._filter, self._metric = choose_metric(harness, wanted)
 
@@ -283,11 +256,7 @@ class Judge:
         return {sample["doc_id"]: (self._in_range(self._value(sample)), sample["resps"][0][0]) for sample in mine}
 
     def score(self, doc: Document, text: str) -> float:
-        """The task's own verdict on an answer, in [0, 1].
-
-        Raises:
-            UserError: the metric has no value for a single answer, or one outside [0, 1].
-        """
+        """The task's own verdict on an answer, in [0, 1]."""
         return self._in_range(self._verdict(doc, text))
 
     def _in_range(self, value: Any) -> float:
@@ -345,11 +314,7 @@ class Judge:
 
 
 def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
-    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter").
-
-    Raises:
-        UserError: the task has no such metric or filter, or less of it would be better.
-    """
+    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter")."""
     filters = {ensemble.name: ensemble for ensemble in harness._filters}
     metrics = list(harness._metric_fn_list)
     metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
@@ -380,27 +345,17 @@ LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_token
 class TaskSpec:
     """Which task, judged by what, on which data, and how it is asked."""
 
-    name: str
-    """File name in data/tasks without its ending, or the name of an lm-eval task."""
+    name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
     metric: str | None = None
     """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
-    data: str | None = None
-    """Folder with a .jsonl file for each split, which replaces the task's own data."""
-    prompting: Prompting = field(default_factory=Prompting)
-    """How documents become prompts."""
-    max_new_tokens: int = 256
-    """Longest answer where the task names no limit, in tokens."""
-    allow_code: bool = False
-    """Whether a task may run programs that the model writes."""
+    data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
+    prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
+    max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
+    allow_code: bool = False  # whether a task may run programs that the model writes
 
 
 def load_task(spec: TaskSpec) -> Task:
-    """The task, prompted as `spec.prompting` says.
-
-    Raises:
-        UserError: there is no such task, it cannot be loaded, it does not generate text, it has no training split, or
-            it runs programs and `spec` does not allow that.
-    """
+    """The task, prompted as `spec.prompting` says."""
     return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
 
 

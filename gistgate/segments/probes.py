@@ -15,7 +15,6 @@ from gistgate.core.files import (
     check_sealed,
     checksum,
     fingerprint,
-    inside,
     load_tensors,
     read_json,
     save_tensors,
@@ -113,7 +112,7 @@ class Probes:
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
     """Read the folder and check it against both models."""
     folder = Path(folder)
-    place, weights = inside(folder, "config.json"), inside(folder, "model.safetensors")
+    place, weights = folder / "config.json", folder / "model.safetensors"
     config, tensors = read_json(place), load_tensors(weights)
     sealed = config.pop("checksum", None) if isinstance(config, dict) else None
     probes = {}

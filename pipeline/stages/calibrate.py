@@ -8,7 +8,7 @@ Reads data/prompts and data/reference, writes <method>.json and <method>.csv bel
 has the outcome of every prompt at every tested setting. Studies calibrate other methods by `calibrate_all`.
 Development prompts choose a few settings; these are decoded on the calibration prompts from strict to loose until one
 fails the largest budget; with `calibrate.stop: lost` that one is left as soon as it is clear that it fails. Before
-they are decoded, the look is recorded in the ledger; a second look at the same prompts with another choice is refused
+they are decoded, the look is recorded; a second look at the same prompts with another choice is refused
 (docs/certificates.md). Decoded settings wait in a scratch folder under a fingerprint of everything that they depend
 on: an interruption loses one setting at most.
 """
@@ -33,7 +33,7 @@ from gistgate.certificates.search import Setting
 from gistgate.core.files import write_json
 from gistgate.lm_eval.prompts import Prompt
 from pipeline.decode import REPORTS, calibration_file
-from pipeline.outcomes import CORE, TOGETHER, Setup, Study, as_json, looks_of, method_of, scope_of, write_records
+from pipeline.outcomes import CORE, TOGETHER, Setup, Study, as_json, look_of, method_of, scope_of, write_records
 from pipeline.params import Params, read_params
 from pipeline.run import run, side_by_side
 
@@ -103,8 +103,7 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
     outcomes = setup.outcomes(name, chunk_of(params, setup.pair.target.dtype))
     asked = [[prompt["ids"] for prompt in setup.prompts["calibration"]]] if "calibration" in setup.fresh else []
     request, scope = request_of(params), scope_of(params, name, setup.pair, setup.task, setup.gate(name), *asked)
-    look = looks_of(setup, name, study).before(method, request, setup.scorer.ternary, scope)
-    finding = engine.calibrate(method, outcomes, request, look)
+    finding = engine.calibrate(method, outcomes, request, look_of(setup, name, study), scope)
     selection, verdicts = finding.selection, finding.verdicts
     confidence = request.confidence
 
@@ -131,7 +130,6 @@ def calibrate(setup: Setup, name: str, study: Study = CORE) -> tuple[Finding, di
         "budgets": {repr(budget): decide(finding, budget) for budget in verdicts.budgets},
         "proof": asdict(finding.certificate(setup.scorer.id, scope, source)),
         "looks": params.calibrate.looks,
-        "look": look.record,
         **as_json(setup.usage[name].total),
     }
     return finding, report

@@ -6,17 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from gistgate.certificates.bounds import (
-    STAKES_S,
-    Wager,
-    answer_at,
-    betting_bound,
-    counter_growth,
-    growth,
-    refutes,
-    wealth,
-    wealth_of_table,
-)
+from gistgate.certificates.bounds import STAKES_S, SequentialTest, betting_bound, growth, refutes, wealth
 from gistgate.core.utils import UserError
 
 ALPHA = 0.05
@@ -34,7 +24,7 @@ def all_paths(n: int, p_loss: float, p_gain: float) -> tuple[np.ndarray, np.ndar
     return VALUES[index], np.array([p_loss, 1 - p_loss - p_gain, p_gain])[index].prod(-1)
 
 
-@pytest.mark.parametrize("bet", [growth, counter_growth])
+@pytest.mark.parametrize("bet", [growth, lambda d, loss: growth(-d, -loss)])
 @pytest.mark.parametrize("p_loss, p_gain", [(0.3, 0.1), (0.6, 0.4), (0.2, 0.0)])
 def test_at_the_boundary_the_bet_is_fair(bet, p_loss, p_gain):
     """Expected wealth over all outcomes stays exactly 1."""
@@ -88,11 +78,6 @@ def test_wealth_grows_with_the_loss_that_is_bet_against():
     assert np.isfinite(grid).all() and (STAKES_S < 1).all()
 
 
-def test_the_table_says_the_same_as_its_prompts_in_any_order():
-    d = np.random.default_rng(0).permutation(np.r_[np.ones(4), -np.ones(2), np.zeros(94)])
-    assert wealth_of_table(4, 2, 100, 0.05) == pytest.approx(wealth(growth(d, 0.05).sum(0)))
-
-
 @pytest.mark.parametrize("losses, bound", [(0, 0.0), (20, 1.0)])
 def test_extremes(losses, bound):
     """All gains bound the loss by 0, all losses by nothing."""
@@ -100,22 +85,26 @@ def test_extremes(losses, bound):
     assert betting_bound(d, ALPHA) == bound
 
 
-def test_the_wager_stops_when_the_answer_is_clear_and_stays_with_it():
-    wager = Wager(0.02, 0.95)
-    answers = [wager.see(0.0) for _ in range(400)]
+def answer_at(d, budget, confidence):
+    """The answer along all differences, and after how many of them it was clear."""
+    test = SequentialTest(budget, confidence)
+    return test.update(d), test.n
+
+
+def test_it_stops_when_the_answer_is_clear_and_stays_with_it():
+    test = SequentialTest(0.02, 0.95)
+    answers = [test.update([0.0]) for _ in range(400)]
     first = answers.index("within")
-    assert wager.n == first + 1 < 300
+    assert test.n == first + 1 < 300
     assert answers[:first] == [None] * first
-    assert {wager.see(1.0) for _ in range(200)} == {"within"}
-    assert wager.n == first + 1
-    assert wealth_of_table(0, 0, first, 0.02) < -math.log(0.05) <= wealth_of_table(0, 0, first + 1, 0.02)
+    assert {test.update([1.0]) for _ in range(200)} == {"within"}
+    assert test.n == first + 1
+    assert not refutes(np.zeros(first), 0.02, 0.95) and refutes(np.zeros(first + 1), 0.02, 0.95)
 
 
-def test_the_wager_gives_up_a_lost_budget_early():
-    wager = Wager(0.02, 0.95)
-    answers = {wager.see(d) for d in draws(0.12, 0.02, 1000, 1, seed=2)[0]}
-    assert answers == {None, "beyond"}
-    assert wager.n < 400
+def test_it_gives_up_a_lost_budget_early():
+    answer, n = answer_at(draws(0.12, 0.02, 1000, 1, seed=2)[0], 0.02, 0.95)
+    assert answer == "beyond" and n < 400
 
 
 def test_either_answer_is_wrong_rarely():
@@ -129,18 +118,12 @@ def test_either_answer_is_wrong_rarely():
 def test_watching_prompt_by_prompt_says_what_the_whole_says(losses, gains):
     """Whether the budget is kept, lost or open at the end."""
     d = draws(losses, gains, 300, 1, seed=6)[0]
-    wager = Wager(0.03, 0.95)
+    test = SequentialTest(0.03, 0.95)
     for x in d:
-        wager.see(x)
-    assert (wager.answer, wager.n) == answer_at(d, 0.03, 0.95)
-
-
-@pytest.mark.parametrize("budget, confidence", [(0.0, 0.95), (1.0, 0.95), (0.02, 1.0), (0.02, 0.0)])
-def test_what_cannot_be_watched_is_refused(budget, confidence):
-    with pytest.raises(UserError, match=r"in \(0, 1\)"):
-        Wager(budget, confidence)
+        test.update([x])
+    assert (test.answer, test.n) == answer_at(d, 0.03, 0.95)
 
 
 def test_a_score_out_of_range_is_refused():
     with pytest.raises(UserError, match="outside"):
-        Wager(0.02, 0.95).see(1.5)
+        SequentialTest(0.02, 0.95).update([1.5])

@@ -3,13 +3,17 @@
 import numpy as np
 import pytest
 from scipy.optimize import minimize_scalar
-from scipy.stats import multinomial
+from scipy.stats import binomtest, multinomial
 
 from gistgate.certificates.bounds import (
     EXACT,
+    GAMMA,
     PLUG_IN,
+    RESOLUTION,
     Bound,
     bernstein_bound,
+    checked,
+    discordance_region,
     exact_bound,
     hoeffding_bentkus,
     p_value,
@@ -17,7 +21,6 @@ from gistgate.certificates.bounds import (
     score,
     upper_bound,
 )
-from gistgate.certificates.planning import needed_n
 from gistgate.core.utils import UserError
 
 ALPHA = 0.05
@@ -158,15 +161,50 @@ def test_scores_between_right_and_wrong_get_a_wider_bound_that_says_so():
     assert upper_bound(outcomes(3, 2, 100), 0.95, ternary=False).kind == PLUG_IN
 
 
-@pytest.mark.parametrize("bad", [[], [float("nan")], [1.5, 0.0]])
-def test_what_cannot_be_bounded_is_refused_with_a_remedy(bad):
-    with pytest.raises(UserError, match=r"Raise the size|task_metric"):
-        upper_bound(bad, 0.95)
+def test_differences_become_one_row_of_floats_and_what_is_none_is_named():
+    found = checked([[True, False], [False, False]])
+    assert found.dtype == float and found.tolist() == [1.0, 0.0, 0.0, 0.0]
+    with pytest.raises(UserError, match=r"^A difference of scores is 1\.5, outside \[-1, 1\]"):
+        upper_bound([1.0, -1.0, 1.5], 0.95)
+    with pytest.raises(UserError, match=r"params\.yaml\)\.$"):
+        upper_bound([float("nan")], 0.95)
+    with pytest.raises(UserError, match=r"^A bound needs at least one prompt"):
+        upper_bound([], 0.95)
 
 
-def test_needed_n():
-    assert needed_n(0.01, 0.95, discordance=0.0) in (299, 300)
-    assert 900 < needed_n(0.0125, 0.95, discordance=0.05) < 1100
-    assert needed_n(0.02, 0.95, 0.05) < needed_n(0.02, 0.95, 0.05, loss=0.01) < needed_n(0.02, 0.99, 0.05, loss=0.01)
-    assert needed_n(0.02, 0.95, 0.05, exact=False) > needed_n(0.02, 0.95, 0.05)
-    assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8
+@pytest.mark.parametrize("discordant, n", [(0, 30), (3, 30), (11, 40), (30, 30), (1, 500)])
+def test_the_region_is_the_exact_interval_of_the_discordance(discordant, n):
+    interval = binomtest(discordant, n).proportion_ci(1 - GAMMA, method="exact")
+    assert discordance_region(discordant, n) == pytest.approx((interval.low, interval.high), abs=1e-6)
+
+
+def slow_p_value(losses: int, gains: int, n: int, difference: float) -> float:
+    """All tables of n pairs, whose probabilities are summed at 400 discordances of the region."""
+    tables = np.array([(b, c, n - b - c) for b in range(n + 1) for c in range(n + 1 - b)])
+    extreme = score(tables[:, 0], tables[:, 1], n, difference) <= score(losses, gains, n, difference) + 1e-9
+    low, high = discordance_region(losses + gains, n)
+    found = [0.0]
+    for discordance in np.linspace(max(low, difference), high, 400):
+        p_loss, p_gain = (discordance + difference) / 2, (discordance - difference) / 2
+        found.append(multinomial.pmf(tables[extreme], n, [p_loss, max(p_gain, 0.0), 1 - discordance]).sum())
+    return max(found) + GAMMA
+
+
+@pytest.mark.parametrize(
+    "losses, gains, n, difference",
+    [(0, 0, 12, 0.2), (1, 0, 15, 0.3), (1, 2, 20, 0.1), (3, 1, 20, 0.4), (5, 6, 20, 0.15), (0, 8, 20, 0.05)],
+)
+def test_the_p_value_is_the_largest_probability_of_tables_as_extreme(losses, gains, n, difference):
+    assert p_value(losses, gains, n, difference) == pytest.approx(slow_p_value(losses, gains, n, difference), rel=2e-3)
+
+
+def test_without_a_discordance_that_fits_only_the_error_of_the_region_is_left():
+    """No table of 400 equal pairs is compatible with a difference of a half."""
+    assert p_value(0, 0, 400, 0.5) == GAMMA
+
+
+@pytest.mark.parametrize("losses, gains, n", [(2, 1, 60), (1, 1, 40), (9, 2, 80)])
+def test_the_bound_is_the_edge_of_what_is_not_rejected(losses, gains, n):
+    bound = exact_bound(losses, gains, n, ALPHA)
+    assert p_value(losses, gains, n, bound + RESOLUTION) <= ALPHA < p_value(losses, gains, n, bound - 3 * RESOLUTION)
+    assert bound == pytest.approx(round(bound, 6), abs=1e-12)

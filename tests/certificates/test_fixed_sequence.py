@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound, spread_out
+from gistgate.certificates.bounds import BETTING, EXACT, PLUG_IN, betting_bound, exact_bound
 from gistgate.certificates.fixed_sequence import fixed_sequence, try_setting
 from gistgate.certificates.outcomes import Decoded
-from gistgate.certificates.planning import needed_n, wager_confidence
+from gistgate.certificates.planning import confidence_of_test, fewest, needed_n, spread_out, would_certify
 from gistgate.core.utils import UserError
 
 
@@ -30,20 +30,20 @@ def test_planned_decodes_all_and_takes_the_exact_bound():
     assert (sum(seen), tested.within, tested.bounds[0].kind) == (800, (True,), EXACT)
     seen.clear()
     tested = try_setting(chunks(np.ones(800), seen=seen), [0.01], 0.95, "planned")
-    assert (sum(seen), tested.within, tested.wagered) == (800, (False,), (None,))
+    assert (sum(seen), tested.within, tested.answers) == (800, (False,), (None,))
 
 
 def test_lost_leaves_a_setting_that_loses_and_never_certifies_early():
     seen = []
     lost = try_setting(chunks(fair(4000, 0.2), seen=seen), [0.01, 0.02], 0.95, "lost")
     assert sum(seen) < 500
-    assert (lost.within, lost.wagered[1]) == ((False, False), "beyond")
+    assert (lost.within, lost.answers[1]) == ((False, False), "beyond")
     seen.clear()
     kept = try_setting(chunks(np.zeros(4000), seen=seen), [0.02], 0.95, "lost")
-    assert (sum(seen), kept.within, kept.wagered) == (4000, (True,), (None,))
+    assert (sum(seen), kept.within, kept.answers) == (4000, (True,), (None,))
     seen.clear()
     both = try_setting(chunks(fair(2000, 0.1), seen=seen), [0.01, 0.3], 0.95, "lost")
-    assert (sum(seen), both.within, both.wagered) == (2000, (False, True), ("beyond", None))  # the largest is open
+    assert (sum(seen), both.within, both.answers) == (2000, (False, True), ("beyond", None))  # the largest is open
 
 
 def test_clear_stops_on_either_answer():
@@ -52,7 +52,7 @@ def test_clear_stops_on_either_answer():
     assert sum(seen) < 1000
     assert (kept.within, kept.bounds[0].kind) == ((True,), BETTING)
     assert kept.bounds[0].value <= 0.02
-    level = 1 - wager_confidence("clear", 0.95)
+    level = 1 - confidence_of_test("clear", 0.95)
     assert kept.bounds[0].value == pytest.approx(betting_bound(np.zeros(sum(seen)), level))
     assert fixed_sequence([chunks(np.zeros(4000))], [0.02], 0.95, "clear").bound(0.02).kind == BETTING
 
@@ -114,7 +114,7 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
     assert (verdicts.passed(0.01), len(verdicts.tested)) == (None, 1)
     needed = verdicts.needed(0.01)
     assert needed > 1000
-    assert needed == needed_n(0.01, 0.95, 0.055, 0.005, exact=True, more_than=1000)
+    assert needed == needed_n(0.01, 0.95, 0.055, 0.005, more_than=1000)
     bound = exact_bound(30, 25, 1000, 0.05)
     assert f"5.50% differing answers bound it by {bound:.2%}; about {needed} prompts would" in verdicts.refusal(0.01)
     enough = spread_out(round(0.03 * needed), round(0.025 * needed), needed)
@@ -138,7 +138,7 @@ def test_prompts_that_would_do_are_named_by_the_bound_that_refused():
     d -= d.mean()
     verdicts = fixed_sequence(sequence(d), [0.01], 0.95, "lost", False)
     bound, named = verdicts.bound(0.01), verdicts.needed(0.01)
-    fixed_n = needed_n(0.01, 0.95, bound.spread, bound.mean, exact=False, more_than=400)
+    fixed_n = fewest(lambda n: would_certify(n, 0.01, 0.95, bound.spread, bound.mean, False), above=400)
     assert bound.kind == PLUG_IN
     assert 400 < named < fixed_n  # the fixed-n bound, which decides nothing, wants more
     for n, kept in ((named, True), (named - 20, False)):

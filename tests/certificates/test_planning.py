@@ -1,57 +1,56 @@
-"""A plan names the fewest prompts that would do, for every bound, by the bound's own verdict."""
+"""A plan names the fewest prompts that would do by the bound that decides, before anything is decoded."""
 
 import numpy as np
 import pytest
 
-from gistgate.certificates.bounds import BERNSTEIN, BETTING, EXACT, PLUG_IN, expected_table, spread_out
-from gistgate.certificates.planning import CERTIFIES, HOEFFDING, MOST, fewest, main, needed_n, needed_prompts
+from gistgate.certificates.bounds import EXACT, PLUG_IN, growth, refutes, wealth
+from gistgate.certificates.fixed_sequence import try_setting
+from gistgate.certificates.outcomes import Decoded
+from gistgate.certificates.planning import (
+    MOST,
+    betting_certifies,
+    check_possible,
+    default_n,
+    expected_table,
+    fewest,
+    main,
+    needed_for,
+    needed_n,
+    plan_sentence,
+    plug_in_certifies,
+    spread_out,
+)
 from gistgate.core.utils import UserError
 
 
-@pytest.mark.parametrize("bound", [BETTING, PLUG_IN, BERNSTEIN, HOEFFDING])
+@pytest.mark.parametrize("stop", ["lost", "clear"])
 @pytest.mark.parametrize("budget, discordance, loss", [(0.05, 0.0, 0.0), (0.05, 0.1, 0.01), (0.1, 0.1, 0.0)])
-def test_the_planned_number_certifies_and_a_quarter_less_does_not(bound, budget, discordance, loss):
-    n = needed_prompts(budget, 0.95, discordance, loss)[bound]
+def test_the_planned_number_certifies_and_a_quarter_less_does_not(stop, budget, discordance, loss):
+    n = needed_for(budget, 0.95, discordance, ternary=False, stop=stop, loss=loss)
+    sure = 0.975 if stop == "clear" else 0.95
 
     def certified(prompts: int) -> bool:
         d = spread_out(*expected_table(loss, discordance, prompts), prompts)
-        return CERTIFIES[bound](d, budget, 0.95)
+        return plug_in_certifies(d, budget, sure) or (stop == "clear" and refutes(d, budget, sure))
 
     assert certified(n + n // 10)  # counts are whole, so a few numbers above the planned one may fail by rounding
     assert not certified(3 * n // 4)
 
 
-def test_the_exact_bound_is_planned_as_a_refusal_says():
-    assert needed_prompts(0.02, 0.95, 0.05)[EXACT] == needed_n(0.02, 0.95, 0.05)
+def test_needed_n():
+    """Without a discordant prompt the plan is the binomial one: 0.99^299 < 0.05."""
+    assert needed_n(0.01, 0.95, discordance=0.0) in (299, 300)
+    assert 900 < needed_n(0.0125, 0.95, discordance=0.05) < 1100
+    assert needed_n(0.02, 0.95, 0.05) < needed_n(0.02, 0.95, 0.05, loss=0.01) < needed_n(0.02, 0.99, 0.05, loss=0.01)
+    assert needed_n(0.03, 0.95, 0.06, loss=0.02999) > 10**8
+    assert needed_for(0.02, 0.95, 0.05) == needed_n(0.02, 0.95, 0.05) < needed_for(0.02, 0.95, 0.05, ternary=False)
 
 
-def test_the_exact_bound_needs_the_fewest_and_hoeffding_bentkus_the_most():
-    for budget, discordance in [(0.02, 0.02), (0.02, 0.05), (0.03, 0.1)]:
-        plan = needed_prompts(budget, 0.95, discordance)
-        assert list(plan) == list(CERTIFIES)
-        assert plan[EXACT] == min(plan.values()) and plan[HOEFFDING] == max(plan.values())
-        assert plan[PLUG_IN] < plan[BERNSTEIN]
-
-
-def test_without_a_discordant_prompt_the_exact_plan_is_the_binomial_one():
-    """0.99^299 < 0.05."""
-    assert needed_prompts(0.01, 0.95, 0.0)[EXACT] in (299, 300)
-
-
-def test_plans_grow_as_budgets_shrink():
-    plans = [needed_prompts(budget, 0.95, 0.05) for budget in (0.05, 0.03, 0.02)]
-    for bound in CERTIFIES:
-        assert plans[0][bound] < plans[1][bound] < plans[2][bound]
-
-
-def test_a_loss_that_uses_up_the_budget_has_no_plan():
-    assert set(needed_prompts(0.02, 0.95, 0.05, loss=0.02).values()) == {None}
-
-
-@pytest.mark.parametrize("budget, discordance, loss", [(0.0, 0.05, 0.0), (0.02, 1.5, 0.0), (0.02, 0.01, 0.02)])
-def test_rates_that_are_none_are_refused(budget, discordance, loss):
-    with pytest.raises(UserError, match="No plan"):
-        needed_prompts(budget, 0.95, discordance, loss)
+@pytest.mark.parametrize("ternary", [True, False])
+def test_plans_grow_as_budgets_shrink_and_end_where_the_loss_uses_them_up(ternary):
+    plans = [needed_for(budget, 0.95, 0.05, ternary) for budget in (0.05, 0.03, 0.02)]
+    assert plans == sorted(set(plans))
+    assert needed_for(0.02, 0.95, 0.05, ternary, loss=0.02) is None
 
 
 @pytest.mark.parametrize("least", [1, 2, 3, 7, 8, 9, 1000, MOST])
@@ -60,32 +59,87 @@ def test_fewest(least):
     assert fewest(lambda n: False) is None
 
 
-@pytest.mark.parametrize("losses, gains, n", [(0, 0, 5), (3, 2, 5), (25, 25, 1000), (7, 0, 50), (0, 4, 9), (1, 6, 30)])
-def test_spread_out_holds_what_it_was_told(losses, gains, n):
-    d = spread_out(losses, gains, n)
-    assert ((d == 1).sum(), (d == -1).sum(), len(d)) == (losses, gains, n)
-    assert np.abs(d[: n // 2].sum() - d.sum() / 2) <= 1.5
+def test_the_table_says_the_same_as_its_prompts_in_any_order():
+    d = np.random.default_rng(0).permutation(np.r_[np.ones(4), -np.ones(2), np.zeros(94)])
+    assert betting_certifies(4, 2, 100, 0.3, 0.95) == (wealth(growth(d, 0.3).sum(0)) >= -np.log(0.05)) == True  # noqa: E712
+    assert not betting_certifies(4, 2, 100, 0.05, 0.95)
 
 
-def test_the_exact_bound_refuses_scores_between_right_and_wrong():
-    with pytest.raises(UserError, match="betting bound"):
-        CERTIFIES[EXACT](np.array([0.5, 0.0]), 0.02, 0.95)
+@pytest.mark.parametrize(
+    "loss, discordance, n, table",
+    [
+        (0.1, 0.3, 10, (2, 1)),  # whole numbers, which rounding must not move
+        (0.1, 0.3, 15, (3, 1)),  # 3.0 and 1.5
+        (0.05, 0.1, 10, (1, 0)),  # 0.75 and 0.25
+        (-0.1, 0.3, 10, (1, 2)),
+        (0.2, 0.1, 10, (2, 0)),  # more loss than discordance
+        (0.01, 1.0, 1, (1, 0)),  # 0.505 and 0.495
+        (0.0, 1.0, 5, (3, 2)),
+        (0.0, 1.2, 5, (3, 2)),  # no more gains than prompts that are left
+    ],
+)
+def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
+    assert expected_table(loss, discordance, n) == table
 
 
-def test_the_command_prints_a_line_per_bound(monkeypatch, capsys):
+def test_losses_and_gains_alternate_over_all_prompts():
+    assert spread_out(2, 2, 8).tolist() == [-1.0, 0.0, 1.0, 0.0, -1.0, 0.0, 1.0, 0.0]
+    assert spread_out(1, 0, 4).tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert spread_out(0, 3, 3).tolist() == [-1.0, -1.0, -1.0]
+    for losses in range(8):
+        d = spread_out(losses, 7 - losses, 21)
+        assert ((d > 0).sum(), (d < 0).sum()) == (losses, 7 - losses)
+        assert np.flatnonzero(d).tolist() == [0, 3, 6, 9, 12, 15, 18]
+        assert np.abs(d[:10].sum() - d.sum() / 2) <= 1.5
+
+
+def test_a_plan_is_said_before_anything_is_decoded():
+    text = plan_sentence(0.01, 0.95, 500)
+    assert "831 at 2%" in text
+    assert "There are 500." in text
+    assert default_n(0.02, 0.95, True, 10_000) == 2 * 466
+    assert default_n(0.02, 0.95, True, 300) == 300
+
+
+@pytest.mark.parametrize(
+    "ternary, stop, bound, least",
+    [(True, "lost", EXACT, 299), (True, "clear", EXACT, 368), (False, "lost", PLUG_IN, 805)],
+)
+def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, bound, least):
+    def kept(n: int) -> bool:
+        return try_setting([Decoded(np.zeros(n))], [0.01], 0.95, stop, ternary).within[0]
+
+    check_possible(0.01, 0.95, least, ternary, stop)
+    assert kept(least) and not kept(least - 1)
+    assert try_setting([Decoded(np.zeros(least))], [0.01], 0.95, stop, ternary).bounds[0].kind == bound
+    with pytest.raises(UserError, match=rf"{least - 1} prompts cannot certify a budget of 1\.00% .* takes {least}"):
+        check_possible(0.01, 0.95, least - 1, ternary, stop)
+
+
+def test_a_sequential_test_that_may_certify_counts_among_what_is_possible():
+    check_possible(0.01, 0.95, 608, False, "clear")
+    assert try_setting([Decoded(np.zeros(608))], [0.01], 0.95, "clear", False).answers == ("within",)
+    with pytest.raises(UserError, match="that takes 608"):
+        check_possible(0.01, 0.95, 607, False, "clear")
+
+
+def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
     printed = []
     for words in (["0.05", "0.05"], ["0.05", "0.05", "0"], ["0.05", "0.05", "0.02"], ["0.05", "0.05", "0.05"]):
         monkeypatch.setattr("sys.argv", ["planning", *words])
         main()
         printed.append([line.split()[0] for line in capsys.readouterr().out.splitlines()])
-    assert [len(lines) for lines in printed] == [len(CERTIFIES)] * 4
-    assert printed[0] == printed[1]
+    assert [len(lines) for lines in printed] == [2] * 4
+    assert printed[0] == printed[1] and printed[3] == ["none", "none"]
     assert all(int(with_loss) > int(without) for without, with_loss in zip(printed[0], printed[2], strict=True))
-    assert set(printed[3]) == {"none"}
 
 
-@pytest.mark.parametrize("words", [[], ["0.05"], ["two", "0.05"], ["0.05", "0.05", "0", "0"]])
-def test_the_command_says_what_it_wants(monkeypatch, words):
+@pytest.mark.parametrize(
+    "words, message",
+    [(words, r"0\.02 0\.05") for words in ([], ["0.05"], ["two", "0.05"], ["0.05", "0.05", "0", "0"])]
+    + [(words, "No plan") for words in (["0", "0.05"], ["0.02", "1.5"], ["0.02", "0.01", "0.02"])],
+)
+def test_the_command_says_what_it_wants(monkeypatch, words, message):
     monkeypatch.setattr("sys.argv", ["planning", *words])
-    with pytest.raises(UserError, match=r"0\.02 0\.05"):
+    with pytest.raises(UserError, match=message):
         main()

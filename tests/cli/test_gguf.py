@@ -9,11 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
+from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.cli.tools import heading
 from gistgate.core.identity import identify_model
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.calibrate import Options, load_models
+from gistgate.lm_eval.calibrate import load_models
 from gistgate.models import loading as models
 from gistgate.models.loading import load_draft, load_target
 from gistgate.models.options import DecodeOptions

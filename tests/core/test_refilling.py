@@ -216,51 +216,44 @@ def test_few_free_slots_wait_for_company():
     assert len(queue.next(0)) == 4 and queue.next(0) == []
 
 
-def test_a_cache_is_no_longer_than_its_longest_row_has_been():
-    """Forty rows one after the other through four slots: without packing the cache would hold all of them."""
-    batch, slots = prompts(*[6] * 40), []
-
-    class Watching:
-        layers, wants_q = (), False
-
-        def __call__(self, *_: Any) -> None:
-            slots.append(session.verifier.reader.slots)
-
-    decoder = Decoder(pair("llama")[0], ModelDrafter(pair("llama")[1]), make_rule("exact"), 4, observer=Watching())
-    rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
-    stop = Stop(NUM, frozenset(ENDS))
-    session = Session(decoder.parts, Queue(map(QueuedRow, rows), 4), stop, Sampling(), Slots(4))
-    with torch.inference_mode():
-        answers = session.run()
-    assert sum(len(answer.ids) for answer, _ in answers) > 4 * 60
-    assert max(slots) <= 2 * (6 + NUM)
-
-
 def test_longest_prompts_first():
     assert longest_first([[1], [1, 2, 3], [1, 2], [4, 5, 6]]) == [1, 3, 2, 0]
 
 
-def test_holes_are_given_back_while_no_row_leaves():
-    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
-    batch, slots, texts = prompts(*[6] * 8), [], []
+def watched(
+    batch: list[list[int]], slots: int, stop: Stop, noise: float = 0.0
+) -> tuple[list[Any], list[int], list[int]]:
+    """Answers of a session, and for every round the slots of its cache and the tokens of its longest row."""
+    held, longest = [], []
 
     class Watching:
         layers, wants_q = (), False
 
         def __call__(self, _block: Any, _acceptance: Any, rows: Any) -> None:
-            slots.append(session.verifier.reader.slots)
-            texts.append(max(len(row.text) for row in rows))
+            held.append(session.verifier.reader.slots)
+            longest.append(max(len(row.text) for row in rows))
 
-    target, draft = pair("llama", noise=0.1)
+    target, draft = pair("llama", noise=noise) if noise else pair("llama")
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=Watching())
-    rows = [Row(index, list(prompt), len(prompt), index) for index, prompt in enumerate(batch)]
-    session = Session(
-        decoder.parts, Queue(map(QueuedRow, rows), 8), Stop(60, frozenset(), (), None), Sampling(), Slots(8)
-    )
+    rows = [QueuedRow(Row(index, list(prompt), len(prompt), index)) for index, prompt in enumerate(batch)]
+    session = Session(decoder.parts, Queue(rows, slots), stop, Sampling(), Slots(slots))
     with torch.inference_mode():
-        answers = session.run()
-    assert [answer.ids for answer, _ in answers] == [greedy("llama", tuple(prompt), 60) for prompt in batch]
-    assert all(held <= WASTE * text + 5 for held, text in zip(slots, texts, strict=True))
+        return [answer.ids for answer, _ in session.run()], held, longest
+
+
+def test_a_cache_is_no_longer_than_its_longest_row_has_been():
+    """Forty rows one after the other through four slots: without packing the cache would hold all of them."""
+    answers, held, _ = watched(prompts(*[6] * 40), 4, Stop(NUM, frozenset(ENDS)))
+    assert sum(map(len, answers)) > 4 * 60
+    assert max(held) <= 2 * (6 + NUM)
+
+
+def test_holes_are_given_back_while_no_row_leaves():
+    """Some row of a batch nearly always keeps most of its draft, so that the cache would grow as if all of them did."""
+    batch = prompts(*[6] * 8)
+    answers, held, longest = watched(batch, 8, Stop(60), noise=0.1)
+    assert answers == [greedy("llama", tuple(prompt), 60) for prompt in batch]
+    assert all(slots <= WASTE * text + 5 for slots, text in zip(held, longest, strict=True))
 
 
 def test_a_drafter_keeps_nothing_of_a_request():

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from time import perf_counter, sleep
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from gistgate import endpoints as client
-from gistgate import endpoints as command
 from gistgate import endpoints as module
 from gistgate.certificates.bounds import exact_bound
-from gistgate.certificates.judged import LOCAL, Ledger, Look, fingerprint_of
+from gistgate.certificates.judged import LOCAL, Look, read_looks, record
+from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.files import write_json_lines
 from gistgate.core.utils import UserError
-from gistgate.endpoints import EncodedPrompt, KeptAnswers, Options, certify, continued
+from gistgate.endpoints import certify, continued
 from gistgate.lm_eval import task as task_files
 from gistgate.lm_eval.prompts import hashes_of
 from gistgate.lm_eval.task import TaskSpec
@@ -36,7 +33,7 @@ from tests.tiny import write_task
 def run(tmp_path, monkeypatch):
     """Certify one script against another, with 80 documents."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(client, "RETRIES", 2)
+    monkeypatch.setattr(module, "RETRIES", 2)
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, write_task(tmp_path, num_train=80), False))
 
     def certified(strict: Script, loose: Script, **changes: Any) -> Any:
@@ -66,21 +63,18 @@ def test_a_loss_is_refused_and_the_file_says_so(run):
     assert not json.loads(path.read_text())["certified"]
 
 
-def test_dropped_connections_are_repeated_and_a_dead_server_loses_nothing(run, capsys):
+def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_asked_again(run):
     run(Script(), Script(drops={7: 1}), concurrent=4)
     strict, dying = Script(), Script(drops={7: 99})
     with ExitStack() as servers:
         first, second = (servers.enter_context(serving(script)) for script in (strict, dying))
         options = {"strict_endpoint": first, "loose_endpoint": second, "budget": 0.1, "concurrent": 1}
-        with pytest.raises(UserError, match="cannot be reached, after 2 repetitions.*answers that have come are kept"):
+        with pytest.raises(UserError, match="cannot be reached, after 2 repetitions"):
             certify(Options("sums", **options))
-        came = len(strict.asked), len(dying.asked)
         dying.drops.clear()
-        certificate, _ = certify(Options("sums", **options))
-    assert certificate.certified and "answers come from a run that was interrupted" in capsys.readouterr().out
-    assert len(strict.asked) == certificate.n and len(dying.asked) == certificate.n, (
-        f"nothing was asked twice after {came}"
-    )
+        strict.asked.clear()
+        proof, _ = certify(Options("sums", **options))
+    assert proof.certified and len(strict.asked) == proof.n
 
 
 @pytest.mark.parametrize(
@@ -151,29 +145,26 @@ def numbers(script: Script) -> list[int]:
 
 def test_problems_of_a_pipeline_and_of_a_gate_are_not_asked(run, monkeypatch):
     """Of 80 documents a ledger knows 40, and a gate learned from 15 others."""
-    task = command.load_task(TaskSpec("sums"))
+    task = module.load_task(TaskSpec("sums"))
     marks = [hashes_of([task.problem(doc)]) for doc in task.documents("train")]
-    look = Look("claim", fingerprint_of(["a"]), "code", "sequence", 0.05, "of a pipeline")
-    known = Ledger()
-    known.admit(replace(look, problems=fingerprint_of(marks[:40])), ["a"], 0.05, problems=marks[:40])
-    known.write(LOCAL)
+    record(Look("claim", marks[:40], 0.05, 0.05, choice="of a pipeline"))
     asked = {"prompting": {"num_fewshot": 0}, "labels": {}}
     gate = SimpleNamespace(config=SimpleNamespace(problems=" ".join(marks[40:55]), **asked))
-    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    monkeypatch.setattr(module.Gate, "load", lambda folder: gate)
     strict, loose = Script(), Script()
     assert run(strict, loose, gate="folder", budget=0.3)[0].n == 25
     assert numbers(strict) == numbers(loose) == [*range(55, 80)]
-    options = Options("sums", "strict", "loose", prompts=80)
-    assert len(command.documents(task, options, None)) == 40
+    options = Options("sums", strict_endpoint="strict", loose_endpoint="loose", prompts=80)
+    assert len(module.documents(task, options, None)) == 40
     gate.config.problems = ""
     with pytest.warns(UserWarning, match="does not say which problems it was trained on"):
-        assert len(command.documents(task, replace(options, gate="folder"), gate)) == 40
+        assert len(module.documents(task, replace(options, gate="folder"), gate)) == 40
 
 
 def test_servers_are_asked_as_the_gate_was_trained(run, monkeypatch):
     prompting = {"num_fewshot": 1, "chat_template": True, "system": "Add."}
     gate = SimpleNamespace(config=SimpleNamespace(problems="00", prompting=prompting, labels={}))
-    monkeypatch.setattr(command.Gate, "load", lambda folder: gate)
+    monkeypatch.setattr(module.Gate, "load", lambda folder: gate)
     strict = Script()
     run(strict, Script(), gate="folder", budget=0.3)
     messages = strict.asked[0]["messages"]
@@ -216,83 +207,19 @@ def test_one_server_with_one_request_is_no_comparison(run):
         run(Script(), Script(), strict_endpoint=url, loose_endpoint=url)
 
 
-def test_a_damaged_file_of_answers_is_named(run, tmp_path):
-    command.KEPT.parent.mkdir()
-    command.KEPT.write_text("no database, but long enough to be read as one" * 10)
-    with pytest.raises(UserError, match="cannot be read.*Remove it"):
-        run(Script(), Script())
-
-
-@pytest.mark.parametrize("content", ["[1]", '{"a": "twice"}'])
-def test_a_damaged_count_of_comparisons_is_named(run, content):
-    command.FINISHED.parent.mkdir()
-    command.FINISHED.write_text(content)
-    with pytest.raises(UserError, match="does not count comparisons. Remove it"):
-        run(Script(), Script())
-
-
-def test_comparisons_are_counted_apart(run):
-    assert [command.times_finished("a", 1), command.times_finished("b"), command.times_finished("a")] == [1, 0, 1]
-
-
-@pytest.fixture
-def kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(client, "RETRIES", 0)
-    return lambda run="a": KeptAnswers(tmp_path / "kept.sqlite", run)
-
-
-def asked(*numbers: int) -> list[EncodedPrompt]:
-    return [EncodedPrompt(f"{n} + 1", (), 9) for n in numbers]
-
-
-def test_a_new_run_asks_the_servers_as_they_are_now(kept):
-    with serving(script := Script()) as url:
-        endpoint = client.connect(url, None, {})
-        kept().answers(endpoint, asked(3), 1)
-        script.wrong = frozenset({3})
-        assert "#### 4" in kept().answers(endpoint, asked(3), 1)[0].text  # the same run goes on
-        assert "#### 5" in kept("b").answers(endpoint, asked(3), 1)[0].text
-        kept().finish()
-        assert (len(kept()), len(kept("b"))) == (0, 1)
-
-
-def test_two_processes_may_ask_the_same_while_a_third_one_writes(kept, tmp_path):
-    """SQLite locks by connection, and every run has its own; answers that come meanwhile wait for the lock."""
-    runs = [kept() for _ in range(2)]
-    writing = closing(sqlite3.connect(tmp_path / "kept.sqlite", isolation_level=None))
-    with serving(Script()) as url, ThreadPoolExecutor() as pool, writing as other:
-        other.execute("begin immediate")
-        waiting = [pool.submit(one.answers, client.connect(url, None, {}), asked(0, 1, 2, 3), 4) for one in runs]
-        sleep(0.5)
-        assert not any(one.done() for one in waiting) and len(kept()) == 0
-        other.execute("rollback")
-        assert waiting[0].result() == waiting[1].result() and len(kept()) == 4
-
-
-def test_ctrl_c_waits_for_nobody_and_keeps_what_has_come(kept, monkeypatch):
+def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch):
     def interrupted(waiting):
-        sleep(0.5)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(module, "as_completed", interrupted)
-    with serving(script := Script()) as url:
-        script.delays = {2: 3.0}
-        started = perf_counter()
-        with pytest.raises(KeyboardInterrupt):
-            kept().answers(client.connect(url, None, {}), asked(0, 1, 2), 3)
-        assert perf_counter() - started < 2.5 and len(kept()) == 2
-
-
-def test_a_full_disk_is_one_sentence(kept, monkeypatch):
-    def full(*_: Any) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
-    monkeypatch.setattr(KeptAnswers, "_keep", full)
-    with serving(Script()) as url, pytest.raises(UserError, match="disk is full.*Make room"):
-        kept().answers(client.connect(url, None, {}), asked(0), 1)
+    started = perf_counter()
+    strict = Script(delays=dict.fromkeys(range(80), 0.2))
+    with pytest.raises(KeyboardInterrupt):
+        run(strict, Script(), concurrent=2)
+    assert perf_counter() - started < 4 and read_looks(LOCAL)[1] == []
 
 
 @pytest.mark.parametrize("page", ["<html>", {"model": "adder", "choices": ["x"]}, {"model": "adder", "choices": [{}]}])
-def test_an_answer_that_is_no_completion_is_one_sentence(kept, page):
-    with serving(Script(pages={0: page})) as url, pytest.raises(UserError, match="OpenAI protocol|is not whole"):
-        kept().answers(client.connect(url, None, {}), asked(0), 1)
+def test_an_answer_that_is_no_completion_is_one_sentence(run, page):
+    with pytest.raises(UserError, match="OpenAI protocol|is not whole"):
+        run(Script(pages={0: page}), Script())

@@ -1,6 +1,7 @@
 """`gistgate calibrate` from a task to certificate.json on a tiny pair, without the pipeline."""
 
 import os
+import re
 import warnings
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,10 +14,10 @@ from typer.testing import CliRunner
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
 from gistgate.certificates.bounds import BETTING, PLUG_IN
-from gistgate.certificates.judged import LOCAL, PUBLISHED, Ledger, Look, fingerprint_of, hash_of
-from gistgate.cli import calibrate as command
+from gistgate.certificates.judged import LOCAL, PUBLISHED, Look, hash_of, record
+from gistgate.cli import options as extras
+from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
-from gistgate.cli.main import main as extras
 from gistgate.cli.show import proved
 from gistgate.cli.tools import inspect
 from gistgate.core.certificate import read_certificate
@@ -24,11 +25,11 @@ from gistgate.core.files import write_json_lines
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
+from gistgate.lm_eval import calibrate
 from gistgate.lm_eval import task as task_files
 from gistgate.lm_eval.calibrate import (
-    Options,
     certify,
-    context_of_all,
+    check_options,
     drafter_of,
     make_scorer,
     prompts_of,
@@ -113,15 +114,19 @@ def test_the_knob_is_not_set_by_hand(tmp_path, monkeypatch, folders):
 SPLITS = ("train", "development", "calibration", "guard", "test")
 
 
-def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None) -> set[str]:
+def chosen(folder: Path, monkeypatch: pytest.MonkeyPatch, gate: Any = None, **models: Any) -> set[str]:
     """The questions that the command would decode: 90 documents are there."""
     monkeypatch.chdir(folder)
     tasks = write_task(folder, num_train=90)
     monkeypatch.setattr(task_files.find_task, "__defaults__", (None, tasks, False))
     options = Options(task="sums", budget=0.2, target="t", out=folder, prompts=10, development=20)
-    models = SimpleNamespace(
-        tokenizer=byte_tokenizer(), target=SimpleNamespace(config=LlamaConfig()), draft=None, gate=gate
-    )
+    usual = {
+        "tokenizer": byte_tokenizer(),
+        "target": SimpleNamespace(config=LlamaConfig()),
+        "draft": None,
+        "gate": gate,
+    }
+    models = SimpleNamespace(**{**usual, "gate": gate, **models})
     found = prompts_of(options, models, load_task(spec_of(options, None)), True)
     return {prompt["doc"]["question"] for prompts in found.values() for prompt in prompts}
 
@@ -153,11 +158,14 @@ def test_a_gate_drafts_as_it_was_certified(certified, draft, drafter):
     assert usual_drafter(known, draft) == drafter
 
 
-@pytest.mark.parametrize(("score", "warns"), [(0.02, True), (0.05, True), (0.4, False)])
-def test_a_target_that_solves_next_to_nothing_is_told(score, warns):
+@pytest.mark.parametrize(("right", "warns"), [(0, True), (1, True), (8, False)])
+def test_a_target_that_solves_next_to_nothing_is_told(right, warns):
+    """Of 20 development prompts."""
+    scorer = SimpleNamespace(score=lambda prompt, ids: float(prompt < right))
+    outcomes = SimpleNamespace(prompts={"development": range(20)}, strict=lambda prompts, start: [[]] * 20)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        warn_of_little_to_lose(0.05, score)
+        warn_of_little_to_lose(0.05, scorer, outcomes)
     assert ["promises nothing" in str(one.message) for one in told] == [True] * warns
 
 
@@ -200,10 +208,12 @@ def test_no_prompt_that_a_pipeline_judged_in_an_earlier_draw_is_judged(tmp_path,
     hashes = [hash_of(byte_tokenizer().encode(f"Q: {number} + 1?\nA:")) for number in range(60)]
     questions = {f"{number} + 1?" for number in range(60)}
     for choice, is_free in (("", True), ("of the pipeline", False)):
-        known = Ledger()
-        known.admit(Look("claim", fingerprint_of(hashes), "code", "sequence", 0.05, choice), hashes, 0.05)
-        known.write(tmp_path / ledger)
+        monkeypatch.chdir(tmp_path)
+        record(Look("claim", hashes, 0.05, 0.05, choice, tested="sequence"))
+        (tmp_path / ledger).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / LOCAL).rename(tmp_path / ledger)
         assert bool(chosen(tmp_path, monkeypatch) & questions) is is_free
+        (tmp_path / ledger).unlink()
 
 
 @pytest.mark.parametrize(
@@ -245,22 +255,27 @@ def test_a_system_text_without_a_chat_is_refused(tmp_path, monkeypatch):
         load_task(spec_of(Options(task="sums", gate="g", system="Be short."), None))
 
 
-def test_options_that_cannot_be_are_refused():
-    with pytest.raises(UserError, match="Without --gate"):
-        Options(task="sums")
-    with pytest.raises(UserError, match="cannot be certified"):
-        Options(task="sums", gate="x", budget=0.0)
-    with pytest.raises(UserError, match="no way to stop called 'earlier'"):
-        Options(task="sums", gate="x", stop="earlier")
+@pytest.mark.parametrize(
+    ("said", "message"),
+    [
+        ({}, "Without --gate"),
+        ({"gate": "x", "budget": 0.0}, "cannot be certified"),
+        ({"gate": "x", "stop": "earlier"}, "no way to stop called 'earlier'"),
+        ({"gate": "x", "looks": 600}, "Lower the confidence or the looks"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(said, message):
+    with pytest.raises(UserError, match=message):
+        check_options(Options(task="sums", **said))
 
 
 def test_without_its_libraries_the_command_says_what_to_install(monkeypatch):
     def missing(name):
         raise ModuleNotFoundError("No module named 'scipy'", name="scipy")
 
-    monkeypatch.setattr(extras.importlib, "import_module", missing)
-    with pytest.raises(UserError, match=r"needs 'scipy'.*'\.\[calibrate\]'"):
-        command.calibrate("sums")
+    monkeypatch.setattr(extras, "importlib", SimpleNamespace(import_module=missing))
+    done = CliRunner().invoke(app, ["calibrate", "--task", "sums"])
+    assert re.search(r"needs 'scipy'.*'\.\[calibrate\]'", str(done.exception))
 
 
 @pytest.mark.parametrize("option", [["--strict-model", "a"], ["--concurrent", "2"]])
@@ -270,14 +285,17 @@ def test_options_of_servers_are_refused_without_servers(option):
 
 
 @pytest.mark.parametrize(("target", "draft", "expected"), [(4096, 2048, 2048), (512, 2048, 512), (4096, None, 4096)])
-def test_prompts_have_to_fit_the_draft_too(target: int, draft: int | None, expected: int) -> None:
+def test_prompts_have_to_fit_the_draft_too(tmp_path, monkeypatch, target, draft, expected) -> None:
     """A document that the draft cannot read would end the calibration when its chunk is decoded."""
+    lengths: list[int] = []
+    maker = calibrate.PromptMaker
+    monkeypatch.setattr(calibrate, "PromptMaker", lambda *given: lengths.append(given[2]) or maker(*given))
 
     def model(context: int) -> Any:
         return SimpleNamespace(config=LlamaConfig(max_position_embeddings=context))
 
-    models: Any = SimpleNamespace(target=model(target), draft=None if draft is None else model(draft))
-    assert context_of_all(models) == expected
+    chosen(tmp_path, monkeypatch, target=model(target), draft=None if draft is None else model(draft))
+    assert lengths == [expected]
 
 
 @pytest.mark.parametrize("drafter", ["corpus", "sen", "sen-tree"])

@@ -15,13 +15,14 @@ from typer.testing import CliRunner
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
+from gistgate.cli.calibrate import Options
 from gistgate.cli.main import app
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.drafters.stopping import Stopping
 from gistgate.lm_eval import calibrate
-from gistgate.lm_eval.calibrate import Options, load_models, spec_of
+from gistgate.lm_eval.calibrate import load_models, spec_of
 from gistgate.models.lighter import Subset
 from gistgate.models.loading import load_draft, load_target
 from tests.certificates import proofs
@@ -116,7 +117,7 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "proof, expected",
+    "certificate, expected",
     [
         ({"block": 3}, (None, None, None, 3)),
         ({"rule": "ensemble-gate", "drafter": "tree", "block": 5}, ("ensemble-gate", "tree", None, 5)),

@@ -11,7 +11,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.certificates.judged import LOCAL, Ledger
+from gistgate.certificates.judged import LOCAL, read_looks
+from gistgate.cli.calibrate import Options
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint
 from gistgate.core.gate import Gate
@@ -19,7 +20,7 @@ from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.lm_eval import calibrate
 from gistgate.lm_eval import task as task_files
-from gistgate.lm_eval.calibrate import Options, certify, method_of, outcomes_of, prompts_of, spec_of
+from gistgate.lm_eval.calibrate import certify, method_of, outcomes_of, prompts_of, spec_of
 from gistgate.lm_eval.task import load_task
 from gistgate.rules import make_rule
 from tests.certificates.proofs import gate_with
@@ -42,10 +43,10 @@ def test_prompts_are_judged_once_and_planned_looks_divide_the_error(tmp_path, mo
     options = sums(tmp_path, monkeypatch, folders, batch_size=16, looks=2)
     kept, _ = certify(options)
     assert kept.confidence == pytest.approx(0.975)
-    (look,) = Ledger.read(LOCAL).looks
-    assert look.spent == pytest.approx(0.025) and look.error == pytest.approx(0.05)
+    (look,) = read_looks(LOCAL)[1]
+    assert look["spent"] == pytest.approx(0.025) and look["error"] == pytest.approx(0.05)
     again, _ = certify(options)  # the same choice is no new look
-    assert again.points == kept.points and len(Ledger.read(LOCAL).looks) == 1
+    assert again.points == kept.points and len(read_looks(LOCAL)[1]) == 1
     for changes in ({"stop": "clear", "looks": 1}, {"block": 3, "looks": 1}):
         with pytest.raises(UserError, match=r"already been judged.*--draw 2"):
             certify(replace(options, **changes))

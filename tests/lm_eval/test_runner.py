@@ -1,9 +1,8 @@
-"""Programs of a model run to their end or fail; none of them reaches beyond its own process and folder."""
+"""Programs of a model run to their end or fail; and none has the environment of its caller."""
 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import pytest
 
@@ -29,34 +28,13 @@ BROKEN = {
     "an infinite loop": "while True: pass",
     "a sleep": "import time\ntime.sleep(1000)",
     "a memory bomb": "kept = []\nwhile True: kept.append('x' * 1_000_000)",
-    "a fork bomb": "import os\nwhile True: os.fork()",
-    "a thread": "import threading\nthreading.Thread(target=print).start()",
-    "a shell": "import os\nassert os.system('true') == 0",
-    "a process": "import subprocess\nsubprocess.run(['true'], check=True)",
-    "a socket": "import socket\nsocket.socket()",
-    "a signal to its parent": "import os\nos.kill(os.getppid(), 9)",
-    "a signal by a descriptor": "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open(os.getppid()), 0)",
-    "a limit for its parent": "import os, resource\nresource.prlimit(os.getppid(), resource.RLIMIT_CORE)",
-    "a processor for its parent": "import os\nos.sched_setaffinity(os.getppid(), os.sched_getaffinity(0))",
-    "a priority for its parent": "import os\nos.setpriority(os.PRIO_PROCESS, os.getppid(), 0)",
     "a name that is only in an annotation": "def f(a: List[int]): return a",
-    "many files": "for i in range(9):\n    open(str(i), 'wb').write(bytes(500_000))",
-    "files without end": "i = 0\nwhile True:\n    open(str(i), 'wb').write(bytes(500_000))\n    i += 1",
     "a huge file": "open('a', 'wb').write(bytes(3_000_000))",
     "a recursion without end": "def f(): return f()\nf()",
     "leaving early": "import sys\nsys.exit(0)",
     "leaving at once": "import os\nos._exit(0)",
     "half a character": "x = '\ud800'\nraise ValueError",
 }
-CHANGES = (
-    "open({0!r}, 'w')", "os.remove({0!r})", "os.rename({0!r}, 'b')", "os.open({0!r}, os.O_TRUNC)", "open({1!r}, 'w')",
-    "os.open('new', os.O_CREAT | os.O_WRONLY, dir_fd=os.open({2!r}, os.O_RDONLY))", "os.mkfifo({1!r})",
-    "os.mknod({1!r})", "sqlite3.connect({1!r}).execute('create table a (b)')",
-    "sqlite3.connect('file:' + {1!r}, uri=True).execute('create table a (b)')",
-    "os.fchmod(os.open({0!r}, os.O_RDONLY), 0o777)", "os.utime(os.open({0!r}, os.O_RDONLY), (1, 1))",
-    "os.chown({0!r}, 0, 0)", "os.setxattr({0!r}, 'user.a', b'b')",
-)  # fmt: skip
-"""Programs that change a file outside: {0} is one that exists, {1} one that does not, {2} their folder."""
 
 
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
@@ -67,17 +45,6 @@ def test_what_runs_to_its_end_passes(program: str) -> None:
 @pytest.mark.parametrize("program", BROKEN.values(), ids=BROKEN)
 def test_what_does_not_run_to_its_end_fails(program: str) -> None:
     assert not runs(program, SMALL)
-
-
-def test_files_outside_its_folder_stay_as_they_are(tmp_path: Path) -> None:
-    kept = tmp_path / "kept"
-    kept.write_text("as it was")
-    before = kept.stat()
-    for change in CHANGES:
-        program = change.format(str(kept), str(tmp_path / "new"), str(tmp_path))
-        assert not runs("import os, sqlite3\n" + program, SMALL), change
-    assert [path.name for path in tmp_path.iterdir()] == ["kept"] and kept.read_text() == "as it was"
-    assert (kept.stat().st_mode, kept.stat().st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
 
 
 def test_the_environment_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -195,7 +195,7 @@ def test_fresh_calibration_prompts_take_the_place_of_the_run_s(world, monkeypatc
     assert decoded == {("exact", "fresh"), ("prob", "development"), ("prob", "fresh")}
     assert {one["n"] for one in found["settings"]} == {600}
     assert found["sequence"] == before["sequence"], "the same development prompts choose the same settings"
-    assert found["look"]["prompts"] != before["look"]["prompts"]
+    assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
     assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
 
 

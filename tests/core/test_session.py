@@ -1,0 +1,162 @@
+"""What requests of one decoder share: locks of several threads, seconds of each row, and a limit of speculation."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gistgate.core.block import Block
+from gistgate.core.decoder import LOCKS, Decoder, model_lock
+from gistgate.core.reader import Reader
+from gistgate.core.request import Slots
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.text import PromptLookup
+from gistgate.measure import speed as timing
+from gistgate.rules import make_rule
+from tests.architectures import greedy, pair, prompts, tiny_model
+
+BATCH = prompts(5, 9, 7)
+NUM = 10
+
+READING = 300.0
+"""Seconds that reading prompts beside a running batch takes on the clock of these tests; any other read takes one."""
+
+
+class StateGate:
+    """Keeps a token where a number of its state is positive, so that another request's states decide otherwise."""
+
+    layers: frozenset[str] = frozenset({"post"})
+    wants_q = False
+
+    def __call__(self, block: Block) -> Tensor:
+        return (block.hidden["post"][:, 1:, 0] > 0).float()
+
+
+def answers(some: list[list[int]]) -> list[list[int]]:
+    target, draft = pair("llama", noise=0.3)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge", risk=0.5), 4, gate=StateGate())
+    return [one.ids for one in decoder.generate(some, max_new_tokens=40)]
+
+
+def test_threads_do_not_read_each_others_states():
+    batches = [prompts(9, seed=seed) for seed in range(6)]
+    alone = [answers(batch) for batch in batches]
+    assert len({str(one) for one in alone}) == 6
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(3):
+            assert list(pool.map(answers, batches)) == alone
+
+
+def free(model: PreTrainedModel) -> bool:
+    """Whether a thread could decode with this model now."""
+    if (lock := LOCKS.get(model)) is None:
+        return True
+    if got := lock.acquire(blocking=False):
+        lock.release()
+    return bool(got)
+
+
+def test_only_the_same_models_wait():
+    target, draft = pair("llama")
+    other = tiny_model("llama")
+    # The same thread may ask again.
+    with model_lock([draft, target]), model_lock([target]), ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(free, (target, draft, other))) == [False, False, True]
+    with ThreadPoolExecutor(1) as pool:
+        assert list(pool.map(free, (target, draft))) == [True, True]
+
+
+@pytest.mark.parametrize("joining", [1, 2])
+@pytest.mark.parametrize("drafter", ["model", "lookup"])
+def test_reading_a_prompt_beside_a_running_batch_is_the_time_of_its_row(
+    monkeypatch: pytest.MonkeyPatch, drafter: str, joining: int
+):
+    """Rows that end together leave their slots to as many others, which are read at once beside one that goes on."""
+    now, running = [0.0], []
+    read, admit = Reader.read, Reader.admit
+
+    def ticking(self: Reader, *given: Any, **named: Any) -> Any:
+        now[0] += 1
+        return read(self, *given, **named)
+
+    def slowly(self: Reader, *given: Any) -> None:
+        now[0] += READING
+        running.append(self.slots)
+        admit(self, *given)
+
+    monkeypatch.setattr("gistgate.core.session.perf_counter", lambda: now[0])
+    monkeypatch.setattr(Reader, "read", ticking)
+    monkeypatch.setattr(Reader, "admit", slowly)
+
+    short, long, *late = prompts(5, 17, 9, 6)
+    ends = greedy("llama", tuple(short), 20)[0]
+    assert ends not in greedy("llama", tuple(long), 20)
+    made: Any = ModelDrafter(pair("llama")[1]) if drafter == "model" else PromptLookup()
+    decoder = Decoder(pair("llama")[0], made, make_rule("exact"), 4)
+    batch = [*[short] * joining, long, *late[:joining]]
+    answers = decoder.generate(batch, max_new_tokens=20, eos_ids={ends}, slots=Slots(joining + 1))
+
+    models = 2 if drafter == "model" else 1
+    assert len(running) == models and all(running), "the late rows come in once, beside what both models have read"
+    seconds = [answer.statistics.seconds for answer in answers]
+    assert sum(one["total"] for one in seconds) == pytest.approx(now[0])
+    for one in seconds[: joining + 1]:
+        assert 0 < one["total"] < READING / 2
+    own = READING / joining
+    for one in seconds[joining + 1 :]:
+        assert own < one["verify"] < own + 20 and own * models < one["total"] < own * models + 6 * 20
+        assert own * (models - 1) <= one["draft"] < own * (models - 1) + 5 * 20
+
+
+def capped(rule: str = "exact", most: int | None = None, **settings: float) -> Decoder:
+    target, draft = pair("llama")
+    return Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, speculate_up_to=most)
+
+
+def test_a_larger_batch_is_plain_and_says_so():
+    answers = capped(most=2).generate(BATCH, max_new_tokens=NUM)
+    assert [answer.statistics.extra["plain_forwards"] for answer in answers] == [NUM] * 3
+    assert sum(answer.statistics.draft_forwards for answer in answers) == 0
+    assert [answer.ids for answer in answers] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+
+
+def test_up_to_that_number_it_speculates():
+    answers = capped(most=3).generate(BATCH, max_new_tokens=NUM)
+    assert all(answer.statistics.draft_forwards > 0 for answer in answers)
+    assert all("plain_forwards" not in answer.statistics.extra for answer in answers)
+
+
+def test_a_loose_rule_is_strict_in_a_plain_batch():
+    loose = capped("prob", most=0, r=1e-9).generate(BATCH, max_new_tokens=NUM)
+    assert [answer.ids for answer in loose] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+    assert all(answer.statistics.loose == 0 for answer in loose)
+
+
+def test_it_holds_for_continued_texts_as_well():
+    loose = capped("prob", most=2, r=1e-9)
+    memories = loose.remember(BATCH)
+    found = loose.resume(memories, [(len(ids) - 1, ids[-1:]) for ids in BATCH], [*map(len, BATCH)], max_new_tokens=NUM)
+    assert [answer.ids for answer, _ in found] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
+    assert all(answer.statistics.extra["plain_forwards"] == NUM for answer, _ in found)
+    again = [memory for _, memory in found][:2]  # they know nothing of the draft model, which reads the texts again
+    going = loose.resume(
+        again, [(len(memory.text) - 1, memory.text[-1:]) for memory in again], [5, 9], max_new_tokens=2 * NUM
+    )
+    assert all(answer.statistics.draft_forwards > 0 for answer, _ in going)
+
+
+@pytest.mark.parametrize(("speculative", "most"), [((9, 9, 9), 4), ((9, 3, 9), 1), ((3, 9, 9), 0)])
+def test_the_number_is_the_last_batch_before_it_stops_paying(monkeypatch: pytest.MonkeyPatch, speculative, most):
+    rates = {1: speculative[0], 2: speculative[1], 4: speculative[2]}
+    monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
+    assert timing.pays_up_to(capped(), BATCH, (1, 2, 4), max_new_tokens=NUM) == most
+
+
+def test_it_wants_a_prompt():
+    with pytest.raises(UserError, match="no prompt"):
+        timing.pays_up_to(capped(), [], max_new_tokens=NUM)
