@@ -1,12 +1,10 @@
-"""The command that chooses the fastest certified setting for this machine."""
+"""The commands around decoding: doctor, fit-draft, draft-vocabulary, inspect, export, eval, demo and tune."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shutil
-import stat
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -31,20 +29,16 @@ from gistgate.cli.options import (
     with_options,
 )
 from gistgate.core.utils import UserError
-from gistgate.models.build import HYBRID
 from gistgate.models.options import DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Candidate, Finding
 
-# ---- The command that says whether speculation can pay for a pair, before hours are spent on a gate.
-
-
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
 """Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
-MOST_DOCTOR = 20
+DOCTOR_PROMPTS = 20
 """Prompts that are enough for one recommendation."""
 
 
@@ -79,11 +73,12 @@ def doctor(
         outlook,
         strict_answers,
     )
+    from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
     if options.drafter == HYBRID:
         raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
-    asking = PromptFile(read_prompts(prompts)[:MOST_DOCTOR], chat, system)
+    asking = PromptFile(read_prompts(prompts)[:DOCTOR_PROMPTS], chat, system)
     loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, stop)
@@ -101,9 +96,6 @@ def doctor(
     show.say(show.promised(costs, outlooks, effort))
     typer.echo(f"{limit_advice(lengths)}\n")
     typer.echo(advice(outlooks))
-
-
-# ---- The commands that make drafts cheaper: when they end, and from which tokens they are written.
 
 
 @with_options
@@ -167,17 +159,14 @@ def draft_vocabulary(
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
 
 
-# ---- The command that describes a gate.
-
-
 def inspect(
     gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
     as_json: AsJson = False,
 ) -> None:
     """Say what a gate is: its partners, features and certified settings."""
     from gistgate.cli import show
-    from gistgate.core.files import printable
     from gistgate.core.gate import Gate
+    from gistgate.core.utils import printable
 
     loaded = Gate.load(gate)
     if as_json:
@@ -187,50 +176,27 @@ def inspect(
     typer.echo(printable(show.described(loaded.config, loaded.certificate)))
 
 
-# ---- The command that makes a folder which plain transformers can run.
-
-
 def export(
     gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
     out: Annotated[Path, typer.Argument(help="New folder.")],
 ) -> None:
     """Copy a gate with its certificate and the code that `generate` of plain transformers needs for it."""
     from gistgate.cli import show
-    from gistgate.core.files import printable, write_atomic
+    from gistgate.core.files import write_atomic
     from gistgate.core.gate import Gate
+    from gistgate.core.utils import printable
     from gistgate.export.write import FOLDER, write_code
 
     loaded = Gate.load(gate)
-    check_own(gate)
     if out.exists():
         raise UserError(f"{out} exists already. Name a new folder.")
 
     def write(part: Path) -> None:
         shutil.copytree(gate, part, ignore=shutil.ignore_patterns(FOLDER))
-        for place in [part, *(path for path in part.rglob("*") if path.is_dir())]:
-            place.chmod(place.stat().st_mode | stat.S_IRWXU)  # the gate's own folder may be read-only
         write_code(part)
 
     write_atomic(out, write)
     typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.certificate)}"))
-
-
-def check_own(folder: Path) -> None:
-    """Refuse to copy what does not lie in a gate's folder, since links in it may lead to files of the user.
-
-    Raises:
-        UserError: a file is a link that leads out, or a device or a pipe.
-    """
-    from gistgate.core.files import check_regular, inside
-
-    for place, folders, files in os.walk(folder):
-        for name in [*folders, *files]:
-            path = inside(place, name)
-            if name in files or path.is_symlink():
-                check_regular(path)
-
-
-# ---- The command that hands over to lm-eval.
 
 
 def evaluate(context: typer.Context) -> None:
@@ -239,9 +205,6 @@ def evaluate(context: typer.Context) -> None:
 
     sys.argv = ["gistgate eval", *context.args]
     harness()
-
-
-# ---- The command `gistgate demo`.
 
 
 @with_options
@@ -301,7 +264,7 @@ def slider_rule(decoder: Any) -> Any:
 
 CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
 """Wishes that tuning itself decides, or that change nothing that it times."""
-MOST = 40
+TUNE_PROMPTS = 40
 """Prompts that are enough for one decision."""
 
 
@@ -334,7 +297,7 @@ def tune(
     from gistgate.models.loading import load_target
 
     gate = gate_of(options)
-    asking = PromptFile(read_prompts(prompts)[:MOST], chat, system)
+    asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, options, asking)
@@ -355,11 +318,7 @@ def tune(
 
 
 def gate_of(options: DecodeOptions) -> str:
-    """The gate's folder.
-
-    Raises:
-        UserError: there is none, or the user decides what tuning is to decide.
-    """
+    """The gate's folder."""
     refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
     if options.gate is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")

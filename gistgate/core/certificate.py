@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, checksum, fingerprint, inside, named_files, read_json, write_json
+from gistgate.core.files import check_sealed, checksum, fingerprint, named_files, read_json, write_json
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, dataclass_from, fits
@@ -154,7 +154,7 @@ def read_certificate(place: str | Path) -> Certificate | None:
     """
     path = Path(place)
     if path.is_dir():
-        path = inside(path, CERTIFICATE_FILE)
+        path = path / CERTIFICATE_FILE
         if not path.exists() and not path.is_symlink():
             return None
     value = read_json(path)

@@ -19,7 +19,6 @@ from gistgate.core.features import extract, layers_needed, needs_q
 from gistgate.core.files import (
     check_sealed,
     checksum,
-    inside,
     load_tensors,
     read_json,
     save_tensors,
@@ -504,11 +503,11 @@ class Gate(nn.Module):
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
         """
-        folder, place = Path(folder), inside(folder, CONFIG_FILE)
+        folder, place = Path(folder), folder / CONFIG_FILE
         described = read_json(place)
         sealed = described.pop("checksum", None) if isinstance(described, dict) else None
         config = GateConfig.from_json(described, str(place))
-        gate = cls._filled(config, load_tensors(inside(folder, WEIGHTS_FILE)), folder / WEIGHTS_FILE)
+        gate = cls._filled(config, load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
         check_sealed(place, sealed, described, gate_hash(gate))
         gate.folder = folder
         strange = strange_roles(config, target, draft) if other_weights else {}

@@ -20,7 +20,6 @@ from gistgate.core.files import (
     check_sealed,
     checksum,
     fingerprint,
-    inside,
     load_tensors,
     read_json,
     save_tensors,
@@ -338,14 +337,14 @@ class DomainGuard:
             UserError: the gate folder holds none, or a damaged one.
         """
         folder = Path(folder)
-        place = inside(folder, CONFIG_FILE)
+        place = folder / CONFIG_FILE
         if not place.exists():
             raise UserError(
                 f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
                 "exported with its guard, or leave the guard 'domain' out."
             )
         config: dict[str, Any] = read_json(place)
-        weights = inside(folder, TENSORS_FILE)
+        weights = folder / TENSORS_FILE
         tensors = load_tensors(weights)
         sealed = config.pop("checksum", None) if isinstance(config, dict) else None
         known = {name: hint for name, hint in hints(cls).items() if name not in TENSORS}

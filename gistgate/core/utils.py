@@ -186,3 +186,8 @@ def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:
     No rule accepts one loosely, and every draft may propose it.
     """
     return () if tokenizer is None else tuple(sorted(int(token) for token in tokenizer.added_tokens_decoder))
+
+
+def printable(text: str) -> str:
+    """A text that cannot steer a terminal: control characters and half characters are written as escapes."""
+    return "".join(char if char.isprintable() or char in "\n\t" else ascii(char)[1:-1] for char in text)

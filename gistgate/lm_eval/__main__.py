@@ -8,8 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from gistgate.core.files import printable
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 
 ALLOW, CONFIRM = "--allow-code", "--confirm_run_unsafe_code"
 """Our option and lm-eval's for the same consent."""

@@ -1,8 +1,38 @@
 """Gates and loose rules inside vLLM's own speculative verification, as a plug-in; vLLM itself is not changed."""
 
+from __future__ import annotations
+
+from functools import wraps
+from importlib import import_module
+from typing import Any
+
+KEY = "gistgate"
+"""Key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`."""
+MARK = "_gistgate"
+"""Attribute of a function that is wrapped already."""
+
 
 def register() -> None:
-    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config` nothing happens."""
-    from gistgate.vllm.plugin import register
+    """What vLLM calls in every process that it starts; without "gistgate" in `--additional-config` nothing happens.
 
-    register()
+    Workers are hooked once their device is ready; a second call changes nothing.
+    """
+    wrapper = import_module("vllm.v1.worker.worker_base").WorkerWrapperBase
+    native = wrapper.init_device
+    if hasattr(native, MARK):
+        return
+    from gistgate.vllm.metrics import collect
+
+    collect()
+
+    @wraps(native)
+    def init_device(self: Any) -> None:
+        native(self)
+        configured = self.vllm_config.additional_config
+        if isinstance(configured, dict) and KEY in configured:
+            from gistgate.vllm.plugin import install
+
+            install(self.worker, self.vllm_config, configured[KEY])
+
+    setattr(init_device, MARK, True)
+    wrapper.init_device = init_device

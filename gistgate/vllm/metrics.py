@@ -1,4 +1,4 @@
-"""Counters of the workers as Prometheus metrics of the server.
+"""Counters of the workers as Prometheus metrics of the server; `python -m gistgate.vllm.metrics URL` asks for them.
 
 The workers are other processes than the one that answers `/metrics`. Each writes its totals into a folder that the
 first process names in the environment, once a second where something has changed; the server reads them when asked.
@@ -12,6 +12,7 @@ import os
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.client import HTTPException
@@ -20,16 +21,16 @@ from shutil import rmtree
 from threading import Thread
 from time import sleep
 from typing import Any
-from urllib.error import URLError
 from urllib.request import urlopen
 
-from gistgate.core.files import printable
-from gistgate.core.utils import UserError
+from gistgate.core.utils import UserError, printable
 
 FOLDER = "GISTGATE_METRICS"
 """Environment variable that names the folder."""
 INTERVAL = 1.0
 """Seconds between two looks at the counters."""
+TIMEOUT = 10.0
+"""Seconds to wait for the server."""
 
 
 def collect() -> None:
@@ -38,11 +39,10 @@ def collect() -> None:
         return
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="gistgate-")
     atexit.register(rmtree, os.environ[FOLDER], ignore_errors=True)
-    try:
+    with suppress(ImportError):  # nobody asks for metrics then
         from prometheus_client import REGISTRY
-    except ImportError:  # nobody asks for metrics then
-        return
-    REGISTRY.register(Collector(Path(os.environ[FOLDER])))
+
+        REGISTRY.register(Collector(Path(os.environ[FOLDER])))
 
 
 def report(about: dict[str, str], totals: Callable[[], dict[str, float]] | None) -> None:
@@ -78,19 +78,16 @@ class Collector:
         self.folder = folder
 
     def collect(self) -> Iterator[Any]:
-        """`gistgate_active` with one series per worker, and the sums of all counters."""
+        """`gistgate_active` with one series per kind of worker, and the sums of all counters."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        workers = [json.loads(path.read_text()) for path in sorted(self.folder.glob("*.json"))]
-        active = GaugeMetricFamily(
-            "gistgate_active", "Workers in which the plug-in runs.", labels=["rule", "setting", "runner", "source"]
-        )
+        labels = ["rule", "setting", "runner", "source"]
+        active = GaugeMetricFamily("gistgate_active", "Workers in which the plug-in runs.", labels=labels)
+        kinds: Counter[tuple[str, ...]] = Counter()
         sums: dict[str, float] = {}
-        kinds: dict[tuple[str, ...], int] = {}
-        for worker in workers:
-            about = worker["about"]
-            kind: tuple[str, ...] = (about["rule"], about["setting"], about["runner"], about["source"])
-            kinds[kind] = kinds.get(kind, 0) + 1
+        for path in sorted(self.folder.glob("*.json")):
+            worker = json.loads(path.read_text())
+            kinds[tuple(worker["about"][name] for name in labels)] += 1
             for name, value in worker["totals"].items():
                 sums[name] = sums.get(name, 0.0) + value
         for kind, number in kinds.items():
@@ -104,13 +101,6 @@ class Collector:
         return []
 
 
-# ---- Ask a server whether the plug-in really runs in it: `python -m gistgate.vllm.metrics URL`.
-
-
-TIMEOUT = 10.0
-"""Seconds to wait for the server."""
-
-
 def check(url: str, strict: bool | None = None) -> dict[str, str]:
     """What the workers of a server say about themselves; `strict` demands that nothing (or something) lossy runs.
 
@@ -120,7 +110,7 @@ def check(url: str, strict: bool | None = None) -> dict[str, str]:
     try:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()
-    except (URLError, OSError, ValueError, HTTPException) as error:
+    except (OSError, ValueError, HTTPException) as error:
         raise UserError(
             f"The server at {url} gave no metrics ({error}). Check the address and that it runs."
         ) from error
@@ -143,14 +133,13 @@ def read(text: str, url: str, strict: bool | None = None) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the answer; 1 where the plug-in does not run."""
-    strict = "--strict" in arguments
+    """Print the answer; 1 where the plug-in does not run, or with --strict something lossy does."""
     places = [value for value in arguments if value != "--strict"]
     if len(places) != 1:
         print("Usage: python -m gistgate.vllm.metrics URL [--strict]", file=sys.stderr)
         return 2
     try:
-        about = check(places[0], strict or None)
+        about = check(places[0], True if "--strict" in arguments else None)
     except UserError as error:
         print(printable(str(error)), file=sys.stderr)
         return 1

@@ -1,16 +1,16 @@
-"""What a vLLM configuration says about the models that are served."""
+"""From the configuration of a server to the rule that judges there, checked against the models that are served."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from gistgate.core.certificate import Certificate, files_behind, load_certificate, scope_mismatch
+from gistgate.core.gate import Gate
 from gistgate.core.identity import (
     LIGHTER,
     ModelIdentity,
@@ -22,41 +22,44 @@ from gistgate.core.identity import (
     tokenizer_scope,
 )
 from gistgate.core.rule import Rule
-from gistgate.core.utils import UserError, added_ids
+from gistgate.core.utils import UserError, added_ids, dataclass_from
 from gistgate.drafters.text import PromptLookup
 from gistgate.models.loading import weight_files
 from gistgate.rules import make_rule
 
-KEY = "gistgate"
-"""Key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`."""
-MARK = "_gistgate"
-"""Attribute of a function that is wrapped already."""
+log = logging.getLogger("vllm.gistgate")
 
-# ---- What a server's configuration says about the gate.
+GREEDY = "greedy"
+SERVED_RULES = {
+    "autojudge": GREEDY, "judge": GREEDY, "fly": GREEDY, "trt-relaxed": GREEDY,
+    "csd": "all", "prob": "all", "prob-ratio": "all", "top-k": "all", "typical": "all", "ensemble": "all",
+}  # fmt: skip
+"""Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
+the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
+gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
+DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
+"""Our drafter ids by vLLM's speculative methods."""
+LOOKUP = (1, PromptLookup.n_max)
+"""Shortest and longest run of tokens that our `lookup` looks for."""
+WHOLE = ("auto", "bfloat16", "float16", "float32")
+"""Types of a cache that is not rounded."""
+BUFFERS = (".rotary_emb.inv_freq",)
+"""Ends of the names of tensors that some checkpoints hold and no model has as a parameter."""
 
 
 @dataclass(frozen=True)
 class Settings:
     """The value of "gistgate" in `--additional-config`; all values are plain JSON."""
 
-    rule: str | None = None
-    """Rule id; default: "autojudge" with a gate."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the rule."""
-    gate: str | None = None
-    """Folder of a trained gate."""
-    budget: float | None = None
-    """Certified loss, as a share of prompts, when `settings` name no risk; default: the certificate's headline."""
-    certificate: str | None = None
-    """A certificate.json or its folder; rule and settings are those that it names for the budget."""
-    strict: bool = False
-    """True: nothing lossy can run, whatever else is asked for."""
-    protected: tuple[int, ...] = ()
-    """Further token ids that are never accepted loosely; ends of text and added tokens never are."""
-    loop_guard: bool = True
-    """Whether a request that begins to repeat itself is verified strictly for a while."""
-    any_version: bool = False
-    """True: a version of vLLM is tried that the plug-in was not tested with."""
+    rule: str | None = None  # rule id; default: "autojudge" with a gate
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule
+    gate: str | None = None  # folder of a trained gate
+    budget: float | None = None  # certified loss, as a share of prompts; default: the certificate's headline
+    certificate: str | None = None  # a certificate.json or its folder; it names rule and settings for the budget
+    strict: bool = False  # True: nothing lossy can run, whatever else is asked for
+    protected: tuple[int, ...] = ()  # token ids that are never accepted loosely, beside ends and added tokens
+    loop_guard: bool = True  # whether a request that begins to repeat itself is verified strictly for a while
+    any_version: bool = False  # True: a version of vLLM is tried that the plug-in was not tested with
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "protected", tuple(self.protected))
@@ -67,91 +70,45 @@ class Settings:
             raise UserError('gistgate: name a "rule", a "gate" or a "certificate", or set "strict" to true.')
         if self.certificate is not None and (self.rule or self.settings):
             raise UserError("gistgate: a certificate names rule and settings itself. Leave these keys away.")
-        if self.budget is not None and self.certificate is None and not self._asks_gate:
+        asks_gate = self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
+        if self.budget is not None and self.certificate is None and not asks_gate:
             raise UserError(
                 "gistgate: a budget is kept by a certificate, which a rule or a risk that is named does not have. "
                 "Leave the budget away, or name a gate or a certificate alone."
             )
 
-    @property
-    def _asks_gate(self) -> bool:
-        """Whether the gate's own certificate says how loose decoding is."""
-        return self.gate is not None and self.rule in (None, "autojudge") and "risk" not in self.settings
-
 
 def read_settings(value: Any) -> Settings:
-    """The configuration in a JSON object.
-
-    Raises:
-        UserError: it is no object, has unknown keys or values of another kind, or contradicts itself.
-    """
-    if not isinstance(value, Mapping):
-        raise UserError(f"gistgate: the configuration is {value!r}, but a JSON object is needed.")
-    known = [item.name for item in fields(Settings)]
-    for name in value:
-        if name not in known:
-            raise UserError(f"gistgate: there is no key '{name}' in the configuration. Known: {', '.join(known)}.")
-    for name in ("strict", "loop_guard", "any_version"):
-        if not isinstance(value.get(name, False), bool):
-            raise UserError(f"gistgate: '{name}' is {value[name]!r}, but it is true or false.")
-    if not isinstance(value.get("settings", {}), dict):
-        raise UserError("gistgate: 'settings' is no JSON object. Write for instance {\"theta\": 0.3}.")
-    for name in ("rule", "gate", "certificate"):
-        if not isinstance(value.get(name), str | None):
-            raise UserError(f"gistgate: '{name}' is {value[name]!r}, but a text is needed.")
-    if type(value.get("budget")) not in (int, float, type(None)):
-        raise UserError(f"gistgate: 'budget' is {value['budget']!r}, but it is a share of prompts, such as 0.03.")
-    protected = value.get("protected", ())
-    if not isinstance(protected, list | tuple) or not all(type(token) is int for token in protected):
-        raise UserError("gistgate: 'protected' is no list of token ids.")
-    return Settings(**value)
-
-
-DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
-"""Our drafter ids by vLLM's speculative methods."""
-WHOLE = ("bfloat16", "float16", "float32")
-"""Types of a cache that is not rounded."""
-BUFFERS = (".rotary_emb.inv_freq",)
-"""Ends of the names of tensors that some checkpoints hold and no model has as a parameter."""
-LOOKUP = (1, PromptLookup.n_max)
-"""Shortest and longest run of tokens that our `lookup` looks for."""
+    """The configuration in a JSON object; refuses unknown keys, values of other kinds and contradictions."""
+    try:
+        settings: Settings = dataclass_from(Settings, value)
+    except ValueError as error:
+        raise UserError(f"gistgate: the configuration cannot be used: {error}.") from error
+    return settings
 
 
 @dataclass(frozen=True)
 class Served:
     """Target and drafter of an engine."""
 
-    method: str
-    """vLLM's speculative method."""
-    num_draft: int
-    """K, drafted tokens per round."""
-    probabilistic: bool
-    """Whether the drafter names probabilities."""
-    runner: str
-    """"V1" or "V2"."""
-    model: str
-    """Folder or hub id of the target."""
+    method: str  # vLLM's speculative method
+    num_draft: int  # K, drafted tokens per round
+    probabilistic: bool  # whether the drafter names probabilities
+    runner: str  # "V1" or "V2"
+    model: str  # folder or hub id of the target
     architecture: str
     hidden_size: int
     num_layers: int
     vocabulary_size: int
     dtype: str
-    tokenizer: Any = None
-    """The tokenizer; None where the engine has none."""
-    eos_ids: tuple[int, ...] = ()
-    """Ids that end an answer."""
-    config_eos_ids: tuple[int, ...] = ()
-    """Ids that the model's config.json calls ends, which vLLM does not ask."""
-    max_requests: int = 256
-    """Requests of the largest batch."""
-    draft: str | None = None
-    """Folder or hub id of the draft model; None for another method."""
-    lookup: tuple[int, int] = LOOKUP
-    """Shortest and longest run of tokens that vLLM's `ngram` looks for; means nothing for another method."""
-    rounded: bool = False
-    """Whether the engine rounds weights or its cache when it loads them."""
-    schedule: tuple[int, ...] = ()
-    """Drafted tokens at other numbers of running requests, where vLLM's schedule names some."""
+    tokenizer: Any = None  # None where the engine has none
+    eos_ids: tuple[int, ...] = ()  # ids that end an answer
+    config_eos_ids: tuple[int, ...] = ()  # ids that the model's config.json calls ends, which vLLM does not ask
+    max_requests: int = 256  # requests of the largest batch
+    draft: str | None = None  # folder or hub id of the draft model; None for another method
+    lookup: tuple[int, int] = LOOKUP  # shortest and longest run of tokens that vLLM's `ngram` looks for
+    rounded: bool = False  # whether the engine rounds weights or its cache when it loads them
+    schedule: tuple[int, ...] = ()  # drafted tokens at other numbers of running requests, where vLLM schedules them
 
     @property
     def drafter(self) -> str:
@@ -172,15 +129,10 @@ class Served:
     def identity(self) -> ModelIdentity:
         """The identity of the target; its weights are read from its folder on the first use."""
         return ModelIdentity(
-            name=self.model,
-            revision=None,
-            architecture=self.architecture,
-            hidden_size=self.hidden_size,
-            num_layers=self.num_layers,
-            vocabulary_size=self.vocabulary_size,
-            dtype=self.dtype,
+            name=self.model, revision=None, architecture=self.architecture, hidden_size=self.hidden_size,
+            num_layers=self.num_layers, vocabulary_size=self.vocabulary_size, dtype=self.dtype,
             fingerprint=folder_fingerprint(self.model),
-        )
+        )  # fmt: skip
 
     @property
     def protected(self) -> tuple[int, ...]:
@@ -190,9 +142,15 @@ class Served:
 
 def read_served(config: Any) -> Served:
     """The facts in a `VllmConfig`."""
+    from transformers import AutoTokenizer
+
     model, speculation = config.model_config, config.speculative_config
     text = model.hf_config.get_text_config()
-    tokenizer = None if model.skip_tokenizer_init else load_tokenizer(model)
+    tokenizer = None
+    if not model.skip_tokenizer_init:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
+        )
     return Served(
         method=speculation.method,
         num_draft=speculation.num_speculative_tokens,
@@ -218,18 +176,8 @@ def read_served(config: Any) -> Served:
 def is_rounded(config: Any) -> bool:
     """Whether the engine rounds the target, the draft model or its cache of keys and values to fewer bits."""
     models = (config.model_config, getattr(config.speculative_config, "draft_model_config", None))
-    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto"))
-    whole = cache == "auto" or cache.removeprefix("torch.") in WHOLE
-    return not whole or any(getattr(model, "quantization", None) is not None for model in models)
-
-
-def load_tokenizer(model: Any) -> Any:
-    """The target's tokenizer as transformers reads it."""
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(
-        model.tokenizer, revision=model.tokenizer_revision, trust_remote_code=model.trust_remote_code
-    )
+    cache = str(getattr(getattr(config, "cache_config", None), "cache_dtype", "auto")).removeprefix("torch.")
+    return cache not in WHOLE or any(getattr(model, "quantization", None) is not None for model in models)
 
 
 def eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
@@ -261,28 +209,70 @@ def folder_fingerprint(model: str) -> str | None:
     return digest.hexdigest() if places else None
 
 
-# ---- Whether a gate or a certificate belongs to the models that vLLM serves.
+@dataclass(frozen=True)
+class Policy:
+    """What may be accepted loosely; without a rule, nothing."""
+
+    rule: Rule | None = None
+    gate: Any = None
+    source: str = "strict"  # where the setting comes from, for people
+    sampled: bool = False  # whether sampled requests are judged too
+    covered_only: bool = False  # whether a certificate names the setting; requests that it cannot cover are strict
 
 
-log_identity = logging.getLogger("vllm.gistgate")
+def make_policy(settings: Settings, served: Served) -> Policy:
+    """The policy of a configuration.
+
+    Raises:
+        UserError: a rule that cannot run here, or a gate or certificate that does not belong to these models.
+    """
+    if settings.strict:
+        return Policy()
+    if served.rounded and (settings.gate is not None or settings.certificate is not None):
+        raise UserError(
+            "gistgate: this engine rounds weights or its cache when it loads them (quantization, kv-cache-dtype), so "
+            "that a gate sees other states and no certificate holds. Serve them as they are, or name a rule alone."
+        )
+    gate = None if settings.gate is None else Gate.load(settings.gate)
+    if gate is not None:
+        check_gate(gate, served)
+    name, values, source, is_covered = choose(settings, served, gate)
+    rule = make_rule(name, **values)
+    check_rule(rule, gate, served)
+    return Policy(rule, gate, source, not is_covered and SERVED_RULES[rule.id] == "all", is_covered)
+
+
+def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
+    """Rule id, its settings, where they come from, and whether a certificate names them."""
+    if settings.certificate is not None:
+        certificate = load_certificate(settings.certificate)
+        point = certificate.operating_point(settings.budget)
+        files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
+        check_certificate(certificate, served, gate, block=served.block, **files)
+        return certificate.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", True
+    name, values = settings.rule or "autojudge", dict(settings.settings)
+    if name != "autojudge" or gate is None or "risk" in values:
+        return name, values, "explicit setting", False
+    point = gate.operating_point(settings.budget, served.drafter, name)
+    check_certificate(gate.certificate, served, gate)
+    source = f"operating point for {100 * point.budget:g} %"
+    broken = gate.certificate.mismatch(block=served.block)
+    if broken:
+        log.warning("gistgate: %s", broken)
+        source = f"uncertified {source}"
+    return name, {**values, **point.settings}, source, True
 
 
 def check_gate(gate: Any, served: Served) -> None:
-    """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn of another dtype.
-
-    Raises:
-        UserError: what differs and what to do.
-    """
+    """Refuse a gate of another target or tokenizer, and one whose inputs vLLM does not show; warn of another dtype."""
     expected = gate.config.target
     check_identity("target", expected, served.identity)
     if served.identity.fingerprint is None:
-        log_identity.warning(
-            "gistgate: '%s' is no folder, so its weights were not compared with the gate's.", served.model
-        )
+        log.warning("gistgate: '%s' is no folder, so its weights were not compared with the gate's.", served.model)
     if served.tokenizer is not None:
         check_tokenizer(gate.config.tokenizer, served.tokenizer)
     if expected.dtype != served.dtype:
-        log_identity.warning(
+        log.warning(
             "gistgate: the gate was trained on states in %s, and vLLM computes in %s.", expected.dtype, served.dtype
         )
     if gate.layers - {"post"}:
@@ -294,12 +284,8 @@ def check_gate(gate: Any, served: Served) -> None:
         raise UserError("The gate reads draft probabilities, which vLLM does not show. Train one without 'draft'.")
 
 
-def check_proof(certificate: Certificate, served: Served, gate: Any, **used: Any) -> None:
-    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry of `used`.
-
-    Raises:
-        UserError: what differs.
-    """
+def check_certificate(certificate: Certificate, served: Served, gate: Any, **used: Any) -> None:
+    """Refuse a certificate of other models, another tokenizer, gate or drafter, or of another entry of `used`."""
     found: dict[str, Any] = {
         "target": model_scope(served.identity),
         "gate": None if gate is None else gate_hash(gate),
@@ -326,93 +312,8 @@ def check_proof(certificate: Certificate, served: Served, gate: Any, **used: Any
         raise UserError(broken)
 
 
-# ---- From a server's configuration to the rule that judges, checked against the models that are served.
-
-
-log = logging.getLogger("vllm.gistgate")
-
-GREEDY = "greedy"
-SERVED_RULES = {
-    "autojudge": GREEDY, "judge": GREEDY, "fly": GREEDY, "trt-relaxed": GREEDY,
-    "csd": "all", "prob": "all", "prob-ratio": "all", "top-k": "all", "typical": "all", "ensemble": "all",
-}  # fmt: skip
-"""Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
-the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
-gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
-
-
-@dataclass(frozen=True)
-class Policy:
-    """What may be accepted loosely; without a rule, nothing."""
-
-    rule: Rule | None = None
-    gate: Any = None
-    source: str = "strict"
-    """Where the setting comes from, for people."""
-    sampled: bool = False
-    """Whether sampled requests are judged too."""
-    covered_only: bool = False
-    """Whether the setting comes from a certificate, so that requests which it cannot cover are strict."""
-
-
-def make_policy(settings: Settings, served: Served) -> Policy:
-    """The policy of a configuration.
-
-    Raises:
-        UserError: a rule that cannot run here, or a gate or certificate that does not belong to these models.
-    """
-    if settings.strict:
-        return Policy()
-    if served.rounded and (settings.gate is not None or settings.certificate is not None):
-        raise UserError(
-            "gistgate: this engine rounds weights or its cache when it loads them (quantization, kv-cache-dtype), so "
-            "that a gate sees other states and no certificate holds. Serve them as they are, or name a rule alone."
-        )
-    gate = load_gate(settings, served)
-    name, values, source, sampled = choose(settings, served, gate)
-    rule = make_rule(name, **values)
-    check_rule(rule, gate, served)
-    return Policy(rule, gate, source, sampled and SERVED_RULES[rule.id] == "all", covered_only=not sampled)
-
-
-def choose(settings: Settings, served: Served, gate: Any) -> tuple[str, dict[str, Any], str, bool]:
-    """Rule id, its settings, where they come from, and whether sampled requests may be judged."""
-    if settings.certificate is not None:
-        certificate = load_certificate(settings.certificate)
-        point = certificate.operating_point(settings.budget)
-        files = {"rule_data": files_behind(point.settings)} if "rule_data" in certificate.scope else {}
-        check_proof(certificate, served, gate, block=served.block, **files)
-        return certificate.rule, dict(point.settings), f"certificate for {100 * point.budget:g} %", False
-    name, values = settings.rule or "autojudge", dict(settings.settings)
-    if name != "autojudge" or gate is None or "risk" in values:
-        return name, values, "explicit setting", True
-    point = gate.operating_point(settings.budget, served.drafter, name)
-    check_proof(gate.certificate, served, gate)
-    source = f"operating point for {100 * point.budget:g} %"
-    broken = gate.certificate.mismatch(block=served.block)
-    if broken:
-        log.warning("gistgate: %s", broken)
-        source = f"uncertified {source}"
-    return name, {**values, **point.settings}, source, False
-
-
-def load_gate(settings: Settings, served: Served) -> Any:
-    """The gate of the configuration, checked; None without one."""
-    if settings.gate is None:
-        return None
-    from gistgate.core.gate import Gate
-
-    gate = Gate.load(settings.gate)
-    check_gate(gate, served)
-    return gate
-
-
 def check_rule(rule: Rule, gate: Any, served: Served) -> None:
-    """Refuse what cannot be judged inside vLLM.
-
-    Raises:
-        UserError: why, and what to take instead.
-    """
+    """Refuse what cannot be judged inside vLLM, and say what to take instead."""
     if rule.id not in SERVED_RULES:
         raise UserError(f"The rule '{rule.id}' cannot run inside vLLM. Take one of: {', '.join(sorted(SERVED_RULES))}.")
     if not rule.superset:
@@ -428,8 +329,9 @@ def check_rule(rule: Rule, gate: Any, served: Served) -> None:
         raise UserError(f"{rule.id}: think markers cannot be followed inside vLLM. Set scope to 'all'.")
     if getattr(rule, "table", "frozen") == "online":
         raise UserError("csd: an online table would let answers depend on other users. Set table to 'frozen'.")
-    if rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= getattr(rule, "window", 0):
+    window = getattr(rule, "window", 0)
+    if rule.id == "fly" and getattr(rule, "strict_window", True) and served.num_draft <= window:
         raise UserError(
-            f"fly: a window of {getattr(rule, 'window', 0)} does not fit into {served.num_draft} drafted tokens. Draft "
-            "more tokens, or shorten the window."
+            f"fly: a window of {window} does not fit into {served.num_draft} drafted tokens. Draft more tokens, or "
+            "shorten the window."
         )

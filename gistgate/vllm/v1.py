@@ -6,6 +6,7 @@ bonus rows are noted on the way there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -14,47 +15,62 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.vllm.judge import Judge, Rows, during, run_native, wrap_once
+from gistgate.vllm.judge import CALL, VllmJudge, during, wrap_once
+from gistgate.vllm.rows import Rows
+
+log = logging.getLogger("vllm.gistgate")
 
 
 @dataclass
 class Call:
     """One step of the engine."""
 
-    judge: Judge
+    judge: VllmJudge
     runner: Any
-    hidden: Tensor | None
-    """States of all logits rows [R, D]."""
-    metadata: Any = None
-    """vLLM's `SpecDecodeMetadata`, once its sampler was called."""
-    logits: Tensor | None = None
-    """Raw logits of all rows [R, V]."""
+    hidden: Tensor | None  # states of all logits rows [T + B, D]
+    metadata: Any = None  # vLLM's `SpecDecodeMetadata`, once its sampler was called
+    logits: Tensor | None = None  # raw logits of all rows [T + B, V]
 
 
-def install(runner: Any, judge: Judge) -> None:
-    """Hook a runner. The names that are used were checked before."""
-    wrap_once(import_module("vllm.v1.sample.rejection_sampler"), verify)
+def install(runner: Any, judge: VllmJudge) -> None:
+    """Hook a runner."""
+    module: Any = import_module("vllm.v1.sample.rejection_sampler")
+    wrap_once(module, verify)
+    if runner.device.type == "cpu" and not is_right(module.expand_batch_to_tokens):
+        module.expand_batch_to_tokens = expand
+        log.warning(
+            "gistgate: this vLLM expands sampling parameters wrongly on CPUs; a correct function replaces its own."
+        )
     sample_tokens, forward = runner.sample_tokens, runner.rejection_sampler.forward
 
     def noting_states(*arguments: Any, **options: Any) -> Any:
         state = runner.execute_model_state
-        hidden_RD = None if state is None else state.sample_hidden_states
-        with during(call := Call(judge, runner, hidden_RD)):
-            noting.append(call)
-            try:
-                return sample_tokens(*arguments, **options)
-            finally:
-                noting.clear()
-
-    noting: list[Call] = []
+        with during(Call(judge, runner, None if state is None else state.sample_hidden_states)):
+            return sample_tokens(*arguments, **options)
 
     def noting_rows(metadata: Any, draft_probs: Any, logits: Tensor, *more: Any, **options: Any) -> Any:
-        for call in noting:
+        if (call := CALL.get()) is not None:
             call.metadata, call.logits = metadata, logits
         return forward(metadata, draft_probs, logits, *more, **options)
 
     runner.sample_tokens = noting_states
     runner.rejection_sampler.forward = noting_rows
+
+
+def is_right(function: Any) -> bool:
+    """Whether vLLM's `expand_batch_to_tokens` repeats each value; on CPUs some versions return uninitialised memory."""
+    ends = torch.tensor([2, 3], dtype=torch.int32)
+    for values in (torch.tensor([0.5, 2.0]), torch.tensor([5, 7], dtype=torch.int32)):
+        if not torch.equal(function(values, ends, 3), values[torch.tensor([0, 0, 1])]):
+            return False
+    return True
+
+
+def expand(x: Tensor, cu_num_tokens: Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0) -> Tensor:
+    """`x [B]` repeated for each request's tokens [num_tokens], `replace_from` turned into `replace_to`."""
+    counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
+    expanded = x.repeat_interleave(counts, output_size=num_tokens)
+    return torch.where(expanded == replace_from, torch.as_tensor(replace_to, dtype=x.dtype), expanded)
 
 
 def verify(
@@ -76,13 +92,20 @@ def verify(
     rows, valid_BK = read_rows(
         call, num_B, max_spec_len, draft_token_ids, draft_probs, target_logits, sampling_metadata
     )
+    # The rows of a request are consecutive among all rows and end with its bonus row.
+    last_B1 = call.metadata.bonus_logits_indices[:, None]
+    at_R = torch.arange(max_spec_len + 1, device=last_B1.device)
+    row_BR = torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)
     params = call.runner.requests
     verdict = call.judge.verdict(
-        rows, valid_BK, hidden_rows(call, num_B, max_spec_len), lambda name: params[name].sampling_params
+        rows,
+        valid_BK,
+        None if call.hidden is None else call.hidden[row_BR],
+        lambda name: params[name].sampling_params,
     )
-    result_BR: Tensor = run_native(verdict, unchanged)
-    length_B = (result_BR >= 0).sum(1) - 1
-    verdict.settle(torch.minimum(length_B, num_B), result_BR)
+    with rows.forced(verdict.mask_BK):
+        result_BR = unchanged()
+    verdict.settle(torch.minimum((result_BR >= 0).sum(1) - 1, num_B), result_BR)
     return result_BR
 
 
@@ -96,37 +119,20 @@ def read_rows(
     behind_B1 = total + torch.arange(num_requests, device=device)[:, None]
     drafted_BR = at_R < num_B[:, None]
     place_BR = torch.where(drafted_BR, start_B1 + at_R, behind_B1)
-    own_T = ids_T.long()
-    given_BK = drafted_BR[:, :-1] & (own_T[place_BR[:, :-1].clamp_max(total - 1)] >= 0)
+    own_T, bonus_B = ids_T.long(), call.metadata.bonus_logits_indices
     greedy_B = torch.ones(num_requests, dtype=torch.bool, device=device)
-    if not sampling.all_greedy:
-        greedy_B = sampling.temperature == 0
 
     def draft_q() -> Tensor:
         assert probs_TV is not None
-        q_T = probs_TV.gather(1, own_T.clamp_min(0)[:, None]).squeeze(1)
-        return q_T[place_BR[:, :-1].clamp_max(total - 1)]
+        return probs_TV.gather(1, own_T.clamp_min(0)[:, None]).squeeze(1)[rows.draft_places]
 
     rows = Rows(
-        logits_TV, own_T.clamp_min(0), place_BR, list(call.runner.input_batch.req_ids), greedy_B,
+        logits_TV, own_T.clamp_min(0), place_BR, list(call.runner.input_batch.req_ids),
+        greedy_B if sampling.all_greedy else sampling.temperature == 0,
         bool(sampling.all_greedy), bool(sampling.all_random),
-        tail=lambda: call.logits[call.metadata.bonus_logits_indices],  # type: ignore[index]
-        draft_q=None if probs_TV is None else draft_q, read=read_tokens(call, num_B),
+        tail=lambda: call.logits[bonus_B],  # type: ignore[index]
+        draft_q=None if probs_TV is None else draft_q,
+        read=call.runner.input_ids.gpu[call.metadata.logits_indices[bonus_B - num_B]],
     )  # fmt: skip
+    given_BK = drafted_BR[:, :-1] & (own_T[rows.draft_places] >= 0)
     return rows, given_BK.cumprod(1).bool()
-
-
-def hidden_rows(call: Call, num_B: Tensor, num_K: int) -> Tensor | None:
-    """The target's states, padded [B, K + 1, D]: the rows of a request are consecutive and end with its bonus row."""
-    if call.hidden is None:
-        return None
-    last_B1 = call.metadata.bonus_logits_indices[:, None]
-    at_R = torch.arange(num_K + 1, device=last_B1.device)
-    return call.hidden[torch.minimum(last_B1 - num_B[:, None] + at_R, last_B1)]
-
-
-def read_tokens(call: Call, num_B: Tensor) -> Tensor:
-    """The token in front of each request's draft [B]."""
-    first_B = call.metadata.bonus_logits_indices - num_B
-    tokens: Tensor = call.runner.input_ids.gpu
-    return tokens[call.metadata.logits_indices[first_B]]

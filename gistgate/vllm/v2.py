@@ -14,30 +14,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.vllm.judge import Judge, Rows, during, run_native, wrap_once
+from gistgate.vllm.judge import VllmJudge, during, wrap_once
+from gistgate.vllm.rows import Rows
 
 
 @dataclass
 class Call:
     """One step of the engine."""
 
-    judge: Judge
-    params: dict[str, Any]
-    """Sampling parameters of the running requests."""
-    temperatures: Any
-    """Temperature of each request slot, on the host."""
-    hidden: Tensor
-    """States of all logits rows [R, D]."""
-    batch: Any
-    """vLLM's `InputBatch`."""
-    row: int = 0
-    """Rows of the chunks that are done."""
-    request: int = 0
-    """Requests of the chunks that are done."""
+    judge: VllmJudge
+    params: dict[str, Any]  # sampling parameters of the running requests
+    temperatures: Any  # temperature of each request slot, on the host
+    hidden: Tensor  # states of all logits rows [N, D]
+    batch: Any  # vLLM's `InputBatch`
+    row: int = 0  # rows of the chunks that are done
+    request: int = 0  # requests of the chunks that are done
 
 
-def install(runner: Any, judge: Judge) -> None:
-    """Hook a runner. The names that are used were checked before."""
+def install(runner: Any, judge: VllmJudge) -> None:
+    """Hook a runner."""
     wrap_once(import_module("vllm.v1.worker.gpu.spec_decode.rejection_sampler"), verify)
     sample, add_requests = runner.sample, runner.add_requests
     params: dict[str, Any] = {}
@@ -53,8 +48,7 @@ def install(runner: Any, judge: Judge) -> None:
         if not input_batch.num_draft_tokens or not all(name in params for name in input_batch.req_ids):
             return sample(hidden_states, input_batch, grammar_output)  # nothing is judged, or a dummy run
         temperatures = runner.sampler.sampling_states.temperature.np
-        hidden_RD = hidden_states[input_batch.logits_indices]
-        with during(Call(judge, params, temperatures, hidden_RD, input_batch)):
+        with during(Call(judge, params, temperatures, hidden_states[input_batch.logits_indices], input_batch)):
             return sample(hidden_states, input_batch, grammar_output)
 
     runner.add_requests = noting_params
@@ -68,13 +62,6 @@ def verify(
     **options: Any,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """vLLM's `rejection_sample` with the verdict in force, for one chunk."""
-
-    def unchanged() -> tuple[Tensor, Tensor]:
-        return native(
-            target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
-            expanded_local_pos, temperature, seed, num_speculative_steps, *more, **options,
-        )  # fmt: skip
-
     num_rows, num_requests = len(target_logits), len(cu_num_logits) - 1
     hidden_ND = call.hidden[call.row : call.row + num_rows]
     chunk = slice(call.request, call.request + num_requests)
@@ -84,10 +71,13 @@ def verify(
         expanded_idx_mapping.long(), temperature, num_speculative_steps,
     )  # fmt: skip
     verdict = call.judge.verdict(rows, valid_BK, hidden_ND[rows.places], call.params.__getitem__)
-    sampled_BR, num_sampled_B = run_native(verdict, unchanged)
+    with rows.forced(verdict.mask_BK):
+        sampled_BR, num_sampled_B = native(
+            target_logits, draft_logits, draft_sampled, cu_num_logits, pos, idx_mapping, expanded_idx_mapping,
+            expanded_local_pos, temperature, seed, num_speculative_steps, *more, **options,
+        )  # fmt: skip
     at_R = torch.arange(sampled_BR.shape[1], device=sampled_BR.device)
-    written_BR = torch.where(at_R < num_sampled_B[:, None], sampled_BR, -1)
-    verdict.settle((num_sampled_B - 1).clamp_min(0), written_BR)
+    verdict.settle((num_sampled_B - 1).clamp_min(0), torch.where(at_R < num_sampled_B[:, None], sampled_BR, -1))
     return sampled_BR, num_sampled_B
 
 
@@ -97,26 +87,24 @@ def read_rows(
 ) -> tuple[Rows, Tensor]:  # fmt: skip
     """The rows of a chunk, and which positions hold a draft token [B, K]."""
     at_R = torch.arange(num_K + 1, device=read_N.device)
+    at_N = torch.arange(len(read_N), device=read_N.device)
     start_B1, last_B1 = ends_B[:-1, None], ends_B[1:, None] - 1
     place_BR = torch.minimum(start_B1 + at_R, last_B1)
     judged_N = read_N.long().roll(-1)
     given_BK = (start_B1 + at_R[:-1] < last_B1) & (judged_N[place_BR[:, :-1]] >= 0)
-    step_N = torch.arange(len(read_N), device=read_N.device)
-    step_N = (step_N - first_row(ends_B, step_N)).clamp_max(num_K - 1)
+    first_N = ends_B[torch.searchsorted(ends_B, at_N, right=True) - 1]  # first row of the request of each row
+    step_N = (at_N - first_N).clamp_max(num_K - 1)
 
     def draft_logits(row_n: Tensor) -> Tensor:
         assert draft_SKV is not None
         return draft_SKV[slot_N[row_n], step_N[row_n]]
 
     def draft_q() -> Tensor:
-        place_BK = place_BR[:, :-1]
-        warm_N1 = temperature_S[slot_N][:, None]
-
         def of(_z: Tensor, row_n: Tensor, x_n: Tensor, warm_n1: Tensor) -> Tensor:
             scaled = draft_logits(row_n).float() / torch.where(warm_n1 == 0, 1.0, warm_n1)
             return scaled.softmax(-1).gather(-1, x_n[:, None]).squeeze(-1)
 
-        return rows.each(of, torch.arange(len(read_N), device=read_N.device), rows.ids, warm_N1)[place_BK]
+        return rows.each(of, at_N, rows.ids, temperature_S[slot_N][:, None])[rows.draft_places]
 
     cold = call.temperatures[call.batch.idx_mapping_np[chunk]] == 0
     rows = Rows(
@@ -126,8 +114,3 @@ def read_rows(
         draft_logits=None if draft_SKV is None else draft_logits, read=read_N[ends_B[:-1]],
     )  # fmt: skip
     return rows, given_BK.cumprod(1).bool()
-
-
-def first_row(ends_B: Tensor, row_N: Tensor) -> Tensor:
-    """First row of the request that each row belongs to [N]."""
-    return ends_B[torch.searchsorted(ends_B, row_N, right=True) - 1]

@@ -32,24 +32,26 @@ from pipeline.labels.schema import (
     read_records,
 )
 from pipeline.pair.pair import load_pair
-from pipeline.params import MethodParams, read_params, read_table_params
-from pipeline.paths import SPANS, TABLE_MODELS
+from pipeline.params import MethodParams, read_params
+from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.stages.train import train, with_features
 
-PAIRS = TABLE_MODELS / "pairs.safetensors"
+PAIRS = MODELS / "pairs.safetensors"
 
 
 def main(part: str) -> None:
-    {"read": read_spans, "train": train_judge, "pairs": count_pairs}[part]()
+    if part == "judge":
+        read_spans()
+        train_judge()
+    else:
+        count_pairs()
 
 
 def read_spans() -> None:
     """Label the tokens of every span as its mismatch is labelled."""
-    params, own = read_params(), read_table_params()
-    if not own.wants_judge:
-        SPANS.mkdir(parents=True, exist_ok=True)  # the graph expects it
-        return
+    params = read_params()
+    own = params.train
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
@@ -79,11 +81,8 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
 
 def train_judge() -> None:
     """Train the head `judge` on the labels of spans."""
-    params, table, place = read_params(), read_table_params(), TABLE_MODELS / "judge"
-    if not table.wants_judge:
-        place.mkdir(parents=True, exist_ok=True)  # the graph expects it
-        return
-    train(["logistic"], [SPANS], {"logistic": place}, "judge", with_features(params, table.span_features))
+    params = read_params()
+    train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
 
 
 def count_pairs() -> None:

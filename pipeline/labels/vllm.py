@@ -33,7 +33,7 @@ PORTION = 64
 """Tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on."""
 MOST_LIVE = 1024
 """Most rollouts under way; the engine makes its own batches of them."""
-ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.patches"}
+ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")

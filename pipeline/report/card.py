@@ -9,8 +9,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from gistgate.core.certificate import Certificate
-from gistgate.core.files import printable, read_json, read_text
+from gistgate.core.files import read_json, read_text
 from gistgate.core.gate import GateConfig
+from gistgate.core.utils import printable
 from pipeline.paths import REPORTS, TASKS
 from pipeline.report.summary import STRICT
 

@@ -13,8 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from gistgate.core.identity import weights_fingerprint
 from gistgate.core.utils import UserError
-from gistgate.vllm import patches as expand
 from gistgate.vllm import plugin as checks
+from gistgate.vllm import v1
+from gistgate.vllm.judge import wrap_once
 from gistgate.vllm.policy import folder_fingerprint, is_rounded
 from tests.tiny import tiny_pair
 
@@ -31,7 +32,7 @@ def test_a_renamed_parameter_is_refused():
     def moved(draft_ids: Any, num_draft_tokens: Any) -> None: ...
 
     with pytest.raises(UserError, match="rejection_sample should have draft_token_ids"):
-        checks.check_names("V1", moved)
+        wrap_once(SimpleNamespace(rejection_sample=moved), v1.verify)
 
 
 def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
@@ -78,9 +79,9 @@ def test_a_strict_server_refuses_lossy_options_of_vllm(method: str):
 
 def test_parameters_are_expanded_to_tokens():
     ends = torch.tensor([2, 2, 5], dtype=torch.int32)
-    found = expand.expand(torch.tensor([0.0, 0.7, 2.0]), ends, 5, 0, 1)
+    found = v1.expand(torch.tensor([0.0, 0.7, 2.0]), ends, 5, 0, 1)
     assert found.tolist() == [1.0, 1.0, 2.0, 2.0, 2.0]
-    assert expand.is_right(expand.expand) and not expand.is_right(lambda x, ends, num: x.new_zeros(num))
+    assert v1.is_right(v1.expand) and not v1.is_right(lambda x, ends, num: x.new_zeros(num))
 
 
 @pytest.mark.parametrize(

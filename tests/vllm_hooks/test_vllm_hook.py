@@ -16,6 +16,9 @@ RULES = [
     make_rule("typical", greedy="raw"), make_rule("trt-relaxed", scope="all", delta=0.3), make_rule("fly", window=0),
     make_rule("fly", window=1, entropy="normalised", theta=0.6),
 ]  # fmt: skip
+OF_ROWS = ("top_ids", "top_logprob", "entropy", "entropy3")
+OF_DRAFTS = ("draft_logit", "draft_logprob", "draft_rank", "match", "strict", "draft_q")
+"""Statistics of a block."""
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
@@ -94,22 +97,21 @@ def test_an_invalid_draft_token_ends_the_draft():
 
 
 def test_no_statistic_of_a_flat_block_differs_from_the_padded_one():
-    batch = Batch(2)
-    judge, seen = make_judge(make_rule("prob", r=0.5)), []
+    batch, judge, seen = Batch(2), make_judge(make_rule("prob", r=0.5)), []
     judge.tail = True
-    verdict = judge.verdict
+    opinion = judge.opinion
 
-    def noting(*arguments: Any) -> Any:
-        seen.append(verdict(*arguments))
-        return seen[-1]
+    def noting(rule: Any, block: Any, rows: Any) -> Any:
+        seen.append(block)
+        return opinion(rule, block, rows)
 
-    judge.verdict = noting  # type: ignore[method-assign]
+    judge.opinion = noting  # type: ignore[method-assign]
     batch.through_v1(judge)
-    block, padded = seen[0].block, batch.padded()
+    block, padded = seen[0], batch.padded()
     inside = torch.arange(NUM + 1) <= torch.tensor(LENGTHS)[:, None]
-    for name in ("top_ids", "top_logprob", "entropy", "entropy3"):
+    for name in OF_ROWS:
         torch.testing.assert_close(getattr(block, name)[inside].float(), getattr(padded, name)[inside].float())
-    for name in ("draft_logit", "draft_logprob", "draft_rank", "match", "strict", "draft_q"):
+    for name in OF_DRAFTS:
         ours, theirs = getattr(block, name)[padded.valid], getattr(padded, name)[padded.valid]
         torch.testing.assert_close(ours.float(), theirs.float())
     assert block.logits.isnan().all() and block.logits.shape == padded.logits.shape

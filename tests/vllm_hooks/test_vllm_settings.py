@@ -16,8 +16,9 @@ from gistgate.core import request as stopping
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
-from gistgate.vllm.policy import Served, Settings, check_proof, eos_ids, make_policy, read_settings
-from tests.certificates.proofs import point, proof
+from gistgate.vllm.policy import Served, Settings, check_certificate, eos_ids, make_policy, read_settings
+from tests.certificates.proofs import certificate as made
+from tests.certificates.proofs import point
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 
@@ -44,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         gate = Gate(GateConfig({"type": "linear"}, features, identity, None, words))
         gate.save(place / name)
         if name == "gate":
-            proof(point(0.03), block=5, scope=scope_of(place, gate=gate_hash(gate))).save(place / name)
+            made(point(0.03), block=5, scope=scope_of(place, gate=gate_hash(gate))).save(place / name)
     return place
 
 
@@ -134,7 +135,7 @@ def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Setting
 def certificate(folder: Path, tmp_path: Path) -> str:
     """The folder of a certificate of the served pair, for the rule `prob` and two budgets."""
     points = point(0.02, settings={"r": 0.3}), point(0.05, settings={"r": 0.1})
-    proof(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(folder)).save(tmp_path)
+    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(folder)).save(tmp_path)
     return str(tmp_path)
 
 
@@ -184,9 +185,10 @@ def test_every_added_token_and_every_end_is_protected(served: Served):
 @pytest.mark.parametrize(
     "value, words",
     [
-        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "no key 'ruel'"),
-        ("prob", "JSON object"), ({"strict": "yes"}, "true or false"), ({"rule": "prob", "settings": 1}, "JSON object"),
-        ({"rule": "prob", "protected": ["</s>"]}, "token ids"), ({"rule": "fly", "certificate": "x"}, "itself"),
+        ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
+        ("prob", "an object is expected"), ({"strict": "yes"}, "true or false"),
+        ({"rule": "prob", "settings": 1}, "has to be an object"),
+        ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"), ({"rule": "fly", "certificate": "x"}, "itself"),
     ],
 )  # fmt: skip
 def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
@@ -196,28 +198,28 @@ def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
 
 def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served: Served):
     drafting = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "drafting": {"stopping": {"floor": 0.3}}}
-    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=drafting)
+    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=drafting)
     with pytest.raises(UserError, match="another drafting"):
-        check_proof(kept, served, None)
-    check_proof(replace(kept, scope={**drafting, "drafting": None}), served, None)
+        check_certificate(kept, served, None)
+    check_certificate(replace(kept, scope={**drafting, "drafting": None}), served, None)
 
 
 @pytest.mark.parametrize("lighter", [{"quantisation": "int4"}, {"draft_vocabulary": "abc"}])
 def test_a_certificate_of_a_lighter_draft_is_refused(folder: Path, served: Served, lighter: dict[str, str]):
     whole = scope_of(folder)
     scope = {**whole, "rule": "prob-ratio", "gate": None, "draft": {**whole["draft"], **lighter}}
-    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
+    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
     for draft in (served.draft, "hub/draft"):
         with pytest.raises(UserError, match="fewer bits or a smaller vocabulary"):
-            check_proof(kept, replace(served, draft=draft), None)
+            check_certificate(kept, replace(served, draft=draft), None)
 
 
 def test_an_engine_that_ends_answers_elsewhere_is_refused(folder: Path, served: Served):
     scope = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "ends": [2]}
-    kept = proof(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
-    check_proof(kept, served, None)
+    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
+    check_certificate(kept, served, None)
     with pytest.raises(UserError, match="another ends"):
-        check_proof(kept, replace(served, eos_ids=(2, 7)), None)
+        check_certificate(kept, replace(served, eos_ids=(2, 7)), None)
 
 
 def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served: Served):
@@ -233,8 +235,8 @@ def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served
     [
         ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
         ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "budget": "0.03"}, "share of prompts"),
-        ({"gate": 5}, "a text is needed"),
+        ({"gate": "g", "budget": "0.03"}, "a finite number"),
+        ({"gate": 5}, "has to be a text"),
     ],
 )
 def test_a_budget_that_nothing_keeps_and_values_of_other_kinds_are_refused(value: dict[str, Any], words: str):

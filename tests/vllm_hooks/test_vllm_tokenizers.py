@@ -66,7 +66,6 @@ def test_a_draft_model_with_another_tokenizer_is_refused(folder: Path, skips: bo
 
 def test_an_engine_does_not_start_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(install, "import_module", lambda _name: SimpleNamespace(__version__="0.32.0"))
-    monkeypatch.setattr(install, "check_surface", lambda *_: None)
     worker = SimpleNamespace(model_runner=SimpleNamespace(device=torch.device("cpu")))
     with pytest.raises(UserError, match=OTHER):
         install.install(worker, config_of(folder, "other"), {"rule": "prob", "settings": {"r": 0.3}})

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gistgate.core.block import Block
 from gistgate.vllm import v1, v2
-from gistgate.vllm.judge import Judge
+from gistgate.vllm.judge import VllmJudge
 from gistgate.vllm.policy import Policy
 
 VOCABULARY, WIDTH, NUM = 11, 4, 3
@@ -87,7 +87,7 @@ class Batch:
     def params(self) -> dict[str, Any]:
         return {name: wishing(name, self.extra.get(name)) for name in self.names}
 
-    def through_v1(self, judge: Judge, sampling: Any = GREEDY) -> tuple[Tensor, Tensor]:
+    def through_v1(self, judge: VllmJudge, sampling: Any = GREEDY) -> tuple[Tensor, Tensor]:
         """Result of the first runner, and the logits afterwards."""
         ids = self.read[self.targets + 1]
         metadata = SimpleNamespace(
@@ -108,7 +108,7 @@ class Batch:
         assert torch.equal(logits, self.logits[self.targets])
         return found, logits
 
-    def through_v2(self, judge: Judge, chunks: list[slice], draft: Tensor | None = None) -> list[list[int]]:
+    def through_v2(self, judge: VllmJudge, chunks: list[slice], draft: Tensor | None = None) -> list[list[int]]:
         """Tokens of each request from the second runner, in chunks of whole requests."""
         mapping = torch.arange(len(self.lengths))
         batch = SimpleNamespace(req_ids=self.names, idx_mapping_np=mapping.numpy())
@@ -149,8 +149,8 @@ class Head:
 
 def make_judge(
     rule: Any, protected: tuple[int, ...] = (), gate: Any = None, guard: bool = False, sampled: bool = True, **more: Any
-) -> Judge:
-    return Judge(Policy(rule, gate, "test", sampled), protected, 8, torch.device("cpu"), guard, **more)
+) -> VllmJudge:
+    return VllmJudge(Policy(rule, gate, "test", sampled), protected, 8, torch.device("cpu"), guard, **more)
 
 
 def tokens_of(result: Tensor) -> list[list[int]]:
