@@ -18,47 +18,21 @@ export DVC_NO_ANALYTICS := 1
 export GIT_PYTHON_REFRESH := quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install repro studies table certify retrieval segments speed real test test-all test-long test-vllm quality format \
-	deps docs smoke ui publish bench stale seeds gpu reliability sweep audit mutants
+.PHONY: help install repro test test-all test-vllm quality docs smoke gpu ui
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 11
 
+install: $(STAMP)  ## create the environment, or bring it up to date
+
 repro: $(STAMP)  ## run the whole pipeline: train the pair, label, train gates, calibrate, evaluate, benchmark, export
-	@python -m pipeline.common.forecast
-	python -m pipeline.repro
-
-studies: table certify retrieval segments speed  ## run every study below pipeline/studies that has stages
-
-table: $(STAMP)  ## compare every rule of the library at the headline budget; shares what `repro` has done
-	python -m pipeline.repro pipeline/studies/table/dvc.yaml
-
-certify: $(STAMP)  ## certify 1 and 2 % with thousands of prompts: the gate and the best rules without training
-	python -m pipeline.repro pipeline/studies/certify/dvc.yaml
-
-retrieval: $(STAMP)  ## build the datastore, certify SENSE with its own drafter, compare drafters and rules
-	python -m pipeline.repro pipeline/studies/retrieval/dvc.yaml
-
-segments: $(STAMP)  ## judge whole segments: sample, train probes, certify, measure; shares what `repro` has done
-	python -m pipeline.repro pipeline/studies/segments/dvc.yaml
-
-speed: $(STAMP)  ## certify methods at their own K, then time everything side by side, in batches too
-	python -m pipeline.repro pipeline/studies/speed/dvc.yaml
-	python -m benchmarks.speed
-	python -m benchmarks.speed --again
-
-real: $(STAMP)  ## run the pipeline on a pretrained pair and GSM8K: MODELS=folder DATA=folder, or HF_HUB_OFFLINE=0 for the hub
-	python -m pipeline.studies.real.study $(if $(MODELS),--models "$(MODELS)") $(if $(DATA),--data "$(DATA)")
-	python -m pipeline.studies.real.publish
+	dvc repro
 
 test: $(STAMP)  ## run the fast tests, two at a time
-	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow and not long"
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not slow and not long and not vllm and not gpu"
 
-test-all: $(STAMP)  ## run all tests but the long ones, the slow ones too
-	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not long"
-
-test-long: $(STAMP)  ## run the tests that take minutes to hours: the whole sweep of decoders, the pipeline on two seeds
-	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m long
+test-all: $(STAMP)  ## run all tests but those that need vLLM or a GPU
+	OMP_NUM_THREADS=1 pytest -n 2 --dist worksteal -m "not long and not vllm and not gpu"
 
 test-vllm: $(VLLM)/.installed  ## run the tests that serve with vLLM, in an environment of their own
 	$(VLLM)/bin/python -m pytest -q -m vllm tests/vllm
@@ -68,68 +42,18 @@ quality: $(STAMP)  ## check style and types: the gate of every commit
 	ruff format --check .
 	mypy gistgate pipeline
 
-format: $(STAMP)  ## bring the code into the form that `quality` wants
-	ruff check --fix .
-	ruff format .
-
-deps: $(STAMP)  ## rewrite the dependencies in every dvc.yaml after the imports of its stages
-	python -m pipeline.common.closure --write
-	python -m pipeline.project.shared --write
-
 docs: $(STAMP)  ## build the documentation as a site into site/, with all links checked; open site/index.html
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict
-
-gpu: $(STAMP)  ## check and measure on a GPU, within ten minutes, what was never run on one
-	python -m benchmarks.gpu
 
 smoke: $(STAMP)  ## run every stage on tiny sizes in a temporary copy
 	python -m pipeline.smoke
 
-reliability: $(STAMP)  ## damaged inputs, a soak of 10,000 requests, 100 kills, two copies; counts go to benchmarks/results
-	python -m tests.faults.damaged
-	python -m tests.faults.soak --requests 10000
-	python -m tests.faults.kills --kills 100
-	python -m tests.faults.copies
-
-sweep: $(STAMP)  ## run the long sweep of decoders in pieces; what has passed is not run again
-	OMP_NUM_THREADS=1 python -m tests.faults.sweep
-
-audit: $(STAMP)  ## ask pip-audit about every pinned dependency; needs the network
-	$(VENV)/bin/python -m pip install --quiet pip-audit
-	$(VENV)/bin/python -m pip_audit -r constraints.txt --no-deps --disable-pip
-
-mutants: $(STAMP)  ## change every line of rules, bounds, commit and stop, and list the changes that no test notices; hours, resumable
-	$(VENV)/bin/python -m pip install --quiet -c constraints.txt -e '.[mutants]'
-	OMP_NUM_THREADS=1 python -m benchmarks.mutants
-
-bench: $(STAMP)  ## measure side by side: labels, limit, memory, K, then every method prompt by prompt
-	python -m benchmarks.labels
-	python -m benchmarks.limit
-	python -m benchmarks.memory
-	python -m benchmarks.block
-	python -m pipeline.repro --force --single-item benchmark
-
-publish: $(STAMP)  ## copy the last run's results to docs/results and renew the README's table
-	python -m pipeline.report.publish
-	test ! -e reports/table/summary.json || python -m pipeline.report.publish table
-	test ! -e reports/certify/summary.json || python -m pipeline.report.publish certify
-	test ! -e reports/retrieval/benchmark.json || python -m pipeline.studies.retrieval.publish
-	python -m benchmarks.drafts_page
-	python -m benchmarks.speed_page
-	python -m benchmarks.block_page
-	test ! -e reports/segments/benchmark.json || python -m pipeline.studies.segments.publish
-
-stale: $(STAMP)  ## list the published files whose code has changed since
-	python -m pipeline.common.stale
-
-seeds: $(STAMP)  ## run the core on five seeds of everything (about 20 minutes each on two cores); resumable, results in docs/results/seeds.json
-	python -m pipeline.seeds
+gpu: $(STAMP)  ## on a machine with a GPU: compare its ids with those of the CPU
+	pytest -q -m gpu tests/gpu
 
 ui: $(STAMP)  ## show the tracked runs on http://127.0.0.1:5000 (PORT=... for another one)
 	mlflow server --host 127.0.0.1 --port $(PORT) \
 		--backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlflow.db}"
-
-install: $(STAMP)  ## create the environment, or bring it up to date
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' || \

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lm_eval.evaluator import evaluate
-
 from gistgate.core.files import read_json_lines
-from gistgate.core.request import Statistics, Usage, total
+from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import task as tasks
 from gistgate.lm_eval.model import GatedLM
@@ -30,8 +28,6 @@ class Judged:
     """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
     statistics: Statistics
     """The sum over the prompts."""
-    usage: Usage = field(default_factory=Usage)
-    """How the slots of what was decoded for this verdict were used."""
 
     @property
     def accuracy(self) -> float:
@@ -50,6 +46,8 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
     Raises:
         UserError: lm-eval serves other token ids than the prompts have, so the file is out of date.
     """
+    from lm_eval.evaluator import evaluate
+
     # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
     wanted = {int(prompt["id"].rpartition("-")[2]): prompt for prompt in prompts}
     task.restart_examples()

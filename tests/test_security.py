@@ -220,7 +220,7 @@ def test_nothing_but_our_own_files_skips_escaping():
     templates = [path for top in ("gistgate", "pipeline") for path in (ROOT / top).rglob("*.html.j2")]
     assert templates and not [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text())]
     users = {str(path.relative_to(ROOT)) for path in SOURCES if "Markup(" in path.read_text()}
-    assert users <= {"gistgate/pages/rendering.py", "pipeline/stages/report.py"}
+    assert users <= {"gistgate/demo/page.py", "pipeline/stages/report.py"}
 
 
 STARTS = {"run", "Popen", "check_output", "check_call", "call"}

@@ -27,14 +27,13 @@ from gistgate.cli.options import (
     read_prompts,
     with_options,
 )
-from gistgate.cli.show import inert
-from gistgate.core.block import Acceptance, Block
-from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation, Row
 from gistgate.core.utils import UserError
 from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
+    from gistgate.core.block import Acceptance, Block
+    from gistgate.core.decoder import Decoder
+    from gistgate.core.request import Generation, Row
     from gistgate.models.loading import Target
 
 
@@ -174,11 +173,7 @@ def load(
 ) -> Loaded:
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
-    `measures` says that the command finds out itself up to how many rows speculation pays.
-
-    Raises:
-        UserError: parts do not fit together, or a named certificate does not cover such requests.
-    """
+    `measures` says that the command finds out itself up to how many rows speculation pays."""
     from gistgate.core.attention import keep_freed_memory
     from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
@@ -204,9 +199,6 @@ def load(
     return Loaded(loaded, decoder, options, uncovered)
 
 
-# ---- Standard output that shows an answer while it is decoded.
-
-
 class Writer:
     """An observer that prints what the rounds before the present one committed. Watches one row."""
 
@@ -230,6 +222,8 @@ class Writer:
 
         A text that does not continue what stands there already waits.
         """
+        from gistgate.cli.show import inert
+
         if text.startswith(self.shown):
             added = text[len(self.shown) :]
             typer.echo(inert(added) if sys.stdout.isatty() else added, nl=False, color=True)

@@ -5,22 +5,22 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 import gistgate
 from gistgate.cli.options import Chat, module_of
-from gistgate.core.files import read_text, write_atomic, write_text
 from gistgate.core.utils import UserError
-from gistgate.lm_eval.task import files_of, name_in
-from gistgate.models.loading import GGUF, check_gguf, placed
 
-# ---- The command that begins a project of one's own.
+EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"  # the pair that the pipeline trains, and the task of its world
+OWN_TASK = "own"  # the task whose file is to be filled in
+DTYPES = ("float32", "bfloat16", "float16")
+SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
+SHARED = files("gistgate.cli") / "shared"  # links to the repository's own graph, parameters and tasks
 
 
 def init(
@@ -45,43 +45,7 @@ def init(
     ] = False,
 ) -> None:
     """Write a small project for a pair and a task, in which `dvc repro` makes a certified gate."""
-    from gistgate.models.loading import DTYPES
-
-    check_models(target, draft, drafter, embedded)
-    of_draft = {"--draft-revision": draft_revision, "--draft-gguf": draft_gguf}
-    of_target = {"--target-revision": target_revision, "--target-gguf": target_gguf, "--device-map": device_map}
-    check_idle({**({} if draft else of_draft), **(of_target if embedded else {})})
-    if dtype not in DTYPES[1:]:
-        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES[1:])}.")
-    task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
-    if not task.endswith((".yaml", ".yml")) and task not in (OWN_TASK, *shipped_tasks()):
-        module_of("gistgate.lm_eval.task", "pipeline").check_name(task)
-    wanted = Wanted(
-        folder=folder,
-        target=target or "",
-        draft=draft or "",
-        drafter=drafter,
-        task=task,
-        target_revision=target_revision,
-        draft_revision=draft_revision,
-        target_gguf=target_gguf,
-        draft_gguf=draft_gguf,
-        dtype=dtype,
-        device_map=device_map,
-        chat=chat,
-    )
-    for name in create(wanted):
-        typer.echo(folder / name)
-    fill = " Fill in data/tasks first." if task == OWN_TASK else ""
-    typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
-
-
-def check_models(target: str | None, draft: str | None, drafter: str | None, embedded: bool) -> None:
-    """A project has a target and something that drafts, or it trains its own pair.
-
-    Raises:
-        UserError: one of them is missing, or there is one too many.
-    """
+    from gistgate.core.files import write_atomic, write_text
     from gistgate.models.loading import RETRIEVAL
 
     if embedded and (target or draft or drafter):
@@ -95,236 +59,148 @@ def check_models(target: str | None, draft: str | None, drafter: str | None, emb
             "A project needs --target and either --draft, or --drafter suffix or lookup for a target without a draft "
             "model. --embedded takes the small pair that is trained on the spot."
         )
-
-
-def check_idle(idle: dict[str, str | None]) -> None:
-    """Refuse options about a model that the project does not have.
-
-    Raises:
-        UserError: names the first.
-    """
-    named = next((option for option, value in idle.items() if value is not None), None)
-    if named is not None:
-        raise UserError(f"{named} is about a model that this project does not name. Name the model, or leave it out.")
-
-
-PACKAGE = "gistgate.cli"
-EMBEDDED, EMBEDDED_TASK = "embedded", "wordproblems"
-"""The pair that the pipeline trains from scratch, and the task of its world."""
-OWN_TASK = "own"
-"""Name of the task whose file is to be filled in."""
-NEW = ".gistgate-new"
-"""Folder inside an empty one in which a project is written before its files move out of it."""
-SAMPLE = [{"question": "Tom has 5 apples and buys 4 more. How many apples has Tom?", "answer": "9"}]
-"""Documents that show the form of an own task's documents."""
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """What a user says about a new project."""
-
-    folder: Path
-    """Folder of the project; it has to be new or empty."""
-    target: str = ""
-    """Hub id or folder of the target; empty for the embedded pair."""
-    draft: str = ""
-    """Hub id or folder of the draft model; empty for the embedded pair and where `drafter` is named."""
-    drafter: str | None = None
-    """A retrieval drafter in place of a draft model."""
-    task: str = OWN_TASK
-    """A task that comes along, a YAML file, or the name of an lm-eval task."""
-    target_revision: str | None = None
-    draft_revision: str | None = None
-    target_gguf: str | None = None
-    """GGUF file in the target's folder or repository; a target that is itself such a file needs none."""
-    draft_gguf: str | None = None
-    dtype: str = "bfloat16"
-    """Type of the weights in memory."""
-    device_map: str | None = None
-    chat: bool = False
-    """Whether prompts are wrapped in the chat template."""
-
-    @property
-    def embedded(self) -> bool:
-        """Whether the pipeline trains the pair."""
-        return not self.target
-
-    @property
-    def pair(self) -> str:
-        """Name of the pair: that of the folder, as far as a file may be called so."""
-        return EMBEDDED if self.embedded else re.sub(r"[^\w.-]+", "-", self.folder.resolve().name)
-
-
-def create(wanted: Wanted) -> list[str]:
-    """Write the project, whole or not at all; returns the names of its files.
-
-    Raises:
-        UserError: the folder is in use, a local model or a task file is missing, or the folder cannot be written.
-    """
-    if wanted.folder.exists() and (not wanted.folder.is_dir() or any(wanted.folder.iterdir())):
-        raise UserError(f"{wanted.folder} is not empty. Name a new folder for the project.")
-    contents = {**settings_files(wanted), **pair_files(wanted), **task_files(wanted)}
+    if dtype not in DTYPES:
+        raise UserError(f"There is no dtype '{dtype}'. Use one of: {', '.join(DTYPES)}.")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} is not empty. Name a new folder for the project.")
+    task = task or (EMBEDDED_TASK if embedded else OWN_TASK)
+    pair = EMBEDDED if embedded else re.sub(r"[^\w.-]+", "-", folder.resolve().name)
+    if embedded:
+        models: dict[str, Any] = {}
+        pair_text, is_gguf = shared("embedded.yaml"), False
+    else:
+        models = {"target": model_of(str(target), target_revision, target_gguf, dtype, device_map)}
+        models |= {"drafter": drafter} if drafter else {}
+        models |= {"draft": model_of(str(draft), draft_revision, draft_gguf, dtype, device_map)} if draft else {}
+        pair_text = "# The pair. A draft model has to share the target's tokenizer.\n" + as_yaml(models)
+        is_gguf = any("gguf_file" in model for model in models.values() if isinstance(model, dict))
+    name, contents = task_files(task)
+    contents |= {
+        f"models/pairs/{pair}.yaml": pair_text,
+        ".dvc/config": "[core]\n    analytics = false\n" + ("" if in_git(folder) else "    no_scm = true\n"),
+        ".gitignore": template("gitignore"),
+        "README.md": template("README.md", name=folder.resolve().name, pair=pair),
+        "dvc.yaml": without_code(shared("dvc.yaml")),
+        "params.yaml": parameters(pair, name, chat, embedded),
+        "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
+    }
 
     def write(part: Path) -> None:
-        for name, text in contents.items():
-            write_text(part / name, text)
+        for place, text in contents.items():
+            write_text(part / place, text)
 
-    if not wanted.folder.is_dir():
-        write_atomic(wanted.folder, write)
-        return sorted(contents)
-    new = wanted.folder / NEW  # a folder in which somebody may stand stays itself
-    write_atomic(new, write)
-    for path in sorted(new.iterdir()):
-        path.replace(wanted.folder / path.name)
-    new.rmdir()
-    return sorted(contents)
-
-
-def settings_files(wanted: Wanted) -> dict[str, str]:
-    """The files that do not depend on models or documents."""
-    parent = wanted.folder.resolve()
-    scm = "" if any((above / ".git").exists() for above in parent.parents) else "    no_scm = true\n"
-    small = wanted.embedded
-    return {
-        ".dvc/config": f"[core]\n    analytics = false\n{scm}",
-        ".gitignore": filled("gitignore"),
-        "README.md": filled("README.md", name=parent.name, pair=wanted.pair),
-        "dvc.yaml": shared("graph.yaml"),
-        "params.yaml": filled(
-            "params.yaml",
-            pair=json.dumps(wanted.pair),  # a name such as 2024 would be a number without quotation marks
-            task=json.dumps(task_name(wanted.task)),
-            chat=str(wanted.chat).lower(),
-            rows="128" if small else "32",
-            workers="2" if small else "1",
-        ),
-        "requirements.txt": f"gistgate[{extras(wanted)}]=={gistgate.__version__}\n",
-    }
+    if folder.is_dir():  # a folder in which somebody may stand stays itself
+        write(folder)
+    else:
+        write_atomic(folder, write)
+    for place in sorted(contents):
+        typer.echo(folder / place)
+    fill = " Fill in data/tasks first." if task == OWN_TASK else ""
+    typer.echo(f"The project is written.{fill} Run `dvc repro` in {folder}; its README.md says more.")
 
 
-def extras(wanted: Wanted) -> str:
-    """What the project needs besides the library."""
-    named = [wanted.target_gguf, wanted.draft_gguf]
-    is_gguf = any(named) or any(name.endswith(GGUF) for name in (wanted.target, wanted.draft))
-    return "pipeline,gguf" if is_gguf else "pipeline"
-
-
-def pair_files(wanted: Wanted) -> dict[str, str]:
-    """The pair's file; a local folder is named by its absolute path, since stages run in the project."""
-    if wanted.embedded:
-        return {f"models/pairs/{EMBEDDED}.yaml": shared("embedded.yaml")}
-    target, target_gguf = located(wanted.target, wanted.target_gguf)
-    draft, draft_gguf = ("", None) if wanted.drafter else located(wanted.draft, wanted.draft_gguf)
-    values = {
-        "target": target,
-        "target_revision": wanted.target_revision,
-        "target_gguf": target_gguf,
-        "draft": draft,
-        "draft_revision": wanted.draft_revision,
-        "draft_gguf": draft_gguf,
-        "drafter": wanted.drafter,
-        "dtype": wanted.dtype,
-        "device_map": wanted.device_map,
-    }
-    text = as_yaml("target.yaml", values) + as_yaml("drafter.yaml" if wanted.drafter else "draft.yaml", values)
-    return {f"models/pairs/{wanted.pair}.yaml": text}
-
-
-def as_yaml(template: str, values: dict[str, str | None]) -> str:
-    """A template with its values as YAML; a JSON text is a YAML text too, whatever characters a path has."""
-    return filled(template, **{name: json.dumps(value) for name, value in values.items()})
-
-
-def located(model: str, gguf: str | None) -> tuple[str, str | None]:
-    """Folder or hub id of a model, and the GGUF file in it; a model that is such a file becomes both.
-
-    Raises:
-        UserError: a folder or a file that is missing.
-    """
-    name, place = placed(model, gguf)
-    folder, file = local(name), place.get("gguf_file")
-    if Path(folder).is_dir():
-        check_gguf(folder, place)
-    return folder, file
-
-
-def local(model: str) -> str:
-    """A folder as an absolute path; a hub id as it is.
-
-    Raises:
-        UserError: a path that leads nowhere.
-    """
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return str(path.resolve())
-    if model.startswith((".", "/", "~")) or model.count("/") > 1:
-        raise UserError(f"The model folder {model} is missing. Correct the path, or name a model on the hub.")
-    return model
-
-
-def task_files(wanted: Wanted) -> dict[str, str]:
-    """The task's file to edit; for a task of lm-eval only a note, because DVC wants the folder."""
-    name, place = task_name(wanted.task), "data/tasks"
-    if wanted.task.endswith((".yaml", ".yml")):
-        if not Path(wanted.task).is_file():
-            raise UserError(f"The task file {wanted.task} is missing. Correct the path.")
-        check_task_name(Path(wanted.task))
-        return {**own_files(Path(wanted.task), place), f"{place}/{name}.yaml": read_text(wanted.task)}
-    if name in shipped_tasks():
-        task = Path(str(files(PACKAGE) / f"shared/tasks/{name}.yaml"))
-        documents = task.with_name(name.replace("-", "_")).glob("*.jsonl")
-        beside = {f"{place}/{file.relative_to(task.parent).as_posix()}": file.read_text() for file in documents}
-        return {**own_files(task, place), **beside}
-    if name == OWN_TASK:
-        lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
-        documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
-        return {f"{place}/{name}.yaml": filled("task.yaml", task=name), **documents}
-    return {f"{place}/README.md": f"The task {name} is lm-eval's own. A file {name}.yaml in this folder replaces it.\n"}
-
-
-def check_task_name(path: Path) -> None:
-    """Refuse a file whose task has another name than the file, since lm-eval looks for the task's own.
-
-    Raises:
-        UserError: the names differ.
-    """
-    named = name_in(read_text(path))
-    if named not in (None, path.stem):
-        raise UserError(f"The task in {path} is called '{named}'. Rename the file to {named}{path.suffix}.")
-
-
-def own_files(task: Path, place: str) -> dict[str, str]:
-    """A task's file with what it includes and the Python beside it.
-
-    Raises:
-        UserError: one of them lies outside the folder of the task's file, where a copy could not name it.
-    """
-    found = {}
-    for path in files_of(task):
-        inside = Path(os.path.relpath(path, task.parent))
-        if ".." in inside.parts:
-            raise UserError(f"The task file {task} takes in {path}, which lies outside its folder. Copy it into that.")
-        found[f"{place}/{inside.as_posix()}"] = read_text(path)
-    return found
-
-
-def task_name(task: str) -> str:
-    """The name by which params.yaml knows a task: that of its file, or the one that was given."""
-    return Path(task).stem if task.endswith((".yaml", ".yml")) else task
-
-
-def shipped_tasks() -> list[str]:
-    """Names of the tasks whose files come with the package."""
-    return sorted(
-        Path(item.name).stem for item in (files(PACKAGE) / "shared/tasks").iterdir() if item.name.endswith(".yaml")
-    )
+def in_git(folder: Path) -> bool:
+    """Whether a repository lies around the new folder; DVC wants to know."""
+    return any((above / ".git").exists() for above in folder.resolve().parents)
 
 
 def shared(name: str) -> str:
-    """A file that is a copy of the repository's own; `make deps` writes the copies."""
-    return (files(PACKAGE) / "shared" / name).read_text(encoding="utf-8")
+    """The text of one of the repository's own files, which come with the package."""
+    return (SHARED / name).read_text(encoding="utf-8")
 
 
-def filled(template: str, /, **values: str) -> str:
+def template(name: str, /, **values: str) -> str:
     """A template with its values put in."""
-    return Template((files(PACKAGE) / f"templates/{template}.template").read_text(encoding="utf-8")).substitute(values)
+    place = files("gistgate.cli") / f"templates/{name}.template"
+    return Template(place.read_text(encoding="utf-8")).substitute(values)
+
+
+def without_code(graph: str) -> str:
+    """The graph without dependencies on source files: a project depends on an installed version instead."""
+    code = r"(?:gistgate|pipeline)(?:/[\w./]+)?"
+    graph = re.sub(rf",\s*{code}(?=\s*[,\]])", "", graph)
+    graph = re.sub(rf"\[{code}(?:,\s*|(?=\]))", "[", graph)
+    graph = re.sub(rf"\n +- {code}(?=\n)", "", graph)
+    return graph.replace("deps: [", "deps: [requirements.txt, ").replace(", ]", "]")
+
+
+def parameters(pair: str, task: str, chat: bool, embedded: bool) -> str:
+    """The repository's parameters for another pair and task."""
+    text = shared("params.yaml")
+
+    def put(key: str, value: object, block: str = "") -> None:
+        nonlocal text
+        start = text.index(f"\n{block}:\n") if block else 0
+        line = re.compile(rf"^{'  ' if block else ''}{key}:( +)\S+", re.M)
+        found = line.search(text, start)
+        assert found is not None, f"params.yaml has no {block}.{key}"
+        text = text[: found.start()] + found[0].split(":")[0] + f": {value}" + text[found.end() :]
+
+    put("pair", json.dumps(pair))  # a name such as 2024 would be a number without quotation marks
+    put("task", json.dumps(task))
+    put("num_fewshot", "null", "prompting")
+    put("chat_template", str(chat).lower(), "prompting")
+    put("draw", 1, "prompts")  # no calibration prompt of a new project was ever judged
+    if not embedded:
+        put("batch_size", 32, "decoding")
+        put("workers", 1, "decoding")
+    return text
+
+
+def model_of(
+    model: str, revision: str | None, gguf: str | None, dtype: str, device_map: str | None
+) -> dict[str, str | None]:
+    """A model of the pair's file; a local folder by its absolute path, since stages run in the project."""
+    from gistgate.models.loading import check_gguf, placed
+
+    name, place = placed(model, gguf)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        name = str(path.resolve())
+        check_gguf(name, place)
+    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
+        raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
+    values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}
+    return {**{key: value for key, value in values.items() if value is not None}, "dtype": dtype}
+
+
+def as_yaml(models: dict[str, Any]) -> str:
+    """Models as YAML; a JSON text is a YAML text too, whatever characters a path has."""
+    lines = []
+    for name, value in models.items():
+        inner = (
+            "".join(f"\n  {key}: {json.dumps(item)}" for key, item in value.items()) if isinstance(value, dict) else ""
+        )
+        lines.append(f"{name}:{inner or ' ' + json.dumps(value)}\n")
+    return "".join(lines)
+
+
+def task_files(task: str) -> tuple[str, dict[str, str]]:
+    """The task's name and its files; for a task of lm-eval only a note, because DVC wants the folder."""
+    place = "data/tasks"
+    if task == OWN_TASK:
+        lines = "".join(json.dumps(row) + "\n" for row in SAMPLE)
+        documents = {f"{place}/documents/{split}.jsonl": lines for split in ("train", "test")}
+        return task, {f"{place}/{task}.yaml": template("task.yaml", task=task), **documents}
+    is_file = task.endswith((".yaml", ".yml"))
+    path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
+    if not is_file and not path.exists():
+        module_of("gistgate.lm_eval.task", "pipeline").check_name(task)
+        note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
+        return task, {f"{place}/README.md": note}
+    if not path.is_file():
+        raise UserError(f"The task file {task} is missing. Correct the path.")
+    tasks = module_of("gistgate.lm_eval.task", "pipeline")
+    named = tasks.name_in(path.read_text(encoding="utf-8"))
+    if named not in (None, path.stem):
+        raise UserError(f"The task in {path} is called '{named}'. Rename the file to {named}{path.suffix}.")
+    found = {f"{place}/{path.stem}.yaml": path.read_text(encoding="utf-8")}
+    for part in tasks.files_of(path):
+        inside = Path(os.path.relpath(part, path.parent))
+        if ".." in inside.parts:
+            raise UserError(f"The task file {path} takes in {part}, which lies outside its folder. Copy it into that.")
+        if part.resolve() != path.resolve():
+            found[f"{place}/{inside.as_posix()}"] = part.read_text(encoding="utf-8")
+    for file in path.with_name(path.stem.replace("-", "_")).glob("*.jsonl"):  # the documents of a shipped task
+        found[f"{place}/{file.parent.name}/{file.name}"] = file.read_text(encoding="utf-8")
+    return path.stem, found

@@ -15,51 +15,36 @@ from typing import Annotated, Any
 import typer
 
 import gistgate
-from gistgate.cli import calibrate, decode, init
-from gistgate.cli import tools as demo
-from gistgate.cli import tools as doctor
-from gistgate.cli import tools as drafts
-from gistgate.cli import tools as evaluate
-from gistgate.cli import tools as export
-from gistgate.cli import tools as inspect
-from gistgate.cli import tools as tune
+from gistgate.cli import decode, tools
+from gistgate.cli.calibrate import calibrate
+from gistgate.cli.init import init
 from gistgate.core.utils import Interrupted, UserError, is_out_of_memory, printable
 
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """A command that leaves its arguments, --help included, to another program."""
-COMMANDS: dict[str, tuple[Callable[..., None], str, dict[str, Any]]] = {
-    "init": (
-        init.init,
-        "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k",
-        {},
-    ),
-    "doctor": (doctor.doctor, "models/target prompts.txt --draft models/draft", {}),
-    "calibrate": (calibrate.calibrate, "--task gsm8k --gate models/export --budget 0.02", {}),
-    "tune": (tune.tune, f"models/target prompts.txt {WITH_GATE}", {}),
-    "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}', {}),
-    "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}', {}),
-    "inspect": (inspect.inspect, "models/export", {}),
-    "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly", {}),
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+    "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
+    "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
+    "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
+    "tune": (tools.tune, f"models/target prompts.txt {WITH_GATE}"),
+    "generate": (decode.generate, f'models/target "Tom has five apples" {WITH_GATE}'),
+    "trace": (decode.trace, f'models/target "Tom has" {WITH_GATE}'),
+    "inspect": (tools.inspect, "models/export"),
+    "bench": (decode.bench, "models/target prompts.txt --draft models/draft --rule fly"),
     "eval": (
-        evaluate.evaluate,
+        tools.evaluate,
         "run --model gistgate --model_args pretrained=TARGET,draft=DRAFT,gate=GATE --tasks gsm8k",
-        OWN_ARGUMENTS,
     ),
-    "export": (export.export, "models/heads/logistic my-export", {}),
-    "fit-draft": (
-        drafts.fit_draft,
-        "models/target prompts.txt --draft models/draft --block 12 --out stop.json",
-        {},
-    ),
+    "export": (tools.export, "models/heads/logistic my-export"),
+    "fit-draft": (tools.fit_draft, "models/target prompts.txt --draft models/draft --block 12 --out stop.json"),
     "draft-vocabulary": (
-        drafts.draft_vocabulary,
+        tools.draft_vocabulary,
         "models/target answers.txt --draft models/draft --size 16384 --out words.json",
-        {},
     ),
-    "demo": (demo.demo, f"models/target {WITH_GATE}", {}),
+    "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
-"""Name -> function, arguments of its example, Typer's settings."""
+"""Name -> function, and the arguments of its example."""
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",
@@ -84,7 +69,6 @@ def interruptible(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def show_version(asked: bool) -> None:
-    """Print the version and end the process, if `--version` asks for it."""
     if asked:
         print(gistgate.__version__)
         raise typer.Exit
@@ -99,9 +83,9 @@ def options(
     """Options of the program itself."""
 
 
-for name, (function, arguments, settings) in COMMANDS.items():
-    example = f"Example: gistgate {name} {arguments}"
-    app.command(name, epilog=example, context_settings=settings)(interruptible(function))
+for name, (function, arguments) in COMMANDS.items():
+    own = OWN_ARGUMENTS if name == "eval" else {}
+    app.command(name, epilog=f"Example: gistgate {name} {arguments}", context_settings=own)(interruptible(function))
 
 
 def main() -> None:

@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from gistgate.core.files import read_json_lines, read_text
 from gistgate.core.utils import UserError
 from gistgate.models.options import DecodeOptions, EncodedPrompt
 
@@ -110,11 +109,7 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> None:
-    """Refuse wishes that a command would not follow.
-
-    Raises:
-        UserError: one of these was expressed; `why` ends the sentence.
-    """
+    """Refuse wishes that a command would not follow."""
     for name in names:
         if getattr(options, name) not in (getattr(DecodeOptions(), name), []):
             shown = {"settings": "set", "guards": "guard"}.get(name, name.replace("_", "-"))
@@ -126,20 +121,13 @@ def default_of(defaults: DecodeOptions, name: str) -> Any:
     return [] if name in ("settings", "guards") else getattr(defaults, name)
 
 
-# ---- What the commands read: a prompt, or a file of prompts.
-
-
 STANDARD_INPUT = "-"
 BOM = "\ufeff"
 """What some editors write in front of a text in UTF-8."""
 
 
 def read_prompt(prompt: str) -> str:
-    """The prompt, from standard input if it is a dash.
-
-    Raises:
-        UserError: it is no text in UTF-8.
-    """
+    """The prompt, from standard input if it is a dash."""
     is_named = prompt != STANDARD_INPUT
     try:
         text = prompt if is_named else sys.stdin.read()
@@ -151,11 +139,9 @@ def read_prompt(prompt: str) -> str:
 
 
 def read_prompts(place: str) -> list[EncodedPrompt]:
-    """The prompts of a text file, one per line, of standard input, or of a .jsonl file such as the pipeline writes.
+    """The prompts of a text file, one per line, of standard input, or of a .jsonl file such as the pipeline writes."""
+    from gistgate.core.files import read_json_lines, read_text
 
-    Raises:
-        UserError: the file is missing or damaged, or holds no prompt.
-    """
     if place.endswith(".jsonl"):
         found = [asked_in(row, place) for row in read_json_lines(Path(place))]
     else:
@@ -168,11 +154,7 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
 
 
 def asked_in(row: Any, place: str) -> EncodedPrompt:
-    """The prompt in a row of a .jsonl file, with its ids where the row holds them.
-
-    Raises:
-        UserError: the row has no text, or its ids are none.
-    """
+    """The prompt in a row of a .jsonl file, with its ids where the row holds them."""
     text, ids = (row.get("context"), row.get("ids")) if isinstance(row, dict) else (None, None)
     if not isinstance(text, str):
         raise UserError(f"{place} has lines without a text `context`. Write one prompt per line, or that key.")
@@ -181,15 +163,8 @@ def asked_in(row: Any, place: str) -> EncodedPrompt:
     return EncodedPrompt(text, None if ids is None else tuple(ids))
 
 
-# ---- Modules that need an extra of the package.
-
-
 def module_of(name: str, extra: str) -> Any:
-    """The module called `name`, whose libraries come with `extra`.
-
-    Raises:
-        UserError: a library that it needs is not installed.
-    """
+    """The module called `name`, whose libraries come with `extra`."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

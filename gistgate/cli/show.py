@@ -11,28 +11,25 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gistgate.core.certificate import Certificate, OperatingPoint
-from gistgate.core.gate import GateConfig
-from gistgate.core.request import Generation, Statistics
-from gistgate.drafters.adaptive import Costs
-from gistgate.measure.outlook import Effort, Outlook
-from gistgate.measure.speed import Clock
-from gistgate.measure.trace import TracedToken
-from gistgate.measure.tune import Finding
-
 if TYPE_CHECKING:
+    from gistgate.core.certificate import Certificate, OperatingPoint
+    from gistgate.core.gate import GateConfig
+    from gistgate.core.request import Generation, Statistics
+    from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
+    from gistgate.measure.outlook import Effort, Outlook
+    from gistgate.measure.speed import Clock
+    from gistgate.measure.trace import TracedToken
+    from gistgate.measure.tune import Finding
 
-# ---- Texts that models wrote, on a terminal.
 
-
-CONTROLS_TERMINAL = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
 """Escapes of the characters that a terminal would obey."""
 
 
 def inert(text: str) -> str:
     """A text that cannot steer a terminal; letters and signs of every language stay."""
-    return text.translate(CONTROLS_TERMINAL)
+    return text.translate(ESCAPES)
 
 
 CONTROLS = re.compile(r"[\x7f-\x9f]")

@@ -1,11 +1,10 @@
-"""The command that chooses the fastest certified setting for this machine."""
+"""The commands around decoding: doctor, fit-draft, draft-vocabulary, inspect, export, eval, demo and tune."""
 
 from __future__ import annotations
 
 import json
 import platform
 import shutil
-import stat
 import sys
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -30,20 +29,16 @@ from gistgate.cli.options import (
     with_options,
 )
 from gistgate.core.utils import UserError
-from gistgate.models.build import HYBRID
 from gistgate.models.options import DecodeOptions, PromptFile
 
 if TYPE_CHECKING:
     from gistgate.measure.tune import Candidate, Finding
 
-# ---- The command that says whether speculation can pay for a pair, before hours are spent on a gate.
-
-
 BLOCKS = (2, 4, 6, 8, 10, 12)
 """K of the table; costs are measured at the first, the fourth and the last."""
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
 """Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
-MOST_DOCTOR = 20
+DOCTOR_PROMPTS = 20
 """Prompts that are enough for one recommendation."""
 
 
@@ -78,11 +73,12 @@ def doctor(
         outlook,
         strict_answers,
     )
+    from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
     if options.drafter == HYBRID:
         raise UserError(f"'{HYBRID}' drafts in two ways, and one is measured at a time. Name model or suffix.")
-    asking = PromptFile(read_prompts(prompts)[:MOST_DOCTOR], chat, system)
+    asking = PromptFile(read_prompts(prompts)[:DOCTOR_PROMPTS], chat, system)
     loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, stop)
@@ -100,9 +96,6 @@ def doctor(
     show.say(show.promised(costs, outlooks, effort))
     typer.echo(f"{limit_advice(lengths)}\n")
     typer.echo(advice(outlooks))
-
-
-# ---- The commands that make drafts cheaper: when they end, and from which tokens they are written.
 
 
 @with_options
@@ -166,9 +159,6 @@ def draft_vocabulary(
     typer.echo(f"{out} is written: {size} tokens, which make up {subset.coverage:.2%} of these texts.")
 
 
-# ---- The command that describes a gate.
-
-
 def inspect(
     gate: Annotated[Path, typer.Argument(help="Folder of a trained gate.")],
     as_json: AsJson = False,
@@ -184,9 +174,6 @@ def inspect(
         typer.echo(json.dumps({"config": asdict(loaded.config), "certificate": certificate}, default=str))
         return
     typer.echo(printable(show.described(loaded.config, loaded.certificate)))
-
-
-# ---- The command that makes a folder which plain transformers can run.
 
 
 def export(
@@ -206,15 +193,10 @@ def export(
 
     def write(part: Path) -> None:
         shutil.copytree(gate, part, ignore=shutil.ignore_patterns(FOLDER))
-        for place in [part, *(path for path in part.rglob("*") if path.is_dir())]:
-            place.chmod(place.stat().st_mode | stat.S_IRWXU)  # the gate's own folder may be read-only
         write_code(part)
 
     write_atomic(out, write)
     typer.echo(printable(f"{out} is written.\n{show.described(loaded.config, loaded.certificate)}"))
-
-
-# ---- The command that hands over to lm-eval.
 
 
 def evaluate(context: typer.Context) -> None:
@@ -223,9 +205,6 @@ def evaluate(context: typer.Context) -> None:
 
     sys.argv = ["gistgate eval", *context.args]
     harness()
-
-
-# ---- The command `gistgate demo`.
 
 
 @with_options
@@ -285,7 +264,7 @@ def slider_rule(decoder: Any) -> Any:
 
 CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
 """Wishes that tuning itself decides, or that change nothing that it times."""
-MOST = 40
+TUNE_PROMPTS = 40
 """Prompts that are enough for one decision."""
 
 
@@ -318,7 +297,7 @@ def tune(
     from gistgate.models.loading import load_target
 
     gate = gate_of(options)
-    asking = PromptFile(read_prompts(prompts)[:MOST], chat, system)
+    asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
     keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, options, asking)
@@ -339,11 +318,7 @@ def tune(
 
 
 def gate_of(options: DecodeOptions) -> str:
-    """The gate's folder.
-
-    Raises:
-        UserError: there is none, or the user decides what tuning is to decide.
-    """
+    """The gate's folder."""
     refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
     if options.gate is None:
         raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")

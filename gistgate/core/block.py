@@ -96,7 +96,7 @@ class Draft:
 
     def to(self, device: torch.device) -> Draft:
         """This draft on a device."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        tensors: dict[str, Any] = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         return replace(self, **{name: value.to(device) for name, value in tensors.items()})
 
 

@@ -34,8 +34,8 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.heads.data import Array, Rows, as_classes
+from pipeline.lightning import WholeCheckpoints, lightning_bar
 from pipeline.params import TrainParams
-from pipeline.run import WholeCheckpoints, lightning_bar
 
 for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
     logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,8 +1,7 @@
 """What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
 
-    python -m pipeline.labels.spans read      data/labels -> data/spans/rows-00000.safetensors
-    python -m pipeline.labels.spans train     data/spans -> models/table/judge
-    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/table/pairs.safetensors
+    python -m pipeline.labels.spans judge     data/labels -> data/spans, and from that the head `judge`
+    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/pairs.safetensors
 
 A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
 all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs
@@ -32,24 +31,26 @@ from pipeline.labels.schema import (
     read_records,
 )
 from pipeline.pair.pair import load_pair
-from pipeline.params import MethodParams, read_params, read_table_params
-from pipeline.paths import SPANS, TABLE_MODELS
+from pipeline.params import MethodParams, read_params
+from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.stages.train import train, with_features
 
-PAIRS = TABLE_MODELS / "pairs.safetensors"
+PAIRS = MODELS / "pairs.safetensors"
 
 
 def main(part: str) -> None:
-    {"read": read_spans, "train": train_judge, "pairs": count_pairs}[part]()
+    if part == "judge":
+        read_spans()
+        train_judge()
+    else:
+        count_pairs()
 
 
 def read_spans() -> None:
     """Label the tokens of every span as its mismatch is labelled."""
-    params, own = read_params(), read_table_params()
-    if not own.wants_judge:
-        SPANS.mkdir(parents=True, exist_ok=True)  # the graph expects it
-        return
+    params = read_params()
+    own = params.train
     torch.set_grad_enabled(False)
     features = tuple(dict.fromkeys((*own.span_features, "scalars")))
     pair, prompts = load_pair(params), read_prompts("train")
@@ -79,11 +80,8 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
 
 def train_judge() -> None:
     """Train the head `judge` on the labels of spans."""
-    params, table, place = read_params(), read_table_params(), TABLE_MODELS / "judge"
-    if not table.wants_judge:
-        place.mkdir(parents=True, exist_ok=True)  # the graph expects it
-        return
-    train(["logistic"], [SPANS], {"logistic": place}, "judge", with_features(params, table.span_features))
+    params = read_params()
+    train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
 
 
 def count_pairs() -> None:

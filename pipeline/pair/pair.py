@@ -91,7 +91,7 @@ class PairSource:
             )
         if self.drafter not in (MODEL, *RETRIEVAL):
             known = [MODEL, *RETRIEVAL]
-            raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known, 'drafters')}")
+            raise UserError(f"The pair names the drafter '{self.drafter}'. {nearest(self.drafter, known)}")
         if (self.draft is None) == (self.drafter == MODEL):
             raise UserError(
                 f"The pair of the target {self.target.model} needs one source of drafts: a model (`draft:`), or a "
@@ -126,7 +126,7 @@ def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
-        raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known, 'pairs')}")
+        raise UserError(f"There is no pair '{name}' in {folder}. {nearest(name, known)}")
     return build(PairSource, read_yaml(path), file=str(path))
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.lightning import WholeCheckpoints, lightning_bar
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
-from pipeline.run import WholeCheckpoints, lightning_bar
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""

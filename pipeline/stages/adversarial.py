@@ -15,17 +15,14 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.batches import PromptCache
-from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_json
 from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
-from gistgate.rules import make_rule
-from pipeline.decode import REPORTS, Operating, load_gate, make_decoder, operating_point, read_prompts, request_of
-from pipeline.outcomes import DRAFTER, STRICT, StrictAnswers, decoding_of, may_share
-from pipeline.outcomes import DecodeStrictAnswers as Decode
-from pipeline.pair.pair import Pair, load_pair, read_pair
-from pipeline.params import Params, read_params
+from pipeline.decode import Operating, load_gate, make_decoder, operating_point, read_prompts, request_of, seeds_of
+from pipeline.pair.pair import load_pair, read_pair
+from pipeline.params import MODEL, Params, read_params
+from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.stages.prompts import context_length
 from pipeline.tasks import Reply, compare, load_task, read_file, variants
@@ -54,6 +51,7 @@ class Probe:
 
     def __init__(self, params: Params) -> None:
         self.params, self.pair = params, load_pair(params)
+        self.memory = PromptCache(params.decoding.prompt_memory_mb)
         ordinary = read_prompts("test")[: params.adversarial.prompts]
         self.request = request_of(ordinary, self.pair)
         tokenizer = self.pair.tokenizer
@@ -70,23 +68,18 @@ class Probe:
     def found(self) -> dict[str, Any]:
         """The comparison of every method with strict decoding, in all and by kind of prompt."""
         points = {name: operating_point(self.params, name) for name in self.params.methods}
-        loose_points = [point for point in points.values() if point.rule != STRICT and may_share(point, self.params)]
-        rules = {decoding_of(point): make_rule(point.rule, **point.settings) for point in loose_points}
-        shared = StrictAnswers(rules, PromptCache(self.params.decoding.prompt_memory_mb).decode_all)
-        exact = Operating(STRICT, STRICT, DRAFTER, self.params.decoding.block)
-        strict = self.answers(exact, shared.strictly)
-        kinds = Counter(kind for kind, _ in self.prompts)
-        methods = {}
+        strict = self.answers(Operating("exact", "exact", MODEL, self.params.decoding.block))
+        kinds, methods = Counter(kind for kind, _ in self.prompts), {}
         for name, point in points.items():
-            loose = strict if self.is_strict(point) else self.answers(point, shared.loosely(decoding_of(point)))
+            loose = strict if self.is_strict(point) else self.answers(point)
             methods[name] = self.compared(strict, loose, kinds)
-            told = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
-            print(f"{name}: {len(strict)} prompts, {told}")
+            shown = {key: methods[name][key] for key in ("differing", "opened", "protocol")}
+            print(f"{name}: {len(strict)} prompts, {shown}")
         return {"kinds": dict(kinds), "methods": methods}
 
     def is_strict(self, point: Operating) -> bool:
         """Whether a method decodes as strict decoding does; with other drafts rounding may change its answers."""
-        return point.rule == STRICT and point.drafter in (DRAFTER, self.pair.drafter)
+        return point.rule == "exact" and point.drafter in (MODEL, self.pair.drafter)
 
     def compared(self, strict: Sequence[Reply], loose: Sequence[Reply], kinds: Counter[str]) -> dict[str, Any]:
         """One method against strict decoding."""
@@ -96,22 +89,19 @@ class Probe:
             by_kind[kind] = compare([strict[i] for i in chosen], [loose[i] for i in chosen], self.protocol)
         return {**compare(strict, loose, self.protocol), "by_kind": by_kind}
 
-    def answers(self, point: Operating, decode_all: Decode) -> list[Reply]:
-        """The answers of a method to all prompts."""
-        answers = decode_all(
-            self.decoder(point, self.pair),
+    def answers(self, point: Operating) -> list[Reply]:
+        """The answers of a method, at its certified setting, to all prompts."""
+        method = point.as_method()
+        gate = load_gate(method, self.pair)
+        answers = self.memory.decode_all(
+            make_decoder(self.pair, method, point.settings, point.block, gate=gate),
             [ids for _, ids in self.prompts],
             batch_size=self.params.decoding.batch_size,
-            seeds=[self.params.seed * 1_000_003 + index for index in range(len(self.prompts))],
+            seeds=seeds_of(self.params, self.prompts),
             **self.request,
         )
         decode = self.pair.tokenizer.decode
         return [Reply(one.ids, decode(one.ids, skip_special_tokens=True), one.finish) for one in answers]
-
-    def decoder(self, point: Operating, pair: Pair) -> Decoder:
-        """The decoder of a method at its certified setting."""
-        gate = load_gate(point.head, pair) if point.head else None
-        return make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate)
 
 
 if __name__ == "__main__":

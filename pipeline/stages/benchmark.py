@@ -58,7 +58,7 @@ def contenders(params: Params, pair: Pair, prompts: list[dict[str, Any]], blocks
     ]
     for name, point in points.items():
         if name not in strictly:
-            gate = load_gate(point.head, pair) if point.head else None
+            gate = load_gate(point.as_method(), pair)
             decoder = make_decoder(pair, point.as_method(), point.settings, point.block, gate=gate, engine=engine)
             field.append(Contender(name, ours(decoder, request), point.block, builds=builds))
     return field

@@ -76,7 +76,7 @@ def train_embedded(params: Params) -> None:
     scratch = SCRATCH / f"pair-{fingerprint(asdict(params.world), training(params), params.seed)}"
     side_by_side(trainer, (params, scratch), ROLES, params.decoding.workers, "train", "model")
     losses = {role: read_json(losses_of(role, scratch)) for role in ROLES}
-    report = measure(params)
+    report = {**measure(params), "weights": fingerprint(EMBEDDED)}
     write_json(PAIR_REPORT, report)
     print_report(report)
     track(params, report, losses)

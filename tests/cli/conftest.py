@@ -2,7 +2,7 @@
 
 import pytest
 
-from gistgate.cli.main import main as cli
+from gistgate.cli import main as cli
 from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.identity import identify_model, identify_tokenizer
 from tests.certificates.proofs import point, proof_for

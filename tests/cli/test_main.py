@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from gistgate.cli import show
-from gistgate.cli.main import main as command_line
+from gistgate.cli import main as command_line
 from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
@@ -215,27 +215,6 @@ def test_a_prompt_that_is_no_text_is_refused(run, pair):
 def test_a_mark_in_front_of_a_file_is_no_part_of_its_first_prompt(tmp_path):
     (tmp_path / "prompts.txt").write_bytes(b"\xef\xbb\xbfTom has\r\nAnna gave\r\n")
     assert [one.text for one in read_prompts(str(tmp_path / "prompts.txt"))] == ["Tom has", "Anna gave"]
-
-
-def test_a_gate_in_a_read_only_folder_is_exported(run, pair, tmp_path):
-    shutil.copytree(pair / "gate", tmp_path / "gate")
-    (tmp_path / "gate").chmod(0o555)
-    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
-    (tmp_path / "gate").chmod(0o755)
-    assert status == 0, said
-    assert (tmp_path / "served").stat().st_mode & stat.S_IWUSR
-
-
-def test_export_does_not_follow_links_out_of_a_gate(run, pair, tmp_path):
-    shutil.copytree(pair / "gate", tmp_path / "gate")
-    (tmp_path / "secret").write_text("of the user")
-    (tmp_path / "gate/notes.txt").symlink_to(tmp_path / "secret")
-    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
-    assert status == 1 and "leads out of its folder" in said and not (tmp_path / "served").exists()
-    (tmp_path / "gate/notes.txt").unlink()
-    os.mkfifo(tmp_path / "gate/pipe")
-    status, _, said = run("export", tmp_path / "gate", tmp_path / "served")
-    assert status == 1 and "is no regular file" in said and not (tmp_path / "served").exists()
 
 
 def test_doctor_refuses_what_it_would_ignore(run, pair, tmp_path):

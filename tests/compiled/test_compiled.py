@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.scripted import random_gate
+from tests.scripted import random_gate
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program

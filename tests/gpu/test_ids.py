@@ -1,0 +1,65 @@
+"""On a GPU every rule writes the ids that the eager engine writes on the CPU, on both engines (`make gpu`)."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.core.decoder import Decoder
+from gistgate.drafters.model import ModelDrafter
+from gistgate.rules import make_rule
+from tests.scripted import random_gate, scripted, scripts
+
+pytestmark = pytest.mark.gpu
+
+PROMPT, ANSWER, VOCABULARY = 24, 40, 2048
+RULES: dict[str, dict[str, Any]] = {
+    "exact": {},
+    "prob": {"r": 1e-9},
+    "prob-ratio": {"r": 1e-9},
+    "fly": {"theta": 0.05, "window": 0},
+    "ensemble": {"w": 0.5},
+    "autojudge": {"risk": 0.5},
+}
+"""At settings that accept some draft tokens of the scripted pair loosely, or all of them."""
+
+
+@pytest.fixture(scope="module")
+def pairs() -> dict[str, list[Any]]:
+    """The same random weights on both devices."""
+    if not torch.cuda.is_available():
+        pytest.skip("This machine has no GPU that PyTorch can use.")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    on_cpu = [scripted("20M", script, VOCABULARY) for script in scripts(PROMPT + ANSWER + 64, VOCABULARY, 0.2, seed=0)]
+    return {"cpu": on_cpu, "cuda": [copy.deepcopy(model).cuda() for model in on_cpu]}
+
+
+def answers(models: list[Any], rule: str, block: int, rows: int, engine: str) -> list[Any]:
+    """Greedy answers to the beginning of the target's script; a compiled engine that falls back is an error."""
+    target, draft = models
+    torch.manual_seed(0)
+    gate = random_gate(target).to(target.device) if rule == "autojudge" else None
+    decoder = Decoder(target, ModelDrafter(draft), make_rule(rule, **RULES[rule]), block, gate=gate, engine=engine)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="This runs on the eager engine")
+        return decoder.generate([target.script[:PROMPT].tolist()] * rows, max_new_tokens=ANSWER, eos_ids=[])
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("block", [2, 5])
+@pytest.mark.parametrize("rule", list(RULES))
+def test_eager_ids_are_those_of_the_cpu(pairs: dict[str, list[Any]], rule: str, block: int, rows: int) -> None:
+    reference = answers(pairs["cpu"], rule, block, rows, "eager")
+    found = answers(pairs["cuda"], rule, block, rows, "eager")
+    assert [one.ids for one in found] == [one.ids for one in reference]
+    assert rule == "exact" or sum(one.statistics.loose for one in found) > 0
+
+
+@pytest.mark.parametrize("rule", ["exact", "autojudge"])
+def test_compiled_ids_are_those_of_the_cpu(pairs: dict[str, list[Any]], rule: str) -> None:
+    reference = answers(pairs["cpu"], rule, 5, 1, "eager")
+    assert [one.ids for one in answers(pairs["cuda"], rule, 5, 1, "compiled")] == [one.ids for one in reference]
