@@ -1,4 +1,4 @@
-"""Several drafters, of which every row has the one that promises most; and none any more where drafting does not pay.
+"""Several drafters, of which every row has the one that promises most; none where drafting does not pay.
 
 A proposal of n tokens that are each accepted with probability a is worth tau = 1 + a + .. + a^n tokens for the price of
 v + n c plain forwards. The speed tau / (v + n c) decides: the row takes the drafter with the highest one, of those
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
@@ -29,12 +29,9 @@ class Option:
     """A drafter to choose from, and when."""
 
     drafter: Drafter
-    cost: float = 0.0
-    """c: a drafted token in plain forwards of the target."""
-    min_match: int = 0
-    """Only where the latest so many tokens of the text occurred in it before; 0: always."""
-    prior: float | None = None
-    """Acceptance that it begins every request with; None: that of all."""
+    cost: float = 0.0  # c: a drafted token in plain forwards of the target
+    min_match: int = 0  # only where the latest so many tokens of the text occurred in it before; 0: always
+    prior: float | None = None  # acceptance that it begins every request with; None: that of all
 
 
 @dataclass(frozen=True)
@@ -42,8 +39,7 @@ class Recent:
     """How often a drafter's tokens were accepted lately, in one row."""
 
     accepted: float
-    tested: float
-    """Accepted ones and the first refused one of every round."""
+    tested: float  # accepted ones and the first refused one of every round
     proposed: float = 0.0
     rounds: float = 0.0
 
@@ -97,9 +93,6 @@ class AdaptiveDrafter(Drafter):
             prior: acceptance that a drafter begins every request with.
             weight: tested tokens that the prior counts for: few give up after one unlucky round.
             memory: what a round counts for after the next one.
-
-        Raises:
-            UserError: nothing to choose from, trees, two models, or a number out of its range.
         """
         drafters = [option.drafter for option in options]
         with_model = [place for place, one in enumerate(drafters) if one.model is not None]
@@ -141,7 +134,7 @@ class AdaptiveDrafter(Drafter):
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -214,16 +207,14 @@ class AdaptiveDrafter(Drafter):
         for option in self.options:
             option.drafter.select(rows)
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.rows += [list(self._fresh) for _ in texts]
         self._taken += [(-1, 0)] * len(texts)
         nothing = [RowCache([]) for _ in texts], [0] * len(texts)
         for place, option in enumerate(self.options):
             option.drafter.admit(present, texts, *((caches, lengths) if place == self._keeper else nothing))
 
-    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+    def read(self, texts: Texts) -> list[RowCache]:
         return self.options[self._keeper].drafter.read(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
@@ -263,27 +254,18 @@ def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary:
     return Draft(ids, valid, q_BKV, forwards)
 
 
-# ---- What the parts of a round cost on one machine; a measurement, and then numbers like any other.
-
-
 @dataclass(frozen=True)
 class Costs:
     """What forwards of a pair cost, one row at a time."""
 
-    step: float
-    """One plain target step, in seconds."""
-    draft: float
-    """c: one draft step, in target steps."""
-    verify: Mapping[int, float]
-    """v(K): verifying K drafted tokens and the one before them, in target steps, by K."""
+    step: float  # one plain target step, in seconds
+    draft: float  # c: one draft step, in target steps
+    verify: Mapping[int, float]  # v(K): verifying K drafted tokens and the one before them, in target steps, by K
 
     def verification(self, block: float) -> float:
         """v at any K: linear between the measured ones, and the nearest of them outside."""
         known = sorted(self.verify)
         return float(np.interp(block, known, [self.verify[k] for k in known]))
-
-
-# ---- Texts and a draft model together: of every row the one whose proposal promises more tokens for its price.
 
 
 UNPROVEN = 0.5
@@ -348,9 +330,7 @@ class ModelOrTextDrafter(AdaptiveDrafter):
         recent: Recent = self.rows[row][0]
         self.rows[row][0] = recent.after(len(written), agreed, self.memory)
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         super().admit(present, texts, caches, lengths)
         self._guesses += [(0, []) for _ in texts]
 

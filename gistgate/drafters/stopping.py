@@ -36,14 +36,11 @@ IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
-    floor: float
-    """Estimated survival below which a draft ends, in [0, 1]."""
+    floor: float  # estimated survival below which a draft ends, in [0, 1]
     points: tuple[tuple[float, float], ...] = IDENTITY
     """(draft's probability, share accepted) with straight lines between, both from 0 to 1 and never falling."""
-    joint: bool = True
-    """True: that all tokens so far survive; False: the last one, given those before it."""
-    measured: dict[str, Any] = field(default_factory=dict)
-    """What it was made for: rule, settings, K, costs and counts."""
+    joint: bool = True  # the survival of all tokens so far; False: of the last one, given those before it
+    measured: dict[str, Any] = field(default_factory=dict)  # what it was made for: rule, settings, K, costs and counts
 
     def __post_init__(self) -> None:
         flat = [value for point in self.points for value in point]
@@ -114,11 +111,7 @@ class Drafts:
 
 
 def stopping_from(said: Any) -> Stopping:
-    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file.
-
-    Raises:
-        UserError: the number is no probability, or the file is missing or damaged.
-    """
+    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file."""
     try:
         threshold = float(said)
     except (TypeError, ValueError):
@@ -132,11 +125,7 @@ def stopping_from(said: Any) -> Stopping:
 
 
 def load_stopping(path: str | Path) -> Stopping:
-    """A saved policy.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
+    """A saved policy."""
     value = read_json(path)
     try:
         points = tuple((float(x), float(y)) for x, y in value["points"])

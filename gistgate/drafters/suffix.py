@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
@@ -52,8 +52,7 @@ class Node:
     __slots__ = ("children", "count", "place", "text")
 
     def __init__(self, text: Text | None = None, place: int = 0) -> None:
-        self.count = 1
-        """Times that the run occurs, at the ends of texts too."""
+        self.count = 1  # times that the run occurs, at the ends of texts too
         self.text, self.place = text, place
         """Where a suffix that is alone from here on continues: its text and the place of the next token."""
         self.children: dict[int, Node] = NOTHING if text is not None else {}
@@ -63,10 +62,8 @@ class Place(NamedTuple):
     """Where a run of tokens ends in the tree."""
 
     node: Node
-    ahead: int = 0
-    """Tokens beyond the node, along its text."""
-    length: int = 0
-    """Tokens of the run."""
+    ahead: int = 0  # tokens beyond the node, along its text
+    length: int = 0  # tokens of the run
 
 
 class SuffixTree:
@@ -168,9 +165,6 @@ class SuffixTree:
         return ids, score
 
 
-# ---- Answers that several requests draft from: whose they are is said once, and the oldest leave first.
-
-
 class SharedSuffixes:
     """A suffix tree for the answers of several requests and decoders of one process, bounded in tokens.
 
@@ -186,9 +180,6 @@ class SharedSuffixes:
             capacity: tokens held at most, about 1 kB each; texts leave whole, the oldest first.
             depth: longest run of tokens that is counted, match and proposal together.
             tenant: whose requests it serves; None: everybody's.
-
-        Raises:
-            UserError: a size out of range, or a tenant without a name.
         """
         if capacity < 1 or depth < 2:
             raise UserError(
@@ -200,8 +191,7 @@ class SharedSuffixes:
         self.capacity, self.tenant = capacity, tenant
         self.tree = SuffixTree(depth)
         self.lock = Lock()
-        self.size = 0
-        """Tokens held."""
+        self.size = 0  # tokens held
         self._texts: list[Text] = []
 
     def extend(self, text: Text, ids: Sequence[int]) -> None:
@@ -225,13 +215,10 @@ class SharedSuffixes:
 class Match(NamedTuple):
     """The best of all match lengths."""
 
-    score: float
-    """Sum of the path probabilities."""
-    length: int
-    """Matched tokens; of equal scores the longer match wins."""
+    score: float  # sum of the path probabilities
+    length: int  # matched tokens; of equal scores the longer match wins
     tree: SuffixTree
-    place: Place
-    """Where the matched tokens end."""
+    place: Place  # where the matched tokens end
     ids: list[int]
 
 
@@ -240,14 +227,10 @@ class RowTexts:
     """What is known of one row."""
 
     tree: SuffixTree
-    own: Text = field(default_factory=Text)
-    """The whole text, in the row's own tree."""
-    answer: Text = field(default_factory=Text)
-    """What came behind the prompt, in the shared tree."""
-    prompt: int = -1
-    """Tokens of the text when it was first seen: the prompt, which is never shared; -1 before that."""
-    given: int = 0
-    """Tokens of the text that the shared tree has or shall not have."""
+    own: Text = field(default_factory=Text)  # the whole text, in the row's own tree
+    answer: Text = field(default_factory=Text)  # what came behind the prompt, in the shared tree
+    prompt: int = -1  # tokens of the text when it was first seen: the prompt, which is never shared; -1 before that
+    given: int = 0  # tokens of the text that the shared tree has or shall not have
 
 
 @dataclass
@@ -257,20 +240,16 @@ class SuffixDrafter(Drafter):
     Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.
     """
 
-    factor: float = 1.0
-    """Tokens proposed for every matched one."""
-    offset: float = 0.0
-    """Tokens proposed besides."""
+    factor: float = 1.0  # tokens proposed for every matched one
+    offset: float = 0.0  # tokens proposed besides
     min_probability: float = 0.1
     """Where the path probability (product of child count / node count) falls below this, a proposal ends."""
-    depth: int = 32
-    """Longest run of tokens that is counted, match and proposal together."""
+    depth: int = 32  # longest run of tokens that is counted, match and proposal together
     scope: Literal["request", "tenant", "global"] = "request"
     """Whose texts are used: the request's own; those of one tenant as well; everybody's as well."""
     shared: SharedSuffixes | None = None
     """The answers of earlier requests; needed by the scopes "tenant" and "global" and refused by "request"."""
-    tenant: str | None = None
-    """Whose requests these are, for the scope "tenant"; has to be the shared object's tenant."""
+    tenant: str | None = None  # whose requests these are, for the scope "tenant"; has to be the shared object's tenant
     q_from_counts: bool = False
     """Give the counts as draft probabilities q. A request that samples then has its tokens drawn from them (child count
     / sum of the likely children's, with the request's temperature, top-k and top-p), which is what keeps ratio tests
@@ -318,14 +297,12 @@ class SuffixDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.rows += [RowTexts(SuffixTree(self.depth)) for _ in texts]
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,

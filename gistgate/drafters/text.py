@@ -1,6 +1,4 @@
-"""Token Recycling: for every token remember what the target found likely behind it (arXiv 2408.08696).
-
-The chain of the most likely successors; the paper verifies a tree over the k that are remembered.
+"""Drafters that read texts alone: prompt lookup, and what the target found likely behind each token.
 
 Axis letters: B rows, K drafted tokens, V vocabulary, k successors.
 """
@@ -10,18 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
-
-# ---- How drafters that read texts put their chains together.
 
 
 def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
@@ -61,25 +57,14 @@ def right_padded(rows: Sequence[Sequence[int]], widest: int, filler: int = 0) ->
 class PromptLookup(Drafter):
     """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
 
-    n_max: int = 3
-    """Longest n-gram looked for, in tokens."""
-    pick: Literal["first", "last"] = "first"
-    """Which earlier occurrence is copied."""
+    n_max: int = 3  # longest n-gram looked for, in tokens
+    pick: Literal["first", "last"] = "first"  # which earlier occurrence is copied
 
     def __post_init__(self) -> None:
         if self.n_max < 1 or self.pick not in ("first", "last"):
             raise UserError(f"lookup: n_max {self.n_max} must be 1 or more and pick '{self.pick}' 'first' or 'last'.")
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
@@ -98,20 +83,19 @@ class RowSuccessors:
 
     table: np.ndarray | None = None
     """A [V, k], the successors of every token, the likeliest first; None before the row's first text."""
-    read: int = UNKNOWN
-    """The token that the target reads in front of the latest proposal."""
+    read: int = UNKNOWN  # the token that the target reads in front of the latest proposal
 
 
 @dataclass
 class TokenRecycling(Drafter):
-    """x_1 = A[last token], x_2 = A[x_1], ...; a token without successors ends the proposal.
+    """Token Recycling (arXiv 2408.08696): x_1 = A[last token], x_2 = A[x_1], ..., as far as successors are known.
 
+    This is the chain of the most likely successors; the paper verifies a tree over the k that are remembered.
     A is filled from the target's rows, which `observe` is given after every verification.
     """
 
     learns = True
-    k: int = 8
-    """Successors remembered for every token; a chain follows the first."""
+    k: int = 8  # successors remembered for every token; a chain follows the first
     reset: Literal["request", "keep"] = "request"
     """"request": every row begins with an empty A; "keep": one A for all, which goes on through requests (as in the
     paper) and lets the texts of some be told from the speed of others, under loose rules from their texts as well."""
@@ -131,21 +115,10 @@ class TokenRecycling(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.rows += [RowSuccessors() for _ in texts]
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if len(self.rows) != len(texts):
             self.start(len(texts))
         return ragged(

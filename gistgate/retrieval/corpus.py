@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import ragged
 from gistgate.retrieval.suffix_array import SuffixArray
@@ -23,12 +23,9 @@ class CorpusDrafter(Drafter):
     """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go on as it does."""
 
     corpus: SuffixArray
-    n_max: int = 16
-    """Longest end looked for, in tokens."""
-    n_min: int = 2
-    """Shortest one, in tokens."""
-    max_hits: int = 5000
-    """Occurrences that are counted at most; of more, evenly spaced ones."""
+    n_max: int = 16  # longest end looked for, in tokens
+    n_min: int = 2  # shortest one, in tokens
+    max_hits: int = 5000  # occurrences that are counted at most; of more, evenly spaced ones
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_min <= self.n_max <= self.corpus.depth or self.max_hits < 1:
@@ -38,16 +35,7 @@ class CorpusDrafter(Drafter):
             )
         self._largest = self.corpus.largest
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
             raise UserError(
                 f"corpus: it holds the token id {self._largest}, but the target has only {vocabulary} ids. Build it "

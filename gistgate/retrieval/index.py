@@ -1,7 +1,7 @@
-"""Nearest keys by FAISS, for stores that an exact search would read for too long (arXiv 2401.08281).
+"""Nearest keys by inner product: exactly, or by FAISS where an exact search would read for too long.
 
-FAISS keeps compressed keys: it proposes more neighbours than asked for, and the stored float16 keys rank them again.
-Needs the optional extra `retrieval` (faiss-cpu).
+FAISS (arXiv 2401.08281) keeps compressed keys: it proposes more neighbours than asked for, and the stored float16 keys
+rank them again. It needs the optional extra `retrieval` (faiss-cpu).
 
 Axis letters: Q queries, N keys, P width of a key, R proposed neighbours.
 """
@@ -21,9 +21,6 @@ from torch import Tensor
 
 from gistgate.core.utils import UserError
 from gistgate.retrieval.store import Datastore
-
-# ---- Nearest keys by inner product: the interface, and the exact search that reads every key.
-
 
 CHUNK = 1 << 18
 """Keys that are compared at once: bounds the memory of the scores."""
@@ -81,11 +78,7 @@ POINTS_PER_LIST = 40
 
 
 def import_faiss() -> Any:
-    """The library.
-
-    Raises:
-        UserError: it is not installed.
-    """
+    """The library."""
     try:
         return importlib.import_module("faiss")
     except ImportError as error:
@@ -105,9 +98,6 @@ class FaissIndex:
             keys: what the proposed neighbours are ranked by.
             effort: lists visited (nprobe) or candidates kept on the way (efSearch).
             refine: proposed neighbours for every one that is asked for.
-
-        Raises:
-            UserError: index and keys are of different number or width, or a setting below 1.
         """
         if (index.ntotal, index.d) != tuple(keys.shape):
             raise UserError(
@@ -142,9 +132,6 @@ def new_index(kind: Literal["ivf", "hnsw"], num_keys: int, size: int) -> Any:
 
     "ivf": 4 sqrt(N) lists of product-quantised keys, 4 dimensions to a byte; the lists are found by a small graph.
     "hnsw": a graph over 8-bit keys.
-
-    Raises:
-        UserError: no such kind, or a width that does not divide.
     """
     faiss = import_faiss()
     if kind not in KINDS or size % 4:
@@ -175,20 +162,13 @@ def write_index(index: Any, path: str | Path) -> None:
 
 
 def read_index(path: str | Path) -> Any:
-    """Open an index file without reading all of it.
-
-    Raises:
-        UserError: FAISS cannot read it.
-    """
+    """Open an index file without reading all of it."""
     faiss = import_faiss()
     try:
         return faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[-80:]
         raise UserError(f"{path} is damaged or no FAISS index ({reason}). Build the datastore again.") from error
-
-
-# ---- How a store is searched: exactly while that is quick, by its stored FAISS index beyond.
 
 
 EXACT_KEYS = {"cpu": 16_384, "cuda": 2_000_000}

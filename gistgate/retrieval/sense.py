@@ -14,14 +14,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import ragged
@@ -30,16 +29,12 @@ from gistgate.retrieval.store import Datastore
 from gistgate.retrieval.suffix_array import END, SuffixArray, spaced
 from gistgate.trees.tree import Trees, tree
 
-# ---- Candidates vote on what comes next: a chain along the heaviest branch of their trie, or its heaviest nodes.
-
 
 class Votes(NamedTuple):
     """Candidates and what they weigh."""
 
-    ids: np.ndarray
-    """Their tokens [H, K]."""
-    weights: np.ndarray
-    """Positive numbers [H]."""
+    ids: np.ndarray  # their tokens [H, K]
+    weights: np.ndarray  # positive numbers [H]
 
     def scaled(self, total: float) -> Votes:
         """The same candidates, weighing `total` together."""
@@ -109,10 +104,8 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
 class RowStates:
     """The dynamic part of one row: its own states, and the tokens they predicted."""
 
-    keys: list[np.ndarray] = field(default_factory=list)
-    """One [P] for every token of `tokens`; the last is the query."""
-    note: str = ""
-    """Why the latest proposal was made without states."""
+    keys: list[np.ndarray] = field(default_factory=list)  # one [P] for every token of `tokens`; the last is the query
+    note: str = ""  # why the latest proposal was made without states
     tokens: list[int] = field(default_factory=list)
 
 
@@ -122,12 +115,9 @@ class SenseDrafter(Drafter):
 
     learns = True
     store: Datastore
-    n_max: int = 8
-    """Longest end of the text that is looked up, in tokens."""
-    n_min: int = 1
-    """Shortest that counts as an occurrence; without a state to ask, a single token does."""
-    hits: int = 128
-    """Occurrences in the store that vote at most; of more, evenly spaced ones."""
+    n_max: int = 8  # longest end of the text that is looked up, in tokens
+    n_min: int = 1  # shortest that counts as an occurrence; without a state to ask, a single token does
+    hits: int = 128  # occurrences in the store that vote at most; of more, evenly spaced ones
     fill: int = 1
     """Where the text has fewer occurrences, the nearest states fill up. A chain follows the best candidates alone, so
     that they matter only where it has none."""
@@ -135,14 +125,10 @@ class SenseDrafter(Drafter):
     """What an occurrence of the text is worth, in cosines: a large one ranks all of them before states alone."""
     temperature: float = 0.1
     """A vote weighs exp(score / temperature): near 0 the best score decides, a large one counts votes."""
-    min_share: float = 0.4
-    """Where fewer of the votes agree on the proposal so far, it ends; 0 never ends it."""
-    own_share: float = 0.375
-    """Share of the votes that the request's own text has where both have candidates."""
-    semantic: bool = True
-    """False: all votes weigh the same and states are never asked for."""
-    index: Index | None = None
-    """How the store is searched by states; default: `index_for` where the target computes."""
+    min_share: float = 0.4  # where fewer of the votes agree on the proposal so far, it ends; 0 never ends it
+    own_share: float = 0.375  # share of the votes that the request's own text has where both have candidates
+    semantic: bool = True  # false: all votes weigh the same and states are never asked for
+    index: Index | None = None  # how the store is searched by states; default: `index_for` where the target computes
 
     def __post_init__(self) -> None:
         if self.hits < 1 or self.fill < 0 or not 1 <= self.n_min <= self.n_max:
@@ -177,21 +163,10 @@ class SenseDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.rows = [self.rows[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.rows += [RowStates() for _ in texts]
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         found = self.candidates(texts, num_draft, vocabulary)
         draft = ragged([[] if votes is None else chain(votes, self.min_share) for votes in found])
         return replace(draft, notes=self.notes)
@@ -201,7 +176,7 @@ class SenseDrafter(Drafter):
         """Of each row why states were not asked: "sen_no_state", "sen_not_finite", "sen_empty_store" or ""."""
         return [row.note for row in self.rows]
 
-    def candidates(self, texts: Sequence[Sequence[int]], num: int, vocabulary: int) -> list[Votes | None]:
+    def candidates(self, texts: Texts, num: int, vocabulary: int) -> list[Votes | None]:
         """What votes in every row."""
         if len(self.rows) != len(texts):
             self.start(len(texts))
@@ -312,32 +287,18 @@ class SenseTree(SenseDrafter):
     """Greedy requests, and sampled ones by the rules that walk trees of different siblings."""
 
     form = Trees
-    nodes: int = 16
-    """Most nodes of a tree."""
-    min_share: float = 0.02
-    """Least share of the votes that a node has."""
-    n_min: int = 4
-    """Shortest occurrence beside a state: shorter ones say less, and a tree has room for many."""
-    fill: int = 32
-    """Candidates, states included."""
-    priority: float = 0.1
-    """What an occurrence of the text is worth, in cosines."""
+    nodes: int = 16  # most nodes of a tree
+    min_share: float = 0.02  # least share of the votes that a node has
+    n_min: int = 4  # shortest occurrence beside a state: shorter ones say less, and a tree has room for many
+    fill: int = 32  # candidates, states included
+    priority: float = 0.1  # what an occurrence of the text is worth, in cosines
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise UserError(f"sen-tree: {self.nodes} nodes make no tree. Use 1 or more.")
         super().__post_init__()
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         grown = [
             ([], []) if votes is None else trie(votes, self.nodes, self.min_share)
             for votes in self.candidates(texts, num_draft, vocabulary)

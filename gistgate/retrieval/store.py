@@ -30,9 +30,6 @@ from gistgate.core.identity import BINDING, ModelIdentity, TokenizerIdentity, id
 from gistgate.core.utils import UserError, dataclass_from
 from gistgate.retrieval.suffix_array import END
 
-# ---- What a datastore folder's config.json holds.
-
-
 FORMAT_VERSION = 1
 """Version of the folder's layout that this code reads and writes."""
 
@@ -41,22 +38,15 @@ FORMAT_VERSION = 1
 class DatastoreConfig:
     """Everything about a datastore except its tensors. Equal builds give equal bytes: no dates, no machine."""
 
-    target: ModelIdentity
-    """The model whose states the keys are."""
-    tokenizer: TokenizerIdentity
-    """The tokenizer of the stored tokens."""
-    layer: str
-    """Which state: "post", "pre" or "layer:i"."""
-    num_keys: int
-    """N, stored states."""
-    key_size: int
-    """P, width of a key."""
+    target: ModelIdentity  # the model whose states the keys are
+    tokenizer: TokenizerIdentity  # the tokenizer of the stored tokens
+    layer: str  # which state: "post", "pre" or "layer:i"
+    num_keys: int  # N, stored states
+    key_size: int  # P, width of a key
     files: dict[str, int] = field(default_factory=dict)
     """Bytes of every other file of the folder, by name: a truncated one is refused before it is read."""
-    provenance: dict[str, Any] = field(default_factory=dict)
-    """Which prompts the states come from, and how many."""
-    format_version: int = FORMAT_VERSION
-    """Layout of the folder."""
+    provenance: dict[str, Any] = field(default_factory=dict)  # which prompts the states come from, and how many
+    format_version: int = FORMAT_VERSION  # layout of the folder
 
     def as_json(self) -> dict[str, Any]:
         """What config.json holds."""
@@ -64,11 +54,7 @@ class DatastoreConfig:
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> DatastoreConfig:
-        """Read what `as_json` wrote; `where` names the file in messages.
-
-        Raises:
-            UserError: another format version, or a key that is missing, unknown or of another kind.
-        """
+        """Read what `as_json` wrote; `where` names the file in messages."""
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
             raise UserError(
@@ -85,17 +71,12 @@ class DatastoreConfig:
         return config
 
 
-# ---- From hidden states to keys: standardise, project on principal components, scale to unit length.
-
-
 @dataclass(frozen=True)
 class Projection:
     """key = unit(h W + b)."""
 
-    weight: Tensor
-    """W [D, P]: components divided by the standard deviation of each dimension."""
-    bias: Tensor
-    """b [P]: what the means come to."""
+    weight: Tensor  # W [D, P]: components divided by the standard deviation of each dimension
+    bias: Tensor  # b [P]: what the means come to
 
     @classmethod
     def compose(cls, mean_D: Tensor, deviation_D: Tensor, components_PD: Tensor, centre_D: Tensor) -> Projection:
@@ -110,11 +91,7 @@ class Projection:
         return self.weight.shape[1]
 
     def __call__(self, states: Tensor) -> Tensor:
-        """Keys [..., P], float32, of states [..., D].
-
-        Raises:
-            UserError: states of another width.
-        """
+        """Keys [..., P], float32, of states [..., D]."""
         if states.shape[-1] != self.weight.shape[0]:
             raise UserError(
                 f"The datastore's keys come from states of width {self.weight.shape[0]}, these have "
@@ -137,14 +114,10 @@ class Datastore:
 
     config: DatastoreConfig
     projection: Projection
-    keys: Tensor
-    """Unit vectors [N, P], float16, mapped from the file."""
-    tokens: np.ndarray
-    """The answers one after another, each with its end mark [T], int32."""
-    places: np.ndarray
-    """Where the token stands that each state predicted [N], int64."""
-    index_file: Path | None = None
-    """A FAISS index of the same keys, where the folder has one."""
+    keys: Tensor  # unit vectors [N, P], float16, mapped from the file
+    tokens: np.ndarray  # the answers one after another, each with its end mark [T], int32
+    places: np.ndarray  # where the token stands that each state predicted [N], int64
+    index_file: Path | None = None  # A FAISS index of the same keys, where the folder has one
 
     @classmethod
     def build(
@@ -177,11 +150,7 @@ class Datastore:
 
     @classmethod
     def load(cls, folder: str | Path, target: PreTrainedModel, layer: str | None = None) -> Datastore:
-        """Open a folder; the keys are mapped, not read.
-
-        Raises:
-            UserError: a file is missing, damaged or truncated, or the store belongs to another target or layer.
-        """
+        """Open a folder; the keys are mapped, not read."""
         folder = Path(folder)
         place = folder / "config.json"
         described = read_json(place)
@@ -226,9 +195,6 @@ class Datastore:
 def check_tensors(folder: Path, config: DatastoreConfig, tensors: dict[str, Tensor]) -> None:
     """Refuse tensors of other names, shapes or dtypes, tokens that the target does not have, and a projection that is
     not finite. The keys are not read: they decide what is proposed, and the target verifies every proposal.
-
-    Raises:
-        UserError: which tensor is damaged.
     """
     width = config.target.hidden_size
     wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {

@@ -31,14 +31,10 @@ PAIRS = 1000
 class SuffixArray:
     """The places of a corpus, sorted by the `depth` tokens that begin there."""
 
-    tokens: np.ndarray
-    """The documents one after another, each with its end mark [N]; int32."""
-    order: np.ndarray
-    """Every place that holds a token, sorted [M]; int32, int64 where int32 is too small."""
-    depth: int
-    """Tokens that count for the order: the longest run that can be found."""
-    tokenizer: str = ""
-    """Hash of the vocabulary that the ids belong to; empty where nobody said."""
+    tokens: np.ndarray  # the documents one after another, each with its end mark [N]; int32
+    order: np.ndarray  # every place that holds a token, sorted [M]; int32, int64 where int32 is too small
+    depth: int  # tokens that count for the order: the longest run that can be found
+    tokenizer: str = ""  # hash of the vocabulary that the ids belong to; empty where nobody said
 
     @property
     def largest(self) -> int:
@@ -53,9 +49,6 @@ class SuffixArray:
             documents: token ids of each document.
             depth: longest run that can be found, in tokens.
             tokenizer: hash of the vocabulary, to be compared when the file is opened.
-
-        Raises:
-            UserError: no tokens at all, ids that are none, or a depth below 1.
         """
         if depth < 1:
             raise UserError(f"A suffix array of depth {depth} finds nothing. Use a depth of 1 or more.")
@@ -82,9 +75,6 @@ class SuffixArray:
         Args:
             path: the file.
             tokenizer: hash of the vocabulary in use; not compared where it or the file's is empty.
-
-        Raises:
-            UserError: the file is missing, damaged, something else, or belongs to another tokenizer.
         """
         try:
             with safe_open(path, framework="pt") as file:

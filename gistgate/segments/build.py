@@ -1,4 +1,4 @@
-"""A folder of segment probes as a decoder: at what its certificate says, or as the user wants it."""
+"""The decoder that accepts segments: from loaded parts, or from a folder of probes at what its certificate says."""
 
 from __future__ import annotations
 
@@ -30,9 +30,6 @@ from gistgate.segments.judging import (
 )
 from gistgate.segments.probes import Probes, load_probes
 from gistgate.segments.writing import Boundaries, RewritingDrafter, SegmentDrafter
-
-# ---- The decoder that accepts segments, put together from loaded parts.
-
 
 SEGMENT_RULES: dict[str, type[SegmentRule]] = {rule.id: rule for rule in (SegmentRule, SegmentDraw)}
 """Segment rules by id."""
@@ -70,10 +67,6 @@ def segment_decoder(
 
     Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again. Where a
     `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`. `replacement`: see DRAFTERS.
-
-    Raises:
-        UserError: an unknown style or replacement, a limit that leaves no room for a segment, or a token gate beside a
-            rule that drops refused segments.
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
@@ -100,18 +93,13 @@ class Segments:
     """A loaded folder of probes."""
 
     probes: Probes
-    gate: Gate | None
-    """The token gate inside the folder; None without one."""
+    gate: Gate | None  # the token gate inside the folder; None without one
 
 
 def load_segments(
     folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Segments:
-    """Probes and token gate of a folder, checked against their partners.
-
-    Raises:
-        UserError: a file is missing or damaged, or was made for other models.
-    """
+    """Probes and token gate of a folder, checked against their partners."""
     place = Path(folder) / GATE
     gate = Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
     return Segments(load_probes(folder, target, draft), gate)
@@ -123,11 +111,7 @@ def take_segment_settings(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
-    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens.
-
-    Raises:
-        UserError: there is no such rule, opinion or setting.
-    """
+    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
     certified = probes.certificate
     known = {**DEFAULTS, "rule": certified.get("rule", SegmentRule.id), **certified.get("settings", {})}
     wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
@@ -153,11 +137,7 @@ def build_segments(
     policy: Policy = "warn",
     **parts: Any,
 ) -> Decoder:
-    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given.
-
-    Raises:
-        UserError: no draft model or tokenizer, a folder for other models, or settings that do not exist.
-    """
+    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given."""
     if draft is None:
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     if tokenizer is None:
@@ -174,21 +154,13 @@ def build_segments(
 
 
 def check_wishes(options: DecodeOptions) -> None:
-    """Refuse wishes that segments cannot keep: the draft model writes each to its end.
-
-    Raises:
-        UserError: one of them is named.
-    """
+    """Refuse wishes that segments cannot keep: the draft model writes each to its end."""
     if named := next((name for name in OF_BLOCKS if getattr(options, name) is not None), None):
         raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
 
 
 def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
-    """Refuse a budget or a confidence that the certificate of the segments does not reach.
-
-    Raises:
-        UserError: it does not, or nothing is certified.
-    """
+    """Refuse a budget or a confidence that the certificate of the segments does not reach."""
     if options.budget is None and options.confidence is None:
         return
     budget, confidence = certificate.get("budget"), certificate.get("confidence")
@@ -229,11 +201,7 @@ def decoder_of(
     gate: Gate | None,
     **parts: Any,
 ) -> Decoder:
-    """The decoder of loaded probes.
-
-    Raises:
-        UserError: a risk without a token gate, or parts that `segment_decoder` refuses.
-    """
+    """The decoder of loaded probes."""
     settings, risk = choice.settings, choice.settings["risk"]
     if risk is not None and gate is None:
         raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")

@@ -1,4 +1,4 @@
-"""Steps judged by other means than a probe: a score by the target, a reward model, the target's own step.
+"""Segments accepted or refused as a whole (arXiv 2602.03708), by probes or by other means.
 
 SpecReason (arXiv 2504.07891), reward-guided decoding (RSD, 2501.19324) and Lookahead Reasoning (2506.19830), each as an
 opinion on the draft's segment: the loop, the replacement of what is refused and the counting are the decoder's.
@@ -43,10 +43,8 @@ class SegmentRule(Rule):
     """Least opinion of an accepted segment; 1 leaves refused segments to a token gate, above 1 refuses all."""
     shortcut: Literal["none", "top2"] = "none"
     """Whether a segment passes when all its tokens are among the target's two most probable."""
-    partial: bool = True
-    """Of a refused segment the tokens up to the first refused one stay; False drops all of it."""
-    ratio: float = 1.0
-    """Inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict."""
+    partial: bool = True  # of a refused segment the tokens up to the first refused one stay; False drops all of it
+    ratio: float = 1.0  # inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict
     id: ClassVar[str] = "segment"
     knob: ClassVar[str | None] = "threshold"
     looser: ClassVar[Literal["up", "down"]] = "down"
@@ -118,9 +116,6 @@ class SegmentDraw(SegmentRule):
         assert block.uniforms is not None
         # The first position's number also decides its strict test; the fractional part of a multiple is fresh enough.
         return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK
-
-
-# ---- What stands in the gate's place when segments are judged: one number per row, at all its positions.
 
 
 class Opinion(Protocol):
@@ -196,10 +191,8 @@ class SegmentJudge:
         self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
         self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
-        self.lengths: list[int] = []
-        """Tokens of the segment that was judged last in each row; 0 without one."""
-        self.opinions = torch.zeros(0)
-        """The opinion on it [B], before the token gate spoke; NO_SEGMENT without one."""
+        self.lengths: list[int] = []  # tokens of the segment that was judged last in each row; 0 without one
+        self.opinions = torch.zeros(0)  # the opinion on it [B], before the token gate spoke; NO_SEGMENT without one
 
     def __call__(self, block: Block) -> Tensor:
         """The opinion on each row's segment [B, K], NO_SEGMENT without one; 1 where the token gate is sure."""
@@ -215,9 +208,6 @@ class SegmentJudge:
         if self.token_gate is None or not block.draft_ids.shape[1]:
             return score
         return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
-
-
-# ---- What decoding by segments counts besides: segments, and the target forwards that an opinion took.
 
 
 class Counting:
@@ -266,10 +256,8 @@ class Step:
     wants_q = False
 
     def __init__(self) -> None:
-        self.spent: list[int] = []
-        """Target forwards of the last call, for each row."""
-        self.notes: list[str | None] = []
-        """What the last call says of each row, to be counted."""
+        self.spent: list[int] = []  # target forwards of the last call, for each row
+        self.notes: list[str | None] = []  # what the last call says of each row, to be counted
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         valid = block.valid.sum(-1).tolist()
@@ -301,11 +289,7 @@ class Score(Step):
         question: str = QUESTION,
         expected: bool = False,
     ) -> None:
-        """Ask by `question`; `expected` takes the mean digit over its probabilities instead of the most probable token.
-
-        Raises:
-            UserError: the tokenizer writes a digit as several tokens.
-        """
+        """Ask by `question`; `expected` takes the mean digit over its probabilities, not the most probable one."""
         super().__init__()
         self.target, self.expected = target, expected
         self.context = context_of(target.config.get_text_config()) or sys.maxsize
@@ -335,11 +319,7 @@ class Reward(Step):
     def __init__(
         self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: PreTrainedTokenizerBase
     ) -> None:
-        """Judge by `model`, which reads with `tokenizer` what `source` decodes.
-
-        Raises:
-            UserError: the model has more labels than two.
-        """
+        """Judge by `model`, which reads with `tokenizer` what `source` decodes."""
         super().__init__()
         if model.config.num_labels > 2:
             raise UserError(

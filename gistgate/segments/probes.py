@@ -1,4 +1,4 @@
-"""Both probes in one folder: config.json and model.safetensors, bound to the models they were trained for."""
+"""Probes: from the states that predict a segment, the probability that its model finds the meaning out."""
 
 from __future__ import annotations
 
@@ -22,9 +22,6 @@ from gistgate.core.files import (
 )
 from gistgate.core.identity import ModelIdentity, check_model, identify_model
 from gistgate.core.utils import UserError, dataclass_from, fits
-
-# ---- A probe: the states that predict a segment in, the probability that its model finds the meaning out.
-
 
 POOLINGS = ("mean", "last", "attention")
 """How the states of a segment become one vector."""
@@ -86,10 +83,8 @@ class Probes:
 
     target: Probe
     draft: Probe
-    style: str
-    """Setting of the boundaries (gistgate.segments.writing)."""
-    limit: int
-    """Longest segment in tokens."""
+    style: str  # setting of the boundaries (gistgate.segments.writing)
+    limit: int  # longest segment in tokens
     certificate: dict[str, Any] = field(default_factory=dict)
     """What calibration found to keep its budget: opinion, rule, settings, risk of the token gate (None without one),
     budget, confidence, n, bound; empty where nothing is certified."""
@@ -115,11 +110,7 @@ class Probes:
 
 
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
-    """Read the folder and check it against both models.
-
-    Raises:
-        UserError: a file is missing or damaged, or the probes were trained for another model or pooling.
-    """
+    """Read the folder and check it against both models."""
     folder = Path(folder)
     place, weights = folder / "config.json", folder / "model.safetensors"
     config, tensors = read_json(place), load_tensors(weights)
@@ -153,11 +144,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
 
 
 def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, str]:
-    """Whose states a probe reads, its hidden units and its pooling.
-
-    Raises:
-        UserError: another format, or an entry that is missing or of another kind.
-    """
+    """Whose states a probe reads, its hidden units and its pooling."""
     try:
         if config["format"] != FORMAT or not isinstance(config["style"], str):
             raise ValueError(f"format {FORMAT} and a style are expected")
@@ -177,11 +164,7 @@ def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, 
 
 
 def check_certificate(value: Any) -> None:
-    """Refuse a certificate of segments whose rule or settings are of another kind; an empty one certifies nothing.
-
-    Raises:
-        ValueError: what is wrong.
-    """
+    """Refuse a certificate of segments whose rule or settings are of another kind; an empty one certifies nothing."""
     if not isinstance(value, dict) or not isinstance(value.get("settings", {}), dict):
         raise ValueError("its certificate or the settings in it are no object")
     if not isinstance(value.get("rule", ""), str):

@@ -1,4 +1,4 @@
-"""One model writing segments by itself: one token per forward, to the next boundary or to the limit."""
+"""Where segments end, the drafters that propose one, and a model that writes segments by itself."""
 
 from __future__ import annotations
 
@@ -13,15 +13,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Draft, Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Texts
 from gistgate.core.features import tap
 from gistgate.core.reader import RowCache, context_of, num_ids
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-
-# ---- Where a segment ends, told from the text of the tokens and never from fixed ids.
-
 
 STYLES = {
     "blank-line": r"\n[ \t]*\n\s*$",
@@ -47,9 +45,6 @@ class Boundaries:
             tokenizer: decodes the tail of a segment.
             style: the task's setting.
             end_ids: ids that end a segment whatever they read, such as eos.
-
-        Raises:
-            UserError: an unknown style, or an expression that is none.
         """
         if not style.startswith("re:") and style not in STYLES:
             raise UserError(f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a pattern.")
@@ -85,9 +80,6 @@ class Boundaries:
         return bool(text.strip()) and self._ending.search(text) is not None
 
 
-# ---- A draft model that proposes one segment, and remembers the states it wrote it from.
-
-
 class SegmentDrafter(ModelDrafter):
     """Drafts every row up to the end of its segment, K tokens at most."""
 
@@ -95,18 +87,16 @@ class SegmentDrafter(ModelDrafter):
 
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
-        self.texts: Sequence[Sequence[int]] = []
-        """What each row's segment follows."""
+        self.texts: Texts = []  # what each row's segment follows
         self.lengths: list[int] = []
         """Tokens of each row's finished segment; 0 where the limit came first: that is no segment."""
-        self.states = torch.zeros(0)
-        """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
+        self.states = torch.zeros(0)  # the draft model's last states that predicted x_1 .. x_K [B, K, D]
         self._chains: list[list[int]] = []
         self._seen: dict[str, Tensor] = {}
         self._states: list[Tensor] = []
         super().__init__(model)
 
-    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         self.texts, self.lengths = texts, [0] * len(texts)
         self._chains, self._states = [[] for _ in texts], []
         with tap(self.model, ["post"]) as self._seen:
@@ -127,17 +117,12 @@ class SegmentDrafter(ModelDrafter):
         return all(self.lengths)
 
 
-# ---- What follows a refused segment: the target's own one, to its end, before the draft model is trusted again.
-
-
 @dataclass
 class Own:
     """A segment that the target writes itself."""
 
-    begin: int
-    """Where in its row's text it begins."""
-    seen: int
-    """Tokens of the text in which its end was looked for."""
+    begin: int  # where in its row's text it begins
+    seen: int  # tokens of the text in which its end was looked for
 
 
 class RewritingDrafter(SegmentDrafter):
@@ -158,7 +143,7 @@ class RewritingDrafter(SegmentDrafter):
         super().start(batch)
         self.own, self._behind = [None] * batch, [0] * batch
 
-    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         self.own = [self._unfinished(own, text) for own, text in zip(self.own, texts, strict=True)]
         self._behind = [len(text) for text in texts]
         draft = super().propose(texts, num_draft, **request)
@@ -176,9 +161,7 @@ class RewritingDrafter(SegmentDrafter):
         super().select(rows)
         self.own = [self.own[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         super().admit(present, texts, caches, lengths)
         self.own += [None] * len(texts)
         self._behind += [0] * len(texts)
@@ -196,8 +179,7 @@ class Written:
     """A piece of text."""
 
     ids: list[int]
-    finished: bool
-    """False where the limit came before a boundary: that is no segment."""
+    finished: bool  # false where the limit came before a boundary: that is no segment
 
 
 class SegmentWriter:
@@ -219,7 +201,7 @@ class SegmentWriter:
 
     def write(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         behind: Sequence[int],
         sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
@@ -248,7 +230,7 @@ class SegmentWriter:
         )
         return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
 
-    def _room(self, texts: Sequence[Sequence[int]]) -> int:
+    def _room(self, texts: Texts) -> int:
         """Tokens that the context leaves behind the longest of these texts."""
         context = context_of(self.decoder.target.config.get_text_config())
         return self.limit if context is None else context - max(map(len, texts), default=0)

@@ -1,4 +1,4 @@
-"""A tree on its way: candidates of all levels, which of them were read, and what becomes the draft.
+"""Drafters of trees: a draft model level by level, and prompt lookup over several earlier occurrences.
 
 Axis letters: B rows, W nodes read at a time, R nodes read so far, M candidates, N nodes of the tree, V vocabulary.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import left_padded
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
@@ -32,22 +32,15 @@ class Growth:
     def __init__(self, batch: int, device: torch.device, stopping: Stopping | None = None) -> None:
         self.stopping = stopping
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        self.ids = empty
-        """Token of each candidate [B, M]."""
-        self.source = empty
-        """Which read node it follows [B, M]; -1: the text."""
-        self.score = empty.double()
-        """ln q of its path [B, M]."""
-        self.survival = empty.double()
-        """Estimated survival of each candidate [B, M], where `stopping` ends drafts."""
-        self.open = empty.bool()
-        """Whether each candidate has survivors enough to be followed [B, M]."""
+        self.ids = empty  # token of each candidate [B, M]
+        self.source = empty  # which read node it follows [B, M]; -1: the text
+        self.score = empty.double()  # ln q of its path [B, M]
+        self.survival = empty.double()  # estimated survival of each candidate [B, M], where `stopping` ends drafts
+        self.open = empty.bool()  # whether each candidate has survivors enough to be followed [B, M]
         self.proposed = empty.bool()
         """Whether what each candidate follows is open [B, M]: the token that ends a path is proposed as well."""
-        self.read = empty
-        """Which candidate each read node is [B, R]."""
-        self.read_parents = empty
-        """Which read node each read node follows [B, R]; -1: the text."""
+        self.read = empty  # which candidate each read node is [B, R]
+        self.read_parents = empty  # which read node each read node follows [B, R]; -1: the text
         self._q: list[Tensor] = []
         self._level = 0
         self._frontier = empty.new_full((batch, 1), -1)
@@ -176,9 +169,6 @@ class TreeDrafter(ModelDrafter):
             branch: successors of each of them.
             chains: continuations of sampled requests.
             stopping: when a path ends; None: at K tokens or `nodes` nodes.
-
-        Raises:
-            UserError: one of them is less than 1.
         """
         if min(nodes, width, branch, chains) < 1:
             raise UserError(
@@ -194,7 +184,7 @@ class TreeDrafter(ModelDrafter):
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -244,20 +234,14 @@ class TreeDrafter(ModelDrafter):
         self._growth = None
 
 
-# ---- Prompt lookup that copies what followed several earlier occurrences, merged into one tree.
-
-
 @dataclass
 class LookupTree(Drafter):
     """Longer matches come first, of equals the later occurrence; one candidate alone is a plain chain."""
 
     form = Trees
-    n_max: int = 3
-    """Longest n-gram looked for, in tokens."""
-    candidates: int = 4
-    """Most different continuations."""
-    nodes: int = 24
-    """Most nodes of the tree."""
+    n_max: int = 3  # longest n-gram looked for, in tokens
+    candidates: int = 4  # most different continuations
+    nodes: int = 24  # most nodes of the tree
 
     def __post_init__(self) -> None:
         if min(self.n_max, self.candidates, self.nodes) < 1:
@@ -266,16 +250,7 @@ class LookupTree(Drafter):
                 " Each has to be at least 1."
             )
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         return merge([self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft)
 
     def found(self, text: Sequence[int], num_draft: int, vocabulary: int) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""Sampled trees without loss: from the nodes to one path, and the distribution of the token behind it.
+"""Trees of drafted tokens: how the target reads one, which path of it stays, and what of it the caches keep.
 
 Axis letters: B rows, N nodes, V vocabulary.
 """
@@ -20,8 +20,6 @@ from gistgate.core.rule import Rule, draw
 from gistgate.core.session import Chains, Judged, Settle
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import right_padded
-
-# ---- What follows from the parents of a tree's nodes: depths, ancestors and paths.
 
 
 def lineage(parents: Tensor) -> Tensor:
@@ -75,9 +73,6 @@ def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
     return out.to(device)
 
 
-# ---- What a model is told so that it reads a whole tree at once: who sees whom, and where everyone stands.
-
-
 MASKABLE = ("sdpa", "eager")
 """Attention of transformers that takes a mask for every pair of tokens."""
 
@@ -116,11 +111,7 @@ def layout(used: Tensor, num_new: int, parents: Tensor) -> tuple[Tensor, Tensor]
 
 
 def masks(model: PreTrainedModel, positions: Tensor, sees: Tensor) -> Tensor | dict[str, Tensor]:
-    """The mask [B, 1, N, S] that `model` adds to its attention, or one for every kind of layer that it has.
-
-    Raises:
-        UserError: attention that takes no such mask.
-    """
+    """The mask [B, 1, N, S] that `model` adds to its attention, or one for every kind of layer that it has."""
     kinds = attention_kinds(model)
     window = getattr(model.config.get_text_config(), "sliding_window", None)
 
@@ -140,11 +131,7 @@ def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def attention_kinds(model: PreTrainedModel) -> set[str]:
-    """The kinds of attention in the layers of `model`.
-
-    Raises:
-        UserError: one of them cannot be given a tree.
-    """
+    """The kinds of attention in the layers of `model`."""
     config = model.config.get_text_config()
     windowed = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
@@ -225,14 +212,10 @@ Passing = Callable[[int, float], bool]
 class Nodes:
     """One tree and what both models say about it."""
 
-    ids: list[int]
-    """Token of each node [N]."""
-    children: dict[int, list[int]]
-    """The nodes behind each node, first to be tried first; -1 is the text."""
-    p: Tensor
-    """The target behind the text and behind each node [N + 1, V], float64."""
-    q: Tensor | None
-    """What each node was drawn from [N, V]; None: it was certain."""
+    ids: list[int]  # token of each node [N]
+    children: dict[int, list[int]]  # the nodes behind each node, first to be tried first; -1 is the text
+    p: Tensor  # the target behind the text and behind each node [N + 1, V], float64
+    q: Tensor | None  # what each node was drawn from [N, V]; None: it was certain
 
     def drawn_from(self, node: int) -> Tensor:
         """The distribution [V] that `node` is a draw of, float64."""
@@ -319,20 +302,13 @@ WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}
 
 
 def walk_of(rule: Any) -> Walk:
-    """How a rule walks sampled trees.
-
-    Raises:
-        UserError: it does not.
-    """
+    """How a rule walks sampled trees."""
     if rule.id not in WALKS:
         raise UserError(
             f"The rule '{rule.id}' samples along chains only, and this drafter returns trees. Use 'exact' or "
             "'traversal', temperature 0, or a drafter of chains such as 'model'."
         )
     return WALKS[rule.id]
-
-
-# ---- From what the target says about the nodes of a tree to the one path that stays.
 
 
 def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
@@ -430,9 +406,6 @@ def rows_of(block: Block, index: Tensor) -> Block:
         thinking=some(block.thinking),
         cost=some(block.cost),
     )
-
-
-# ---- Trees in the loop: how the target reads one, which path of it stays, and what of it the caches keep.
 
 
 class Trees(Chains):

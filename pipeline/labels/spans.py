@@ -1,8 +1,7 @@
 """What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
 
-    python -m pipeline.labels.spans read      data/labels -> data/spans/rows-00000.safetensors
-    python -m pipeline.labels.spans train     data/spans -> models/table/judge
-    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/table/pairs.safetensors
+    python -m pipeline.labels.spans judge     data/labels -> data/spans, and from that the head `judge`
+    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/pairs.safetensors
 
 A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
 all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs

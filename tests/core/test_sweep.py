@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.retrieval.test_sen import store_of
+from tests.retrieval.test_sense import store_of
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program

@@ -7,23 +7,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.retrieval.test_sen import store_of
 
 from gistgate.core.utils import UserError
 from gistgate.retrieval import index as choosing
-from gistgate.retrieval.index import ExactIndex, index_for
+from gistgate.retrieval.index import ExactIndex, FaissIndex, fill, fits_exactly, index_for, new_index, read_index
 from gistgate.retrieval.sense import SenseDrafter
 from gistgate.retrieval.store import Datastore
-from pipeline.retrieval import index_writer, planned_index
+from pipeline.retrieval import index_writer
 from tests.architectures import pair, prompts
+from tests.retrieval.test_sense import store_of
 
 faiss = pytest.importorskip("faiss")
-from gistgate.retrieval.index import (
-    FaissIndex,
-    fill,
-    new_index,
-    read_index,
-)
 
 
 def low_rank(num: int) -> torch.Tensor:
@@ -50,7 +44,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A store of so many keys that its folder has an index."""
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10)
     store = store_of("llama", prompts(5, 17, 2, 10, 6, 8, 4, 12))
-    store.save(tmp_path / "store", index_writer(store, planned_index(*store.keys.shape)))
+    store.save(tmp_path / "store", index_writer(store, new_index("ivf", *store.keys.shape)))
     return tmp_path / "store"
 
 
@@ -64,15 +58,15 @@ def test_a_large_store_is_searched_by_its_index_and_a_small_one_exactly(folder: 
     with pytest.warns(UserWarning, match=r"'\.\[retrieval\]'"):
         assert isinstance(index_for(store), ExactIndex)
     monkeypatch.setitem(choosing.EXACT_KEYS, "cpu", 10_000)
-    assert isinstance(index_for(store), ExactIndex) and planned_index(*store.keys.shape) is None
+    assert isinstance(index_for(store), ExactIndex) and fits_exactly(len(store.keys))
 
 
 def test_what_an_index_lacks_is_said_before_states_are_computed(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(UserError, match="width 50"):
-        planned_index(20_000, 50)
+        new_index("ivf", 20_000, 50)
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(UserError, match=r"'\.\[retrieval\]'"):
-        planned_index(20_000, 64)
+        new_index("ivf", 20_000, 64)
 
 
 def test_a_truncated_or_missing_index_is_named_on_load(folder: Path):

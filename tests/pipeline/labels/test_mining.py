@@ -89,6 +89,10 @@ def collected(tools, **settings):
     return checked(records, MISMATCHES, "what was mined"), texts
 
 
+def listed(table):
+    return {name: column.tolist() for name, column in table.items()}
+
+
 @pytest.fixture(scope="module")
 def mined(pair):
     return collected(tools_for(pair, batch_size=3, audit=0))
@@ -123,10 +127,7 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runn
     tools = tools_for(pair, batch_size=batch_size)
     tools.runner = tools.runner if runner == "plain" else tools.sampler
     table, texts = collected(tools)
-    assert {name: column.tolist() for name, column in table.items()} == {
-        name: column.tolist() for name, column in mined[0].items()
-    }
-    assert texts == mined[1]
+    assert listed(table) == listed(mined[0]) and texts == mined[1]
 
 
 def test_walks_show_how_far_they_are(pair, monkeypatch):
@@ -185,10 +186,7 @@ def test_a_rollout_behind_a_harmful_token_is_given_up(pair, mined):
     tools.runner = InTurn(tools.runner)
     table, texts = collected(tools)
     assert tools.runner.finishes.count(GIVEN_UP) >= 3
-    assert {name: column.tolist() for name, column in table.items()} == {
-        name: column.tolist() for name, column in mined[0].items()
-    }
-    assert texts == mined[1]
+    assert listed(table) == listed(mined[0]) and texts == mined[1]
 
 
 def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads_otherwise(pair):
@@ -210,9 +208,7 @@ def test_slots_without_a_row_count_as_idle(pair):
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
     table, texts = collected(tools_for(pair), recipe="text")
     strict = picked(mined[0], mined[0]["policy"] == Policy.STRICT)
-    assert {name: column.tolist() for name, column in table.items()} == {
-        name: column.tolist() for name, column in strict.items()
-    }
+    assert listed(table) == listed(strict)
     assert {policy for _, policy in texts} == {Policy.STRICT}
 
 

@@ -1,4 +1,4 @@
-"""Labelling shows its rollouts as they end, those of an earlier start among them."""
+"""Labelling shows its rollouts as they end."""
 
 from __future__ import annotations
 
