@@ -35,6 +35,7 @@ from pipeline.tasks import load_task
 TOGETHER = 2
 """Batches that calibration decodes between two looks at whether a setting is lost."""
 SPLITS = ("development", "calibration")
+PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
@@ -122,7 +123,7 @@ def read_reference(split: str, prompts: Sequence[Prompt]) -> list[dict[str, Any]
 
 
 def scope_of(
-    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = prompts_of("calibration")
+    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
 ) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
     method = method_of(params, name)
