@@ -20,8 +20,8 @@ from gistgate.core.files import (
     save_tensors,
     write_json,
 )
-from gistgate.core.identity import ModelIdentity, check_model, identify_model
-from gistgate.core.utils import UserError, dataclass_from, fits
+from gistgate.core.identity import ModelIdentity, check_identity, identify_model
+from gistgate.core.utils import UserError, cause_of, dataclass_from, fits
 
 POOLINGS = ("mean", "last", "attention")
 """How the states of a segment become one vector."""
@@ -118,7 +118,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
     probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
         identity, hidden_size, pooling = described(config, role, place)
-        check_model(role, identity, model)
+        check_identity(role, identity, identify_model(model))
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
                 f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "
@@ -159,8 +159,7 @@ def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, 
             raise ValueError(f"the pooling is {pooling!r}, but it has to be a text")
         return dataclass_from(ModelIdentity, config[role]["model"]), sizes["hidden_size"], pooling
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error
+        raise UserError(f"{where} describes no probes: {cause_of(error)}. Restore it or train them again.") from error
 
 
 def check_certificate(value: Any) -> None:
