@@ -1,4 +1,4 @@
-"""How a stage runs: pieces side by side and over torchrun's processes, shards that survive a kill, one sentence at the end."""
+"""How a stage runs: pieces over workers and torchrun processes, shards that survive a kill, one sentence at the end."""
 
 from __future__ import annotations
 
