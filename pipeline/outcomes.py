@@ -35,6 +35,7 @@ from pipeline.tasks import load_task
 TOGETHER = 2
 """Batches that calibration decodes between two looks at whether a setting is lost."""
 SPLITS = ("development", "calibration")
+PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
@@ -121,13 +122,15 @@ def read_reference(split: str, prompts: Sequence[Prompt]) -> list[dict[str, Any]
     return rows
 
 
-def scope_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
+def scope_of(
+    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
+) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
-    return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
+    return {**decoding, **task_scope(task, prompts, pair.tokenizer)}
 
 
 # ---- Outcomes of every prompt at every tested setting, as a table from which bounds can be computed again.

@@ -10,7 +10,7 @@ import torch
 
 from gistgate.rules import make_rule
 from gistgate.vllm.judge import Requests, stricter, wrap_once
-from tests.vllm_hooks.vllm_batches import LENGTHS, Batch, make_judge, sampled_at, tokens_of
+from tests.vllm.batches import LENGTHS, Batch, make_judge, sampled_at, tokens_of
 
 HOSTILE = ['{"r": 1' + "0" * 400 + "}", "[" * 200_000]
 """A number that no float holds, and nesting that no parser follows: neither may end the engine."""

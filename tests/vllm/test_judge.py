@@ -9,7 +9,7 @@ import torch
 
 from gistgate.core.rule import allowed
 from gistgate.rules import make_rule
-from tests.vllm_hooks.vllm_batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge, tokens_of
+from tests.vllm.batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge, tokens_of
 
 RULES = [
     make_rule("prob", r=0.05), make_rule("prob-ratio", r=0.2), make_rule("top-k", k=4), make_rule("fly", window=1),
