@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,22 @@ from tqdm import tqdm
 
 from gistgate import __version__
 from gistgate.core.files import fingerprint, load_tensors, save_tensors, write_atomic, write_json
-from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
 
 def run(main: Callable[..., object]) -> None:
     """Call `main` with the command line's arguments; what a person can mend becomes one sentence and exit status 1."""
+
+    @wraps(main)
+    def interruptible(*arguments: Any, **options: Any) -> None:
+        try:
+            main(*arguments, **options)
+        except KeyboardInterrupt as error:  # Typer has a sentence of its own for it
+            raise Interrupted from error
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
+    app.command()(interruptible)
     try:
         app()
     except UserError as error:
@@ -40,7 +49,7 @@ def run(main: Callable[..., object]) -> None:
         if not is_out_of_memory(error):
             raise
         sys.exit("Memory ran out. Set decoding.workers to 1 in params.yaml or lower a batch_size, and start again.")
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
         sys.exit(130)
 

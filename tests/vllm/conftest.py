@@ -20,10 +20,10 @@ from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from tests.architectures import noisy_copy
 from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair
-from tests.vllm.rules import BUDGET, RULES
+from tests.vllm.rules import BLOCK, BUDGET, RULES
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-"""Without vLLM there is nothing to collect; `make test-vllm` builds the environment."""
+collect_ignore = [] if find_spec("vllm") else ["test_engines.py", "test_pipeline.py", "test_server.py"]
+"""Tests that need vLLM; `make test-vllm` builds the environment."""
 
 WIDTH = 128
 
@@ -53,7 +53,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gate.save(folder / "gate")
     scope = {"target": model_scope(saved), "draft": model_scope(draft), "gate": gate_hash(gate), "drafter": "model"}
     scope["tokenizer"] = identify_tokenizer(byte_tokenizer()).vocabulary
-    certificate(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
+    certificate(point(BUDGET, settings=RULES["autojudge"]), block=BLOCK, scope={**scope, "block": BLOCK}).save(
+        folder / "gate"
+    )
     return folder
 
 
@@ -65,12 +67,12 @@ def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         folder = tmp_path_factory.mktemp("job")
         speculation = {"method": "draft_model", "model": str(place / "draft")}
         written = {
-            "target": str(place / "target"), "block": 5, "speculation": speculation, "cache": str(folder / "cache"),
+            "target": str(place / "target"), "block": BLOCK, "speculation": speculation, "cache": str(folder / "cache"),
             "phases": [{"gistgate": value, "requests": requests} for value, requests in phases], **job,
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(written))
         command = [sys.executable, "-m", "tests.vllm.engine", str(folder / "job.json"), str(folder / "answers.json")]
-        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
         return found
