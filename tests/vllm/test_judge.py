@@ -213,5 +213,5 @@ def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str
     """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
     rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
     certified, named = Requests(rule, 4, covered_only=True), Requests(rule, 4)
-    assert certified.find(["a"], lambda _: params)[0].rule is (rule if judged else None)
-    assert named.find(["a"], lambda _: params)[0].rule is rule
+    assert certified.find("a", params).rule is (rule if judged else None)
+    assert named.find("a", params).rule is rule
