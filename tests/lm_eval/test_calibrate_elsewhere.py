@@ -126,7 +126,6 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
             (None, None, "0.12345678", 4),
         ),
         ({"scope": {"drafting": {"stopping": Stopping(0.4).binding}}}, (None, None, "POLICY", 4)),
-        ({"scope": {"drafting": ["damaged"]}}, (None, None, "POLICY", 4)),
     ],
 )
 def test_the_command_calibrates_the_same_way_of_decoding(

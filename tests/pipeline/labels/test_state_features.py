@@ -15,7 +15,7 @@ from pipeline.labels.schema import num_rows
 from pipeline.labels.vllm import StateFeatures, load_output_layer, numbers_of, served_features
 from pipeline.pair.pair import ModelSource
 from tests.architectures import tiny_model
-from tests.core.heads import head_inputs, in_one_piece
+from tests.core.watching import head_inputs, in_one_piece
 from tests.pipeline.labels.test_features import BLOCK, NAMES, REQUEST, pair, prompts, recorded  # noqa: F401
 
 
