@@ -503,7 +503,8 @@ class Gate(nn.Module):
         Raises:
             UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
         """
-        folder, place = Path(folder), folder / CONFIG_FILE
+        folder = Path(folder)
+        place = folder / CONFIG_FILE
         described = read_json(place)
         sealed = described.pop("checksum", None) if isinstance(described, dict) else None
         config = GateConfig.from_json(described, str(place))

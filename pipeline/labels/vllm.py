@@ -5,7 +5,7 @@ vLLM is imported when it is started; without it, or with a stand-in for it, ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
 
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import decoder_layers, extract, layers_needed
-from gistgate.core.files import read_json
 from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
+from gistgate.models.loading import weight_files
 from pipeline.labels.features import batches, divergence
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.labels.schema import Table, Texts, concatenated
@@ -35,7 +34,6 @@ MOST_LIVE = 1024
 """Most rollouts under way; the engine makes its own batches of them."""
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of architectures that change logits behind the output layer."""
 
@@ -284,7 +282,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
 
 def weight_of(source: ModelSource, names: set[str]) -> Tensor:
     """The first stored tensor that has one of these names."""
-    for file in weight_files(source):
+    for file in weight_files(source.model, source.revision, local=False):
         with safe_open(file, framework="pt") as stored:
             for name in names & set(stored.keys()):
                 found: Tensor = stored.get_tensor(name)
@@ -293,25 +291,6 @@ def weight_of(source: ModelSource, names: set[str]) -> Tensor:
         f"{source.model} has no weights {' or '.join(sorted(names))} in safetensors. "
         "Set engine.states to own in params.yaml."
     )
-
-
-def weight_files(source: ModelSource) -> Iterator[Path]:
-    """The model's files of safetensors, in its folder or in the cache of the hub."""
-    index = stored_file(source, INDEX)
-    names = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
-    yield from filter(None, (stored_file(source, name) for name in names))
-
-
-def stored_file(source: ModelSource, name: str) -> Path | None:
-    """Where a file of the model lies; None where it has no such file."""
-    found = cached_file(
-        source.model,
-        name,
-        revision=source.revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:

@@ -153,7 +153,7 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
 
 def test_an_unreachable_hub_names_the_remedies(tmp_path, target, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="nobody/nothing could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"):
+    with pytest.raises(UserError, match="nobody/nothing' could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"):
         load_pair(name_pair(tmp_path, target, "nobody/nothing"), tmp_path)
 
 
@@ -161,7 +161,7 @@ def test_an_unreachable_hub_names_the_remedies(tmp_path, target, monkeypatch):
 def test_a_damaged_folder_is_one_sentence(tmp_path, target, file):
     draft = save(tmp_path / "draft", 272, make_tokenizer())
     (draft / file).write_bytes(b"{broken")
-    with pytest.raises(UserError, match="draft could not be loaded"):
+    with pytest.raises(UserError, match="draft' could not be loaded"):
         load_pair(name_pair(tmp_path, target, draft), tmp_path)
 
 
