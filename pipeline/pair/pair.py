@@ -31,7 +31,8 @@ from gistgate.models.loading import (
     own_tokenizer,
     warn_generation_config,
 )
-from pipeline.params import MODEL, block, build, nearest
+from pipeline.methods import MODEL
+from pipeline.params import block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
 
 T = TypeVar("T")
