@@ -66,9 +66,6 @@ def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) 
     return tqdm(pieces, desc=title, unit=unit, total=total, disable=None)
 
 
-# ---- Processes that torchrun has started share the pieces of a stage.
-
-
 def rank() -> int:
     """Number of this process, from 0."""
     return int(os.environ.get("RANK", 0))
@@ -111,9 +108,6 @@ def take_device() -> None:
         torch.cuda.set_device(place)
 
 
-# ---- Worker processes.
-
-
 Prepare = Callable[[Any], Callable[[Any], Any]]
 """A module-level function: settings -> what to do with one piece."""
 
@@ -124,11 +118,7 @@ _failed: UserError | None = None  # an exception in the preparation itself would
 def side_by_side(
     prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
 ) -> None:
-    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once.
-
-    Raises:
-        UserError: a worker was killed from outside (usually for memory), or its preparation or a piece raised one.
-    """
+    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[rank() :: num_ranks()]
     workers = min(workers, len(pieces))
@@ -183,9 +173,6 @@ def _one(piece: Any) -> Any:
     return _work(piece)
 
 
-# ---- Shards: finished pieces of unfinished work, the only thing that outlives an interruption.
-
-
 def code_version() -> str:
     """Version of the package and, in a checkout, its commit."""
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "-q", "HEAD"]
@@ -234,11 +221,7 @@ class Shards:
 
 
 def num_shards(folder: Path) -> int:
-    """Shards of a published folder.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Shards of a published folder."""
     count = len(list(folder.glob("rows-*.safetensors")))
     if not count:
         raise UserError(f"{folder} holds no shards. Run the stage that writes it (`dvc repro`).")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
-from gistgate.core.identity import ModelIdentity, check_model, identify_model
+from gistgate.core.identity import ModelIdentity, check_identity, identify_model
 from gistgate.core.utils import UserError, dataclass_from
 
 POOLINGS = ("mean", "last", "attention")
@@ -95,7 +95,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
     probes = []
     for role, model in zip(ROLES, (target, draft), strict=True):
         identity = dataclass_from(ModelIdentity, config[role]["model"])
-        check_model(role, identity, model)
+        check_identity(role, identity, identify_model(model))
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
                 f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "

@@ -1,4 +1,4 @@
-"""What the vLLM plug-in refuses: gates, certificates, settings and engines that do not fit."""
+"""What the vLLM plug-in makes of a configuration, and the gates, certificates and settings that it refuses."""
 
 from __future__ import annotations
 
@@ -9,83 +9,64 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from gistgate.core import request as stopping
-from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
-from gistgate.vllm.policy import Served, Settings, check_certificate, eos_ids, make_policy, read_settings
+from gistgate.vllm.policy import Policy, Served, Settings, check_certificate, eos_ids, make_policy, read_settings
 from tests.certificates.proofs import certificate as made
 from tests.certificates.proofs import point
-from tests.tiny import byte_tokenizer, save_pair, tiny_pair
-
-
-def scope_of(folder: Path, **changes: Any) -> dict[str, Any]:
-    """The scope of a certificate of the served pair."""
-    pair = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("target", "draft")}
-    models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
-    vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
-    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": 5, **changes}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair and gates: one that fits and has a certificate, one on an inner layer, one that reads q."""
-    place = tmp_path_factory.mktemp("served")
-    save_pair(place, *tiny_pair(), byte_tokenizer())
-    target = LlamaForCausalLM.from_pretrained(place / "target", dtype=torch.float32)
-    for name, features in (
-        ("gate", {"h_tok:post": 32}),
-        ("inner", {"h_tok:layer:1": 32}),
-        ("asking", {"h_tok:post": 32, "draft": 3}),
-    ):
-        identity, words = identify_model(target), identify_tokenizer(byte_tokenizer())
-        gate = Gate(GateConfig({"type": "linear"}, features, identity, None, words))
-        gate.save(place / name)
-        if name == "gate":
-            made(point(0.03), block=5, scope=scope_of(place, gate=gate_hash(gate))).save(place / name)
-    return place
+from tests.tiny import byte_tokenizer, tiny_pair
+from tests.vllm.rules import scope_of
 
 
 @pytest.fixture
-def served(folder: Path) -> Served:
+def served(place: Path) -> Served:
     """What vLLM would serve."""
     return Served(
-        "draft_model", 5, False, "V1", str(folder / "target"), "llama", 32, 2, 259, "float32", byte_tokenizer(), (2,),
-        draft=str(folder / "draft"),
+        "draft_model", 5, False, "V1", str(place / "target"), "llama", 128, 2, 259, "float32", byte_tokenizer(), (2,),
+        draft=str(place / "draft"),
     )  # fmt: skip
 
 
-def test_a_gate_runs_at_the_operating_point_of_the_budget(folder: Path, served: Served):
+def changed(served: Served, **changes: Any) -> Served:
+    """Models are named by their folder, target or draft."""
+    place = Path(served.model).parent
+    return replace(served, **{name: str(place / v) if name in ("model", "draft") else v for name, v in changes.items()})
+
+
+def with_gate(served: Served, name: str = "gate", budget: float | None = None, **settings: Any) -> Policy:
+    """The policy of one of the gates."""
+    gate = str(Path(served.model).parent / name)
+    return make_policy(Settings(gate=gate, budget=budget, settings=settings), served)
+
+
+def test_a_gate_runs_at_the_operating_point_of_the_budget(served: Served):
     for budget in (0.03, None):
-        policy = make_policy(Settings(gate=str(folder / "gate"), budget=budget), served)
-        assert policy.rule.id == "autojudge" and policy.rule.risk == 0.2 and not policy.sampled
+        policy = with_gate(served, budget=budget)
+        assert policy.rule.id == "autojudge" and policy.rule.risk == 0.5 and not policy.sampled
         assert policy.source == "operating point for 3 %"
     with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
-        make_policy(Settings(gate=str(folder / "gate"), budget=0.01), served)
+        with_gate(served, budget=0.01)
 
 
-def test_another_block_than_the_certified_one_is_said(folder: Path, served: Served, caplog: Any):
+def test_another_block_than_the_certified_one_is_said(served: Served, caplog: Any):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
-        policy = make_policy(Settings(gate=str(folder / "gate")), replace(served, num_draft=7))
+        policy = with_gate(replace(served, num_draft=7))
     assert "another block (5 certified, 7 here)" in caplog.text
     assert policy.source == "uncertified operating point for 3 %"
 
 
 @pytest.mark.parametrize("schedule, certified", [((5, 0), True), ((5, 3, 0), False), ((0,), True)])
 def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
-    folder: Path, served: Served, schedule: tuple[int, ...], certified: bool
+    served: Served, schedule: tuple[int, ...], certified: bool
 ):
-    policy = make_policy(Settings(gate=str(folder / "gate")), replace(served, schedule=schedule))
-    assert policy.source.startswith("uncertified") != certified
+    assert with_gate(replace(served, schedule=schedule)).source.startswith("uncertified") != certified
 
 
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"hidden_size": 64}, "hidden size should be 32, but is 64"),
+        ({"hidden_size": 64}, "hidden size should be 128, but is 64"),
         ({"architecture": "qwen2"}, "architecture should be llama"),
         ({"vocabulary_size": 300}, "vocabulary size should be 259"),
         ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
@@ -94,23 +75,21 @@ def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
         ({"method": "ngram"}, "for the drafter 'lookup'"),
     ],
 )
-def test_a_gate_of_another_pair_is_refused(folder: Path, served: Served, changes: dict[str, Any], words: str):
-    changes = {name: str(folder / value) if name in ("model", "draft") else value for name, value in changes.items()}
+def test_a_gate_of_another_pair_is_refused(served: Served, changes: dict[str, Any], words: str):
     with pytest.raises(UserError, match=words):
-        make_policy(Settings(gate=str(folder / "gate")), replace(served, **changes))
+        with_gate(changed(served, **changes))
 
 
-def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(folder: Path, served: Served, caplog: Any):
-    settings = Settings(gate=str(folder / "gate"), settings={"risk": 0.1})
+def test_another_dtype_is_a_warning_where_nothing_certified_was_asked_for(served: Served, caplog: Any):
     with caplog.at_level(logging.WARNING, logger="vllm.gistgate"):
-        assert make_policy(settings, replace(served, dtype="bfloat16")).rule.risk == 0.1
+        assert with_gate(replace(served, dtype="bfloat16"), risk=0.1).rule.risk == 0.1
     assert "trained on states in float32, and vLLM computes in bfloat16" in caplog.text
 
 
 @pytest.mark.parametrize("name, words", [("inner", "layer:1"), ("asking", "draft probabilities")])
-def test_a_gate_that_reads_what_vllm_does_not_show_is_refused(folder: Path, served: Served, name: str, words: str):
+def test_a_gate_that_reads_what_vllm_does_not_show_is_refused(served: Served, name: str, words: str):
     with pytest.raises(UserError, match=words):
-        make_policy(Settings(gate=str(folder / name), settings={"risk": 0.1}), served)
+        with_gate(served, name, risk=0.1)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +111,10 @@ def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Setting
 
 
 @pytest.fixture
-def certificate(folder: Path, tmp_path: Path) -> str:
+def certificate(place: Path, tmp_path: Path) -> str:
     """The folder of a certificate of the served pair, for the rule `prob` and two budgets."""
     points = point(0.02, settings={"r": 0.3}), point(0.05, settings={"r": 0.1})
-    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(folder)).save(tmp_path)
+    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(place)).save(tmp_path)
     return str(tmp_path)
 
 
@@ -147,11 +126,6 @@ def test_a_certificate_names_the_rule_at_a_budget_and_covers_greedy_requests_onl
     assert policy.rule.id == "prob" and policy.rule.r == r and not policy.sampled
 
 
-def test_a_budget_that_no_certificate_keeps_is_refused(served: Served, certificate: str):
-    with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
-        make_policy(Settings(certificate=certificate, budget=0.01), served)
-
-
 def larger_tokenizer() -> Any:
     """The tokenizer of the pair with one more token."""
     tokenizer = byte_tokenizer()
@@ -160,26 +134,56 @@ def larger_tokenizer() -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes, words",
+    "changes, budget, words",
     [
-        ({"num_draft": 6}, "another block .5 certified, 6 here"),
-        ({"method": "ngram"}, "another drafter"),
-        ({"dtype": "float16"}, "another target"),
-        ({"draft": "target"}, "another draft"),
-        ({"tokenizer": larger_tokenizer()}, "another tokenizer"),
+        ({}, 0.01, "no setting certified for a budget of 0.01"),
+        ({"num_draft": 6}, None, "another block .5 certified, 6 here"),
+        ({"method": "ngram"}, None, "another drafter"),
+        ({"dtype": "float16"}, None, "another target"),
+        ({"draft": "target"}, None, "another draft"),
+        ({"tokenizer": larger_tokenizer()}, None, "another tokenizer"),
     ],
 )
 def test_a_certificate_of_something_else_is_refused(
-    folder: Path, served: Served, certificate: str, changes: dict[str, Any], words: str
+    served: Served, certificate: str, changes: dict[str, Any], budget: float | None, words: str
 ):
-    changes = {name: str(folder / value) if name == "draft" else value for name, value in changes.items()}
     with pytest.raises(UserError, match=words):
-        make_policy(Settings(certificate=certificate), replace(served, **changes))
+        make_policy(Settings(certificate=certificate, budget=budget), changed(served, **changes))
 
 
-def test_every_added_token_and_every_end_is_protected(served: Served):
-    assert served.protected == (0, 1, 2)
-    assert replace(served, tokenizer=None, eos_ids=(7,)).protected == (7,)
+@pytest.mark.parametrize(
+    "entries, draft, changes, words",
+    [
+        ({"drafting": {"stopping": {"floor": 0.3}}}, {}, {}, "another drafting"),
+        ({"drafting": None}, {}, {}, None),
+        ({}, {"quantisation": "int4"}, {}, "fewer bits or a smaller vocabulary"),
+        ({}, {"quantisation": "int4"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
+        ({}, {"draft_vocabulary": "abc"}, {}, "fewer bits or a smaller vocabulary"),
+        ({}, {"draft_vocabulary": "abc"}, {"draft": "hub/draft"}, "fewer bits or a smaller vocabulary"),
+        ({"ends": [2]}, {}, {}, None),
+        ({"ends": [2]}, {}, {"eos_ids": (2, 7)}, "another ends"),
+    ],
+)
+def test_a_certificate_of_other_drafts_or_ends_is_refused(
+    place: Path, served: Served, entries: dict[str, Any], draft: dict[str, str], changes: Any, words: str | None
+):
+    scope = scope_of(place, rule="prob-ratio", **entries)
+    scope["draft"] |= draft
+    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
+    if words is None:
+        check_certificate(kept, replace(served, **changes), None)
+        return
+    with pytest.raises(UserError, match=words):
+        check_certificate(kept, replace(served, **changes), None)
+
+
+def test_no_gate_and_no_certificate_runs_on_rounded_weights(served: Served, certificate: str):
+    rounded = replace(served, rounded=True)
+    with pytest.raises(UserError, match="rounds weights or its cache"):
+        with_gate(rounded)
+    with pytest.raises(UserError, match="rounds weights or its cache"):
+        make_policy(Settings(certificate=certificate), rounded)
+    assert make_policy(Settings(rule="fly", settings={"window": 2}), rounded).rule.id == "fly"
 
 
 @pytest.mark.parametrize(
@@ -187,62 +191,22 @@ def test_every_added_token_and_every_end_is_protected(served: Served):
     [
         ({}, "name a"), ({"rule": "prob", "strict": True}, "Keep one"), ({"ruel": "prob"}, "unknown key 'ruel'"),
         ("prob", "an object is expected"), ({"strict": "yes"}, "true or false"),
-        ({"rule": "prob", "settings": 1}, "has to be an object"),
+        ({"rule": "prob", "settings": 1}, "has to be an object"), ({"gate": 5}, "has to be a text"),
         ({"rule": "prob", "protected": ["</s>"]}, "has to be a list"), ({"rule": "fly", "certificate": "x"}, "itself"),
+        ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
+        ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
+        ({"gate": "g", "budget": "0.03"}, "a finite number"),
     ],
 )  # fmt: skip
 def test_a_configuration_with_mistakes_is_refused(value: Any, words: str):
     with pytest.raises(UserError, match=words):
         read_settings(value)
-
-
-def test_a_certificate_of_drafts_that_end_early_is_refused(folder: Path, served: Served):
-    drafting = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "drafting": {"stopping": {"floor": 0.3}}}
-    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=drafting)
-    with pytest.raises(UserError, match="another drafting"):
-        check_certificate(kept, served, None)
-    check_certificate(replace(kept, scope={**drafting, "drafting": None}), served, None)
-
-
-@pytest.mark.parametrize("lighter", [{"quantisation": "int4"}, {"draft_vocabulary": "abc"}])
-def test_a_certificate_of_a_lighter_draft_is_refused(folder: Path, served: Served, lighter: dict[str, str]):
-    whole = scope_of(folder)
-    scope = {**whole, "rule": "prob-ratio", "gate": None, "draft": {**whole["draft"], **lighter}}
-    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
-    for draft in (served.draft, "hub/draft"):
-        with pytest.raises(UserError, match="fewer bits or a smaller vocabulary"):
-            check_certificate(kept, replace(served, draft=draft), None)
-
-
-def test_an_engine_that_ends_answers_elsewhere_is_refused(folder: Path, served: Served):
-    scope = {**scope_of(folder), "rule": "prob-ratio", "gate": None, "ends": [2]}
-    kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
-    check_certificate(kept, served, None)
-    with pytest.raises(UserError, match="another ends"):
-        check_certificate(kept, replace(served, eos_ids=(2, 7)), None)
-
-
-def test_no_gate_and_no_certificate_runs_on_rounded_weights(folder: Path, served: Served):
-    rounded = replace(served, rounded=True)
-    for settings in (Settings(gate=str(folder / "gate")), Settings(certificate=str(folder / "gate"))):
-        with pytest.raises(UserError, match="rounds weights or its cache"):
-            make_policy(settings, rounded)
-    assert make_policy(Settings(rule="fly", settings={"window": 2}), rounded).rule.id == "fly"
-
-
-@pytest.mark.parametrize(
-    "value, words",
-    [
-        ({"rule": "fly", "settings": {"theta": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "settings": {"risk": 0.3}, "budget": 0.01}, "a budget is kept by a certificate"),
-        ({"gate": "g", "budget": "0.03"}, "a finite number"),
-        ({"gate": 5}, "has to be a text"),
-    ],
-)
-def test_a_budget_that_nothing_keeps_and_values_of_other_kinds_are_refused(value: dict[str, Any], words: str):
-    with pytest.raises(UserError, match=words):
-        read_settings(value)
     assert read_settings({"gate": "g", "budget": 0.03}).budget == 0.03
+
+
+def test_every_added_token_and_every_end_is_protected(served: Served):
+    assert served.protected == (0, 1, 2)
+    assert replace(served, tokenizer=None, eos_ids=(7,)).protected == (7,)
 
 
 def test_only_the_same_runs_of_tokens_are_our_lookup(served: Served):
