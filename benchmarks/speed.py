@@ -47,8 +47,9 @@ from pipeline.decode import (
     read_prompts,
     request_of,
 )
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.paths import BENCHMARK_RESULTS, prompts_of
 from pipeline.run import run
 from pipeline.stages.benchmark import generates, ours, slots_of

@@ -29,8 +29,9 @@ from gistgate.measure.speed import (
     working,
 )
 from pipeline.decode import load_gate, make_decoder, operating_point, read_prompts, request_of
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.run import run
 
 

@@ -65,4 +65,5 @@ def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any
     assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]
     assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}
-    assert written["baselines"][ASSISTED] == {"block": 4} and written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}
+    assert written["baselines"][ASSISTED] == {"block": 4}
+    assert written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}
