@@ -134,8 +134,7 @@ def stored(drafter: str, sources: Sources) -> Drafter:
 def corpus_drafter(sources: Sources) -> Drafter:
     """A drafter that looks up training texts, without the tokens that a tokenizer puts around a text."""
     from gistgate.core.files import read_text
-    from gistgate.retrieval.corpus import CorpusDrafter
-    from gistgate.retrieval.suffix_array import SuffixArray
+    from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 
     if sources.corpus is None or sources.tokenizer is None:
         raise UserError(
