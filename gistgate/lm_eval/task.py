@@ -177,9 +177,7 @@ class Prompter:
 
     def evaluation_arguments(self) -> dict[str, Any]:
         """How lm-eval has to be called to serve the prompts of `test_contexts`."""
-        arguments = self._prompting(None)
-        del arguments["chat_template"]  # the model brings it
-        return arguments
+        return {name: value for name, value in self._prompting(None).items() if name != "chat_template"}  # the model's
 
     def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
         """How lm-eval shall build contexts; examples become turns of their own in a chat."""
