@@ -11,9 +11,11 @@ from transformers import LlamaForCausalLM
 from gistgate.core.block import Reason
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
+from gistgate.core.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from gistgate.rules.history import PairCounts
+from tests.tiny import byte_tokenizer
 
 BLOCK = 5
 OPEN = {"rule": "prob", "settings": {"r": 1e-30}, "loop_guard": False}
@@ -27,6 +29,14 @@ BUDGET = 0.03
 """Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
 NUM = 23
 """Tokens of an answer that are compared."""
+
+
+def scope_of(place: Path, **changes: Any) -> dict[str, Any]:
+    """The scope of a certificate of the pair."""
+    pair = {name: LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")}
+    models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
+    vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
+    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": BLOCK, **changes}
 
 
 def settings_of(rule: str, place: Path) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from gistgate.core.utils import UserError
 from gistgate.vllm import plugin, v1
 from gistgate.vllm.judge import wrap_once
 from gistgate.vllm.policy import folder_fingerprint, is_rounded, read_served
-from tests.tiny import byte_tokenizer, save_pair, tiny_pair
+from tests.tiny import byte_tokenizer, tiny_pair
 
 OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"
 
@@ -116,10 +116,10 @@ def test_buffers_and_consolidated_copies_are_no_weights(tmp_path: Path):
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """target/ and draft/ of one tokenizer, other/ with another one, damaged/ with none to read, bare/ without any."""
     place = tmp_path_factory.mktemp("served")
-    save_pair(place, *tiny_pair(), byte_tokenizer())
-    for name in ("other", "bare", "damaged"):
+    for name in ("target", "draft", "other", "bare", "damaged"):
         (place / name).mkdir()
-    byte_tokenizer(reverse=True).save_pretrained(place / "other")
+        if name in ("target", "draft", "other"):
+            byte_tokenizer(reverse=name == "other").save_pretrained(place / name)
     (place / "damaged/tokenizer.json").write_text("{}")
     return place
 

@@ -9,51 +9,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
-from transformers import LlamaForCausalLM
 
 from gistgate.core import request as stopping
-from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
 from gistgate.vllm.policy import Policy, Served, Settings, check_certificate, eos_ids, make_policy, read_settings
 from tests.certificates.proofs import certificate as made
 from tests.certificates.proofs import point
-from tests.tiny import byte_tokenizer, save_pair, tiny_pair
-
-FEATURES = {"gate": {"h_tok:post": 32}, "inner": {"h_tok:layer:1": 32}, "asking": {"h_tok:post": 32, "draft": 3}}
-"""Inputs of the gates by folder: one that fits and has a certificate, one on an inner layer, one that reads q."""
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A pair and gates."""
-    place = tmp_path_factory.mktemp("served")
-    save_pair(place, *tiny_pair(), byte_tokenizer())
-    target = LlamaForCausalLM.from_pretrained(place / "target", dtype=torch.float32)
-    for name, features in FEATURES.items():
-        words = identify_tokenizer(byte_tokenizer())
-        gate = Gate(GateConfig({"type": "linear"}, features, identify_model(target), None, words))
-        gate.save(place / name)
-        if name == "gate":
-            made(point(0.03), block=5, scope=scope_of(place, gate=gate_hash(gate))).save(place / name)
-    return place
-
-
-def scope_of(folder: Path, **changes: Any) -> dict[str, Any]:
-    """The scope of a certificate of the served pair."""
-    pair = {name: LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32) for name in ("target", "draft")}
-    models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
-    vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
-    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": 5, **changes}
+from tests.tiny import byte_tokenizer, tiny_pair
+from tests.vllm.rules import scope_of
 
 
 @pytest.fixture
-def served(folder: Path) -> Served:
+def served(place: Path) -> Served:
     """What vLLM would serve."""
     return Served(
-        "draft_model", 5, False, "V1", str(folder / "target"), "llama", 32, 2, 259, "float32", byte_tokenizer(), (2,),
-        draft=str(folder / "draft"),
+        "draft_model", 5, False, "V1", str(place / "target"), "llama", 128, 2, 259, "float32", byte_tokenizer(), (2,),
+        draft=str(place / "draft"),
     )  # fmt: skip
 
 
@@ -72,7 +43,7 @@ def with_gate(served: Served, name: str = "gate", budget: float | None = None, *
 def test_a_gate_runs_at_the_operating_point_of_the_budget(served: Served):
     for budget in (0.03, None):
         policy = with_gate(served, budget=budget)
-        assert policy.rule.id == "autojudge" and policy.rule.risk == 0.2 and not policy.sampled
+        assert policy.rule.id == "autojudge" and policy.rule.risk == 0.5 and not policy.sampled
         assert policy.source == "operating point for 3 %"
     with pytest.raises(UserError, match="no setting certified for a budget of 0.01"):
         with_gate(served, budget=0.01)
@@ -95,7 +66,7 @@ def test_a_schedule_may_stop_drafting_and_no_other_length_is_certified(
 @pytest.mark.parametrize(
     "changes, words",
     [
-        ({"hidden_size": 64}, "hidden size should be 32, but is 64"),
+        ({"hidden_size": 64}, "hidden size should be 128, but is 64"),
         ({"architecture": "qwen2"}, "architecture should be llama"),
         ({"vocabulary_size": 300}, "vocabulary size should be 259"),
         ({"dtype": "bfloat16"}, "another target .dtype float32 certified, dtype bfloat16 here"),
@@ -140,10 +111,10 @@ def test_what_cannot_be_judged_here_is_refused(served: Served, settings: Setting
 
 
 @pytest.fixture
-def certificate(folder: Path, tmp_path: Path) -> str:
+def certificate(place: Path, tmp_path: Path) -> str:
     """The folder of a certificate of the served pair, for the rule `prob` and two budgets."""
     points = point(0.02, settings={"r": 0.3}), point(0.05, settings={"r": 0.1})
-    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(folder)).save(tmp_path)
+    made(*points, rule="prob", knob="r", block=5, headline_budget=0.02, scope=scope_of(place)).save(tmp_path)
     return str(tmp_path)
 
 
@@ -194,9 +165,9 @@ def test_a_certificate_of_something_else_is_refused(
     ],
 )
 def test_a_certificate_of_other_drafts_or_ends_is_refused(
-    folder: Path, served: Served, entries: dict[str, Any], draft: dict[str, str], changes: Any, words: str | None
+    place: Path, served: Served, entries: dict[str, Any], draft: dict[str, str], changes: Any, words: str | None
 ):
-    scope = scope_of(folder, rule="prob-ratio", **entries)
+    scope = scope_of(place, rule="prob-ratio", **entries)
     scope["draft"] |= draft
     kept = made(point(0.03, settings={"r": 0.3}), rule="prob-ratio", knob="r", block=5, scope=scope)
     if words is None:
