@@ -28,9 +28,6 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.core.utils import UserError, first_line
 from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
 
-# ---- Find a task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
-
-
 log = logging.getLogger(__name__)
 
 TASKS = Path("data/tasks")
@@ -40,15 +37,11 @@ SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
     """The task `name` of `folder`, or else of lm-eval's own collection.
 
-    Args:
-        name: the task.
-        data: a folder that replaces where its documents come from.
-        folder: where own tasks are.
-        allow_code: whether programs that the model writes may run, if that is how the task judges.
+    `data` is a folder that replaces where its documents come from; `allow_code` lets programs of the model run.
     """
     manager, entry = entry_of(name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
-    overrides = local_data(data, entry.cfg or {}) if data else None
+    overrides = local_data(Path(data), entry.cfg or {}) if data else None
     with own_code_eval() if allow_code else nullcontext():
         task = build(manager, name, overrides)
     check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
@@ -80,11 +73,6 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
     return manager, entry
 
 
-def check_name(name: str) -> None:
-    """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents."""
-    entry_of(name, None)
-
-
 def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:
     """The task object; loading its documents is part of building it."""
     index = manager.task_index
@@ -97,19 +85,15 @@ def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> 
         ) from error
 
 
-def local_data(folder: str, config: dict[str, Any]) -> dict[str, Any]:
+def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub."""
-    splits = sorted({config[key] for key in SPLITS if config.get(key)})
-    files = {split: split_file(Path(folder), split) for split in splits}
+    files = {}
+    for split in sorted({config[key] for key in SPLITS if config.get(key)}):
+        found = [path for path in (folder / f"{split}.jsonl", folder / f"{split}.json") if path.is_file()]
+        if not found:
+            raise UserError(f"{folder / split}.jsonl is missing, and the task wants that split. Check `task_data`.")
+        files[split] = str(found[0])
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
-
-
-def split_file(folder: Path, split: str) -> str:
-    """The file of one split."""
-    for path in (folder / f"{split}.jsonl", folder / f"{split}.json"):
-        if path.is_file():
-            return str(path)
-    raise UserError(f"{folder / split}.jsonl is missing, and the task wants a split '{split}'. Check `task_data`.")
 
 
 Document = dict[str, Any]
@@ -141,6 +125,10 @@ class Prompter:
 
     def messages(self, doc: Document) -> list[dict[str, str]]:
         """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
+
+        def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            return json.dumps(history)
+
         rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
         messages: list[dict[str, str]] = json.loads(rendered)
         return messages
@@ -151,12 +139,8 @@ class Prompter:
         sampler = getattr(self.harness, "sampler", None)
         self.harness.sampler = WithoutItself(sampler, doc)
         try:
-            context = self.harness.fewshot_context(
-                doc,
-                num_fewshot=self.harness.config.num_fewshot,
-                gen_prefix=self.harness.doc_to_prefix(doc),
-                **prompting,
-            )
+            number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
+            context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
         finally:
             self.harness.sampler = sampler
         return str(context)
@@ -223,14 +207,6 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     return render
 
 
-def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """A chat as JSON, in the place of a chat template."""
-    return json.dumps(history)
-
-
-# ---- What an answer is worth: the score of one metric behind one filter, and whether two answers mean the same.
-
-
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
 
 
@@ -255,7 +231,7 @@ class Judge:
 
     def score(self, doc: Document, text: str) -> float:
         """The task's own verdict on an answer, in [0, 1]."""
-        return self._in_range(self._verdict(doc, text))
+        return self._in_range(self._value(self.harness.process_results(doc, [self.answer(doc, text)])))
 
     def _in_range(self, value: Any) -> float:
         """The metric's value as a number, refused where it is none."""
@@ -290,20 +266,14 @@ class Judge:
         self._filter.apply([run])
         return run.filtered_resps[self._filter.name]
 
-    def _verdict(self, doc: Document, text: str) -> Any:
-        """The metric's value against the document's own solution."""
-        return self._value(self.harness.process_results(doc, [self.answer(doc, text)]))
-
     def _value(self, results: dict[str, Any]) -> Any:
         """The metric's value among results of lm-eval; None where it is missing."""
         return results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
 
     def _against(self, reference: Any, answer: Any) -> Any:
         """The metric's value where `reference` is the solution."""
-        metric, settings = (
-            self.harness._metric_fn_list[self._metric],
-            self.harness._metric_fn_kwargs[self._metric],
-        )
+        metric = self.harness._metric_fn_list[self._metric]
+        settings = self.harness._metric_fn_kwargs[self._metric]
         try:
             value = metric(references=[reference], predictions=[answer], **settings)
         except TypeError:  # lm-eval's other form of a metric
@@ -330,8 +300,8 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
     return filters[name], metric
 
 
+# Names under which a task may limit its answers, in lm-eval's order of priority.
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names under which a task may limit its answers, in lm-eval's order of priority."""
 
 
 @dataclass(frozen=True)
@@ -339,8 +309,7 @@ class TaskSpec:
     """Which task, judged by what, on which data, and how it is asked."""
 
     name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
-    metric: str | None = None
-    """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
+    metric: str | None = None  # metric and filter that decide, as lm-eval writes them; None: the task's first
     data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
     prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
     max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
@@ -356,9 +325,7 @@ class Task(Prompter, Judge):
     """A loaded lm-eval task: prompts of its documents, and scores of answers."""
 
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
-        self.harness = harness
-        """The task object that lm-eval itself evaluates; prompting, limits and greedy decoding are already set."""
-        self.name = spec.name
+        self.harness, self.name = harness, spec.name  # what lm-eval evaluates, prompted and limited as we do
         if not harness.has_training_docs():
             raise UserError(
                 f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
@@ -423,19 +390,13 @@ class Task(Prompter, Judge):
         return text
 
 
-# ---- The files that a task consists of: its YAML, what that includes, and the Python beside it.
-
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")
-"""A function by its module, which lm-eval looks for beside the YAML first."""
+FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")  # lm-eval looks for its module beside the YAML first
 
 
 def files_of(task: Path) -> list[Path]:
-    """The file of a task, those that it includes and those with its functions, each once; empty where there is none.
-
-    Modules of installed packages do not count.
-    """
+    """The file of a task, those that it includes and those beside it with its functions, each once."""
     if not task.is_file():
         return []
     text = task.read_text(encoding="utf-8")

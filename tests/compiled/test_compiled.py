@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.scripted import random_gate
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program
@@ -25,6 +24,7 @@ from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts, tiny_model
 from tests.core.watching import HalfGate
 from tests.rules.extremes import OPEN
+from tests.scripted import random_gate
 
 BATCH = prompts(5, 17, 1, 10)
 """A ragged batch; the third prompt has no token before its last."""

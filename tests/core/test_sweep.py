@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.retrieval.test_sense import store_of
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program
@@ -26,6 +25,7 @@ from gistgate.retrieval.suffix_array import SuffixArray
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, MORE, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers
+from tests.retrieval.test_sense import store_of
 from tests.rules.extremes import CLOSED
 
 KINDS = [*SIZES, *MORE]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from gistgate.core.identity import identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.drafters.stopping import Stopping
 from gistgate.lm_eval import calibrate
-from gistgate.lm_eval.calibrate import load_models, spec_of
+from gistgate.lm_eval.calibrate import load_models
 from gistgate.models.lighter import Subset
 from gistgate.models.loading import load_draft, load_target
 from tests.certificates import proofs
@@ -88,9 +87,7 @@ def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place: Path, monkeyp
     assert (options.quantise_draft, options.draft_vocabulary) == ("int4", str(place / "words.json"))
     found = load_models(options)
     assert found.gate is not None and found.draft is not None
-    assert identify_model(found.target) == identify_model(moved) and identify_model(found.draft) == identify_model(
-        draft
-    )
+    assert list(map(identify_model, (found.target, found.draft))) == list(map(identify_model, (moved, draft)))
 
 
 def test_calibrate_takes_the_bits_of_the_gate_s_draft(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,17 +113,18 @@ def test_calibrate_asks_for_the_vocabulary_of_the_gate_s_draft(place: Path) -> N
     assert load_models(Options(**named, draft_vocabulary=str(place / "words.json"))).gate
 
 
+def drafting(binding: Any) -> dict[str, Any]:
+    return {"scope": {"drafting": binding}}
+
+
 @pytest.mark.parametrize(
     "certificate, expected",
     [
         ({"block": 3}, (None, None, None, 3)),
         ({"rule": "ensemble-gate", "drafter": "tree", "block": 5}, ("ensemble-gate", "tree", None, 5)),
-        (
-            {"scope": {"drafting": {"stopping": Stopping(0.12345678, joint=False).binding}}},
-            (None, None, "0.12345678", 4),
-        ),
-        ({"scope": {"drafting": {"stopping": Stopping(0.4).binding}}}, (None, None, "POLICY", 4)),
-        ({"scope": {"drafting": ["damaged"]}}, (None, None, "POLICY", 4)),
+        (drafting({"stopping": Stopping(0.12345678, joint=False).binding}), (None, None, "0.12345678", 4)),
+        (drafting({"stopping": Stopping(0.4).binding}), (None, None, "POLICY", 4)),
+        (drafting(["damaged"]), (None, None, "POLICY", 4)),
     ],
 )
 def test_the_command_calibrates_the_same_way_of_decoding(
@@ -172,16 +170,3 @@ def test_a_draft_that_is_not_there_cannot_be_lighter(place: Path) -> None:
     for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
         with pytest.raises(UserError, match="make a draft model lighter, and there is none"):
             load_models(Options(**named, out=place / "certificate", **lighter))
-
-
-def test_metric_and_limit_are_the_users_else_those_that_the_gate_was_trained_with():
-    labels = {"task": "sums", "metric": "exact_match,loose", "max_new_tokens": 30}
-    gate = SimpleNamespace(config=SimpleNamespace(prompting={"num_fewshot": 0}, labels=labels))
-
-    def found(task="sums", gate=gate, **said):
-        spec = spec_of(Options(task=task, gate="g", **said), gate)
-        return spec.metric, spec.max_new_tokens
-
-    assert found() == ("exact_match,loose", 30)
-    assert found(metric="exact_match", max_new_tokens=7) == ("exact_match", 7)
-    assert found(task="others") == found(gate=None) == (None, 256)

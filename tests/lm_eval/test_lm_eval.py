@@ -78,8 +78,7 @@ def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tok
 class Rows:
     """An observer of a decoder that counts the rows of every round."""
 
-    layers: frozenset[str] = frozenset()
-    wants_q = False
+    layers, wants_q = frozenset[str](), False
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -111,31 +110,21 @@ def test_a_loose_rule_changes_answers_and_is_counted(tmp_path: Path, pair: Any, 
     results = evaluate(loose, tasks)
     assert answers(results) != answers(evaluate(strict, tasks))
     info = results["config"]["gistgate"]
-    assert info["rule"] == "random"
-    assert info["settings"]["rate"] == 1.0
-    assert info["statistics"]["loose"] > 0
+    assert (info["rule"], info["settings"]["rate"]) == ("random", 1.0) and info["statistics"]["loose"] > 0
     assert strict.served.statistics.loose == 0
     assert info["mean_accepted_length"] > strict.served.statistics.mean_accepted_length
 
 
 def test_every_prompt_keeps_its_own_counters(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    tasks = write_task(tmp_path, num_test=5)
-    lm = gated(pair, tokenizer)
-    evaluate(lm, tasks, limit=3)
-    assert len(lm.served.answers) == 3
-    prompt = tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))
-    (answer,) = lm.served.answers[prompt]
-    assert answer.statistics.tokens == len(answer.ids) <= 12
-
-
-def test_a_second_evaluation_hands_over_its_own_answers_alone(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    """What a process had answered before was gathered then."""
-    lm = gated(pair, tokenizer, "exact")
-    tasks = write_task(tmp_path)
-    for _ in range(2):
+    """What a process had answered in an earlier evaluation was gathered then."""
+    tasks, lm = write_task(tmp_path, num_test=5), gated(pair, tokenizer)
+    for repeats in (1, 2):
         before = lm.served.statistics.tokens
-        evaluate(lm, tasks, limit=2)
+        evaluate(lm, tasks, limit=3)
         assert lm.present.statistics.tokens == lm.served.statistics.tokens - before > 0
+        assert len(lm.served.answers) == 3
+        found = lm.served.answers[tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))]
+        assert len(found) == repeats and all(one.statistics.tokens == len(one.ids) <= 12 for one in found)
 
 
 def test_another_target_than_the_decoders_is_refused(pair: Any, tokenizer: Any) -> None:
@@ -261,12 +250,25 @@ def test_batches_that_pay_are_measured_on_the_first_one(
     assert answers(results) == answers(evaluate(gated(pair, tokenizer), tasks)), "four rows are decoded plainly"
 
 
+CHAT = {"chat_template": True, "system": None}
+
+
+def certified(folder: Path, pair: Any, tokenizer: Any, **changed: Any) -> GatedLM:
+    """A model that is bound to a certificate of plain prompts, but for what is changed."""
+    scope = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
+    scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
+    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(folder)
+    lm = GatedLM(**saved(folder, pair, tokenizer), certificate=str(folder), batch_size=4)
+    lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+    return lm
+
+
 @pytest.mark.parametrize(
     "changed, chat, sentence",
     [
         ({}, False, None),
-        ({"prompting": {"chat_template": True, "system": None}}, False, "another prompting"),
-        ({"prompting": {"chat_template": True, "system": None}}, True, None),
+        ({"prompting": CHAT}, False, "another prompting"),
+        ({"prompting": CHAT}, True, None),
         ({}, True, "another prompting"),
         ({"temperature": 1.0}, False, "another temperature"),
     ],
@@ -274,12 +276,8 @@ def test_batches_that_pay_are_measured_on_the_first_one(
 def test_a_certificate_refuses_requests_that_it_does_not_cover(
     tmp_path: Path, pair: Any, tokenizer: Any, changed: dict[str, Any], chat: bool, sentence: str | None
 ) -> None:
-    bound = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
-    bound["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=bound).save(tmp_path)
-    lm = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path), batch_size=4)
+    lm = certified(tmp_path, pair, tokenizer, **changed)
     assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
-    lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
     with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat)
 
@@ -287,11 +285,7 @@ def test_a_certificate_refuses_requests_that_it_does_not_cover(
 def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(
     tmp_path: Path, pair: Any, tokenizer: Any
 ) -> None:
-    scope = {"prompting": {"chat_template": True, "system": None}, "temperature": 0.0, "guards": []}
-    scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
-    lm, tasks = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path)), write_task(tmp_path)
-    lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+    lm, tasks = certified(tmp_path, pair, tokenizer, prompting=CHAT), write_task(tmp_path)
     evaluate(lm, tasks, limit=2, apply_chat_template=True)
     with pytest.raises(UserError, match="another prompting"):
         evaluate(lm, tasks, limit=2, apply_chat_template=False)

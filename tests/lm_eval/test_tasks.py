@@ -37,15 +37,9 @@ def task(tmp_path: Path) -> Task:
     return load(tmp_path)
 
 
-def test_documents_stops_and_limits_come_from_the_task(task: Task) -> None:
-    assert len(task.documents("train")) == 30
-    assert task.documents("test")[0]["question"] == "1000 + 1?"
-    assert task.stops == ["\n", "Q:"]
-    assert task.max_new_tokens == 12
-    assert task.metric == "exact_match,answer"
-
-
-def test_params_limit_answers_where_the_task_does_not(tmp_path: Path) -> None:
+def test_documents_stops_and_limits_come_from_the_task_else_from_params(task: Task, tmp_path: Path) -> None:
+    assert len(task.documents("train")) == 30 and task.documents("test")[0]["question"] == "1000 + 1?"
+    assert (task.stops, task.max_new_tokens, task.metric) == (["\n", "Q:"], 12, "exact_match,answer")
     write_task(tmp_path, limit=None)
     assert load(tmp_path, decoding={"max_new_tokens": 33}).max_new_tokens == 33
 
@@ -107,15 +101,10 @@ def test_few_shot_examples_never_show_the_document_itself(tmp_path: Path) -> Non
         assert context.count("Q: ") == 5
         assert context.count(f"Q: {doc['question']}") == 1
         assert context.endswith(f"Q: {doc['question']}\nA:")
-
-
-def test_all_documents_of_another_split_may_be_examples(tmp_path: Path) -> None:
-    write_task(tmp_path, num_train=3)
-    few = load(tmp_path, prompting={"num_fewshot": 3})
-    test, train = few.documents("test")[0], few.documents("train")[0]
-    assert few.context(test, byte_tokenizer()).count("Q: ") == 4
-    with pytest.raises(UserError, match="too few documents to show 3 others"):
-        few.context(train, byte_tokenizer())
+    few = load(tmp_path, prompting={"num_fewshot": 5})  # of another split all may be examples
+    assert few.context(few.documents("test")[0], byte_tokenizer()).count("Q: ") == 6
+    with pytest.raises(UserError, match="too few documents to show 5 others"):
+        few.context(few.documents("train")[0], byte_tokenizer())
 
 
 def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
@@ -128,16 +117,11 @@ def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
     assert len({context.split("Q: ")[1] for context in forth}) > 1
 
 
-PROMPTINGS = [
-    {},
-    {"num_fewshot": 3},
-    {"num_fewshot": 2, "system": "Be brief."},
-    {"num_fewshot": 2, "chat_template": True, "system": "Be brief."},
-]
+BRIEF = {"num_fewshot": 2, "system": "Be brief."}
 
 
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("prompting", PROMPTINGS)
+@pytest.mark.parametrize("prompting", [{}, {"num_fewshot": 3}, BRIEF, {**BRIEF, "chat_template": True}])
 def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path: Path, prompting: dict, bos: bool) -> None:
     write_task(tmp_path)
     tokenizer = byte_tokenizer(bos)
@@ -178,22 +162,24 @@ def test_documents_may_come_from_a_folder(tmp_path: Path) -> None:
     assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
 
 
-def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path: Path) -> None:
-    write_task(tmp_path, **{"training_split: train\n": ""})
-    with pytest.raises(UserError, match="no training split"):
+@pytest.mark.parametrize(
+    "old, new, sentence",
+    [
+        ("training_split: train\n", "", "no training split"),
+        ("output_type: generate_until", "output_type: loglikelihood", "'loglikelihood', which decodes nothing"),
+        ("higher_is_better: true", "higher_is_better: false", "less is better"),
+    ],
+)
+def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path: Path, old: str, new: str, sentence: str) -> None:
+    write_task(tmp_path, **{old: new})
+    with pytest.raises(UserError, match=sentence):
         load(tmp_path)
-    write_task(tmp_path, **{"output_type: generate_until": "output_type: loglikelihood"})
-    with pytest.raises(UserError, match="'loglikelihood', which decodes nothing"):
-        load(tmp_path)
+
+
+def test_a_missing_file_and_a_metric_over_the_whole_corpus_are_refused(tmp_path: Path) -> None:
     write_task(tmp_path)
     (tmp_path / "test.jsonl").unlink()
     with pytest.raises(UserError, match="could not be loaded"):
-        load(tmp_path)
-
-
-def test_a_metric_over_the_whole_corpus_is_refused(tmp_path: Path) -> None:
-    write_task(tmp_path, **{"higher_is_better: true": "higher_is_better: false"})
-    with pytest.raises(UserError, match="less is better"):
         load(tmp_path)
     write_task(tmp_path, **{"metric: exact_match, aggregation: mean": "metric: chrf, aggregation: chrf"})
     task = load(tmp_path)

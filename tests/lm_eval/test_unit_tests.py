@@ -10,8 +10,7 @@ import pytest
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
-from gistgate.lm_eval import code_tasks as unit_tests
-from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval import code_tasks
 from gistgate.lm_eval import task as tasks
 from gistgate.lm_eval.code_tasks import own_code_eval, process_results, program_of
 from gistgate.lm_eval.task import Task, TaskSpec, load_task
@@ -40,14 +39,14 @@ def task(data: str, monkeypatch: pytest.MonkeyPatch) -> Task:
 
 def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(task_files, "build", lambda *_: pytest.fail("was loaded"))
-    monkeypatch.setattr(unit_tests, "runs", lambda *_: pytest.fail("was run"))
+    monkeypatch.setattr(tasks, "build", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(code_tasks, "runs", lambda *_: pytest.fail("was run"))
     for name in (NAME, "mbpp"):
         with pytest.raises(UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"):
             load_task(TaskSpec(name, data=data))
 
 
-def test_unit_tests_are_the_score(task: Task) -> None:
+def test_code_tasks_are_the_score(task: Task) -> None:
     assert task.metric == "tests_passed,none"
     assert [task.score(WORDS, text) for text in (RIGHT, WRONG, "", "return 2 * x")] == [1, 0, 0, 0]
     for language in ("python", "python3", "Python", "py", ""):
@@ -95,22 +94,11 @@ def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypat
     write_rows(tmp_path / "rows.jsonl", [row])
     folder = Path(next(iter(package.__path__)))
     (tmp_path / "heads.yaml").write_text(HUMANEVAL.format(folder=folder, data=tmp_path))
-    harness = task_files.find_task("heads", folder=tmp_path, allow_code=True)
-    task = tasks.Task(harness, TaskSpec("heads", allow_code=True))
+    harness = tasks.find_task("heads", folder=tmp_path, allow_code=True)
+    task = Task(harness, TaskSpec("heads", allow_code=True))
     assert [task.score(row, text) for text in ("    return 2 * x", "    return x")] == [1, 0]
     assert task.same_meaning(row, "    return 2 * x", "    return x + x") is True
     assert task.same_meaning(row, "    return x", "    return x + x") is False
-
-
-def test_the_metric_is_replaced_for_a_while_only() -> None:
-    import evaluate
-
-    usual = evaluate.load
-    with own_code_eval():
-        found, _ = evaluate.load("code_eval").compute(
-            references=["assert f() == 1"], predictions=[["def f(): return 1"]]
-        )
-    assert found == {"pass@1": 1.0} and evaluate.load is usual
 
 
 def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,6 +120,11 @@ def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_several_programs_of_a_task_count_as_pass_at_k() -> None:
     """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n, k)."""
+    import evaluate
+
     programs, tests = [[RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG]], [WORDS["tests"]] * 2
-    found, _ = unit_tests.CodeEval().compute(references=tests, predictions=programs, k=[1, 2, 8])
+    usual = evaluate.load
+    with own_code_eval():
+        found, _ = evaluate.load("code_eval").compute(references=tests, predictions=programs, k=[1, 2, 8])
+    assert evaluate.load is usual  # the metric is replaced for a while only
     assert found == pytest.approx({"pass@1": (1 / 4 + 2 / 4) / 2, "pass@2": (3 / 6 + 5 / 6) / 2})

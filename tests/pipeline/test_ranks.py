@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.pipeline.test_pool import preparing
 
 from pipeline import run as ranks
-from tests.pipeline.test_pool import preparing
 
 ROOT = Path(__file__).parents[2]
 
