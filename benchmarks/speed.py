@@ -52,7 +52,8 @@ from pipeline.decode import (
 )
 from pipeline.outcomes import maker_of
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params, read_params, table_params
+from pipeline.methods import MethodParams
+from pipeline.params import Params, read_params, table_params
 from pipeline.paths import BENCHMARK_RESULTS
 from pipeline.run import run
 

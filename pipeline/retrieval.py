@@ -62,9 +62,6 @@ def training_texts() -> list[Text]:
     return [Text(row["ids"], answers[row["id"]]) for row in prompts]
 
 
-# ---- The datastore.
-
-
 def main() -> None:
     params, texts = read_params(), training_texts()
     own, num_keys = params.datastore, sum(len(text.answer) for text in texts)
@@ -149,9 +146,6 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
         starts.pop()
     for start, end in zip(starts, [*starts[1:], len(states_ND)], strict=True):
         yield states_ND[start:end]
-
-
-# ---- Drafters that know more than the request.
 
 
 TEXTS = (PROMPTS, ANSWERS)

@@ -27,7 +27,7 @@ from gistgate.core.files import (
     write_json,
 )
 from gistgate.core.identity import BINDING, ModelIdentity, TokenizerIdentity, identify_model
-from gistgate.core.utils import UserError, dataclass_from
+from gistgate.core.utils import UserError, cause_of, dataclass_from
 from gistgate.retrieval.suffix_array import END
 
 FORMAT_VERSION = 1
@@ -66,8 +66,8 @@ class DatastoreConfig:
             parts["tokenizer"] = dataclass_from(TokenizerIdentity, value["tokenizer"])
             config: DatastoreConfig = dataclass_from(cls, {**value, **parts})
         except (KeyError, TypeError, ValueError) as error:
-            reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-            raise UserError(f"{where} is no datastore configuration: {reason}. Build the datastore again.") from error
+            cause = cause_of(error)
+            raise UserError(f"{where} is no datastore configuration: {cause}. Build the datastore again.") from error
         return config
 
 

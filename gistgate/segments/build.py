@@ -45,6 +45,10 @@ DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment":
 segment to the end."""
 SETTINGS = ("opinion", "risk", "replacement", *(item.name for item in fields(SegmentRule)))
 """The settings of segments, those of the rule included."""
+DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
+"""What runs where neither certificate nor user says otherwise."""
+REFUSE_ALL = {"threshold": 2.0}
+"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
 GATE = "gate"
 """Folder of the token gate inside an exported folder of probes."""
 
@@ -80,12 +84,26 @@ def segment_decoder(
     return Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts)
 
 
-DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
-"""What runs where neither certificate nor user says otherwise."""
-OF_BLOCKS = ("block", "drafter", "stop_drafting")
-"""Wishes about blocks of K tokens."""
-REFUSE_ALL = {"threshold": 2.0}
-"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
+def decoder_of(
+    probes: Probes,
+    choice: Choice,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gate: Gate | None,
+    **parts: Any,
+) -> Decoder:
+    """The decoder of loaded probes at chosen settings."""
+    settings, risk = choice.settings, choice.settings["risk"]
+    if risk is not None and gate is None:
+        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
+    rule = SEGMENT_RULES[choice.rule](
+        **{item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
+    )
+    opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
+    own = {"style": probes.style, "limit": probes.limit, "replacement": settings["replacement"], "risk": risk or 0.0}
+    own |= {"token_gate": None if risk is None else gate, "vocabulary": num_ids(tokenizer)}
+    return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
 
 
 @dataclass(frozen=True)
@@ -142,21 +160,24 @@ def build_segments(
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     if tokenizer is None:
         raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
-    check_wishes(options)
+    for name in ("block", "drafter", "stop_drafting"):
+        if getattr(options, name) is not None:
+            raise UserError(f"Segments have no {name}: the draft model writes each to its end. Leave it away.")
     own = options.segments
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
     check_budget(options, own.probes.certificate)
     choice = choose_segments(own.probes, options.rule, options.settings)
-    choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
+    if gate is not None and choice.settings["risk"] is not None:
+        if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
+            settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
+            choice = replace(
+                choice, rule=SegmentRule.id, settings=settings, doubts=(gate.strict_reason,), fell_back=True
+            )
+        elif own.gate is None or gate_hash(gate) != gate_hash(own.gate):  # another folder may hold the same gate
+            choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
     choice.warn(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
-
-
-def check_wishes(options: DecodeOptions) -> None:
-    """Refuse wishes that segments cannot keep: the draft model writes each to its end."""
-    if named := next((name for name in OF_BLOCKS if getattr(options, name) is not None), None):
-        raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
 
 
 def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
@@ -171,51 +192,3 @@ def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
             f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
             "or calibrate the probes for what you want."
         )
-
-
-def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Choice:
-    """The choice, with a doubt where another token gate speaks than the one that was certified.
-
-    A certificate holds for the folder's own gate, which another folder may hold as well.
-    """
-    if given is None or choice.settings["risk"] is None or (own is not None and gate_hash(given) == gate_hash(own)):
-        return choice
-    return replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
-
-
-def refusing_all(choice: Choice, gate: Gate | None) -> Choice:
-    """All segments refused in place of a choice whose risk is kept by a token gate that may not decide here."""
-    if gate is None or gate.strict_reason is None or choice.settings["risk"] is None:
-        return choice
-    settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
-    doubts = (gate.strict_reason,)
-    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, fell_back=True)
-
-
-def decoder_of(
-    probes: Probes,
-    choice: Choice,
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    gate: Gate | None,
-    **parts: Any,
-) -> Decoder:
-    """The decoder of loaded probes."""
-    settings, risk = choice.settings, choice.settings["risk"]
-    if risk is not None and gate is None:
-        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
-    own = {item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
-    return segment_decoder(
-        target,
-        draft,
-        tokenizer,
-        OPINIONS[settings["opinion"]](probes, target, tokenizer),
-        SEGMENT_RULES[choice.rule](**own),
-        style=probes.style,
-        limit=probes.limit,
-        replacement=settings["replacement"],
-        token_gate=None if risk is None else gate,
-        risk=risk or 0.0,
-        **{"vocabulary": num_ids(tokenizer), **parts},
-    )

@@ -11,17 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from gistgate.core.files import (
-    check_sealed,
-    checksum,
-    fingerprint,
-    load_tensors,
-    read_json,
-    save_tensors,
-    write_json,
-)
-from gistgate.core.identity import ModelIdentity, check_model, identify_model
-from gistgate.core.utils import UserError, dataclass_from, fits
+from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_json, save_tensors, write_json
+from gistgate.core.identity import ModelIdentity, check_identity, identify_model
+from gistgate.core.utils import UserError, dataclass_from
 
 POOLINGS = ("mean", "last", "attention")
 """How the states of a segment become one vector."""
@@ -43,11 +35,6 @@ class Probe(nn.Module):
 
     def forward(self, states: Tensor, valid: Tensor) -> Tensor:
         """Logits [N] for `states [N, K, D]` of which `valid [N, K]`, a prefix of True, counts; 0 rows give 0."""
-        if states.shape[-1] != self.width:
-            raise UserError(
-                f"The probe reads states of width {self.width}, but these have {states.shape[-1]}. Use the model it "
-                "was trained for."
-            )
         pooled = self.norm(self.pool(states.float(), valid))
         logits: Tensor = self.last(self.dropout(nn.functional.silu(self.first(pooled)))).squeeze(-1)
         return logits
@@ -69,12 +56,6 @@ class Probe(nn.Module):
 FORMAT = 1
 """Version of the folder's layout."""
 ROLES = ("target", "draft")
-KEYS = {"format", "style", "limit", "notes", "certificate", *ROLES}
-"""What config.json holds."""
-MOST = 1 << 24
-"""Largest number of hidden units and of tokens in a segment that a folder may name."""
-TEXTS = ("opinion", "replacement")
-"""Settings of a certificate that are texts; all others are numbers."""
 
 
 @dataclass(frozen=True)
@@ -91,34 +72,30 @@ class Probes:
 
     def save(self, folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, **notes: Any) -> None:
         """Write the folder; `notes` say where the probes come from."""
-        folder = Path(folder)
-        models = {"target": target, "draft": draft}
-        described = {
-            role: {
-                "pooling": getattr(self, role).pooling,
-                "hidden_size": getattr(self, role).hidden_size,
-                "model": asdict(identify_model(models[role])),
-            }
-            for role in ROLES
-        }
-        tensors = {f"{role}.{name}": t for role in ROLES for name, t in getattr(self, role).state_dict().items()}
-        save_tensors(folder / "model.safetensors", tensors)
-        config = {"format": FORMAT, "style": self.style, "limit": self.limit, **described, "notes": notes}
+        place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
+        config: dict[str, Any] = {"format": FORMAT, "style": self.style, "limit": self.limit, "notes": notes}
+        tensors = {}
+        for role, probe, model in zip(ROLES, (self.target, self.draft), (target, draft), strict=True):
+            described = {"pooling": probe.pooling, "hidden_size": probe.hidden_size}
+            config[role] = {**described, "model": asdict(identify_model(model))}
+            tensors |= {f"{role}.{name}": tensor for name, tensor in probe.state_dict().items()}
         config["certificate"] = self.certificate
-        tensors_hash = fingerprint(folder / "model.safetensors")
-        write_json(folder / "config.json", {**config, "checksum": checksum(config, tensors_hash)})
+        save_tensors(weights, tensors)
+        write_json(place, {**config, "checksum": checksum(config, fingerprint(weights))})
 
 
 def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel) -> Probes:
     """Read the folder and check it against both models."""
-    folder = Path(folder)
-    place, weights = folder / "config.json", folder / "model.safetensors"
+    place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
     config, tensors = read_json(place), load_tensors(weights)
-    sealed = config.pop("checksum", None) if isinstance(config, dict) else None
-    probes = {}
+    sealed = config.pop("checksum", None)
+    if config["format"] != FORMAT:
+        raise UserError(f"{place} has format {config['format']}, this gistgate reads {FORMAT}. Train the probes again.")
+    check_sealed(place, sealed, config, fingerprint(weights))
+    probes = []
     for role, model in zip(ROLES, (target, draft), strict=True):
-        identity, hidden_size, pooling = described(config, role, place)
-        check_model(role, identity, model)
+        identity = dataclass_from(ModelIdentity, config[role]["model"])
+        check_identity(role, identity, identify_model(model))
         if (dtype := str(model.dtype).removeprefix("torch.")) != identity.dtype:
             warnings.warn(
                 f"The {role} computes in {dtype}, the probes were trained on states in {identity.dtype}. No "
@@ -126,49 +103,9 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
                 stacklevel=2,
             )
         width = model.config.get_text_config().hidden_size
-        with torch.device("meta"):  # shapes alone: huge sizes in a configuration cost nothing
-            probe = Probe(width, hidden_size, pooling)
-        own = {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
-        want = {name: (tuple(t.shape), t.dtype) for name, t in probe.state_dict().items()}
-        if want != {name: (tuple(t.shape), t.dtype) for name, t in own.items()}:
-            raise UserError(
-                f"The {role} probe's weights do not fit its config.json (pooling {probe.pooling}). Restore both files."
-            )
-        if not all(bool(torch.isfinite(t).all()) for t in own.values()):
-            raise UserError(f"The {role} probe's weights are not finite. Restore the file or train it again.")
-        probe = Probe(width, hidden_size, pooling)
-        probe.load_state_dict(own)
-        probes[role] = probe.eval().requires_grad_(False)
-    check_sealed(place, sealed, config, fingerprint(weights))
-    return Probes(probes["target"], probes["draft"], config["style"], config["limit"], config["certificate"])
-
-
-def described(config: Any, role: str, where: Path) -> tuple[ModelIdentity, int, str]:
-    """Whose states a probe reads, its hidden units and its pooling."""
-    try:
-        if config["format"] != FORMAT or not isinstance(config["style"], str):
-            raise ValueError(f"format {FORMAT} and a style are expected")
-        check_certificate(config["certificate"])
-        sizes = {"limit": config["limit"], "hidden_size": config[role]["hidden_size"]}
-        for name, size in sizes.items():
-            if type(size) is not int or not 1 <= size <= MOST:
-                raise ValueError(f"{name} is {size!r}, but it counts from 1 to {MOST}")
-        if unknown := sorted(set(config) - KEYS):
-            raise ValueError(f"unknown key '{unknown[0]}'")
-        if not isinstance(pooling := config[role]["pooling"], str):
-            raise ValueError(f"the pooling is {pooling!r}, but it has to be a text")
-        return dataclass_from(ModelIdentity, config[role]["model"]), sizes["hidden_size"], pooling
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{where} describes no probes: {reason}. Restore it or train them again.") from error
-
-
-def check_certificate(value: Any) -> None:
-    """Refuse a certificate of segments whose rule or settings are of another kind; an empty one certifies nothing."""
-    if not isinstance(value, dict) or not isinstance(value.get("settings", {}), dict):
-        raise ValueError("its certificate or the settings in it are no object")
-    if not isinstance(value.get("rule", ""), str):
-        raise ValueError(f"the certified rule is {value['rule']!r}, but it has to be a text")
-    for name, setting in value.get("settings", {}).items():
-        if not fits(setting, str if name in TEXTS else float | bool | None):
-            raise ValueError(f"the setting '{name}' is {setting!r}")
+        probe = Probe(width, config[role]["hidden_size"], config[role]["pooling"])
+        probe.load_state_dict(
+            {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
+        )
+        probes.append(probe.eval().requires_grad_(False))
+    return Probes(*probes, config["style"], config["limit"], config["certificate"])

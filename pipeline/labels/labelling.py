@@ -34,8 +34,9 @@ from pipeline.labels.rollouts import (
 )
 from pipeline.labels.schema import Table, Texts, num_rows, picked
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
-from pipeline.params import LabelParams, MethodParams, Params
+from pipeline.params import LabelParams, Params
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
 """What may follow a text: an answer that one of them extends or replaces is not given yet."""

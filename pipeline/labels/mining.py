@@ -30,8 +30,9 @@ from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
 from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MethodParams, Params
+from pipeline.params import Params
 from pipeline.paths import PILOT
 from pipeline.run import bar
 

@@ -30,8 +30,9 @@ from pipeline.labels.schema import (
     read_labels,
     read_records,
 )
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
-from pipeline.params import MethodParams, read_params
+from pipeline.params import read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.stages.train import train, with_features

@@ -23,12 +23,10 @@ from gistgate.core.files import write_json
 from gistgate.measure import speed as baselines
 from gistgate.measure.speed import Contender, by_kind, chosen, compiled, machine, ours, race, theirs, working
 from pipeline.decode import load_gate, make_decoder, operating_point, read_prompts, request_of
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.run import run
-
-# ---- Everything that is timed against each other: transformers' own decoding, ours plain and strict, every method.
-
 
 NAMES = {baselines.ASSISTED: "transformers_assisted", baselines.LOOKUP: "transformers_lookup"}
 """What transformers' speculation is called among the contenders."""

@@ -62,11 +62,7 @@ def context_length(source: PairSource) -> int:
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
-    """Fill `folder` with a file for each split, and with summary.json.
-
-    Raises:
-        UserError: too few documents, or an empty prompt.
-    """
+    """Fill `folder` with a file for each split, and with summary.json."""
     splits = {"test": maker.test_prompts(params.prompts.test)}
     taken = {maker.task.problem(prompt["doc"]) for prompt in splits["test"]}
     splits |= training_prompts(maker, params, taken)
@@ -115,9 +111,6 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
         params: the run's.
         supply: what is left of the training documents.
         seen: problems of all other prompts.
-
-    Raises:
-        UserError: too few documents are left for this draw.
     """
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):
