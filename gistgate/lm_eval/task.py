@@ -103,17 +103,149 @@ Document = dict[str, Any]
 class Prompting:
     """How a document becomes a prompt; a gate keeps these entries, because it is trained on what users serve."""
 
-    num_fewshot: int | None = 0
-    """Solved examples in front of the question, in documents; None takes the task's own number."""
+    num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
 
 
-class Prompter:
-    """Builds the prompts of one task's documents."""
+class WithoutItself:
+    """lm-eval's sampler of few-shot examples, kept from showing a document its own solution."""
 
-    def __init__(self, harness: ConfigurableTask, prompting: Prompting) -> None:
-        self.harness, self.prompting = harness, prompting
+    def __init__(self, sampler: Any, doc: Document) -> None:
+        self.sampler, self.doc = sampler, doc
+
+    def sample(self, n: int, **_: Any) -> Sequence[Document]:
+        """`n` examples other than the document."""
+        pool = self.sampler.fewshot_docs()
+        # lm-eval draws one document more than it needs where it has to leave one out.
+        doc: Document | None = self.doc if len(pool) > n else None
+        if doc is None and (len(pool) < n or self.doc in pool):
+            raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
+        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=doc)
+        return examples
+
+
+def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
+    """The function that renders a chat as lm-eval does, with this tokenizer."""
+    from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
+
+    if not tokenizer.chat_template:
+        raise UserError(
+            "The tokenizer has no chat template. Switch the chat template off (`prompting.chat_template: false`)."
+        )
+    bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
+
+    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
+
+    return render
+
+
+INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
+
+
+def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
+    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter")."""
+    filters = {ensemble.name: ensemble for ensemble in harness._filters}
+    metrics = list(harness._metric_fn_list)
+    metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
+    name = name or next(iter(filters))
+    if metric not in metrics or name not in filters:
+        known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
+        raise UserError(
+            f"The task has no metric '{wanted}'. Set `task_metric` (`gistgate calibrate`: --metric) to one of: {known}."
+        )
+    if not harness.higher_is_better().get(metric, True):
+        raise UserError(
+            f"Of the metric '{metric}' less is better. Set `task_metric` (`gistgate calibrate`: --metric) to one where "
+            "more is better."
+        )
+    return filters[name], metric
+
+
+# Names under which a task may limit its answers, in lm-eval's order of priority.
+LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """Which task, judged by what, on which data, and how it is asked."""
+
+    name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
+    metric: str | None = None  # metric and filter that decide, as lm-eval writes them; None: the task's first
+    data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
+    prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
+    max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
+    allow_code: bool = False  # whether a task may run programs that the model writes
+
+
+def load_task(spec: TaskSpec) -> Task:
+    """The task, prompted as `spec.prompting` says."""
+    return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
+
+
+class Task:
+    """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
+
+    def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
+        self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
+        if not harness.has_training_docs():
+            raise UserError(
+                f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
+                "Choose a task whose YAML names a `training_split`."
+            )
+        settings = dict(harness.config.generation_kwargs)
+        if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
+            log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
+        limits = [settings.pop(name) for name in LENGTHS if settings.get(name)]
+        until = settings.get("until") or []
+        settings["until"] = [until] if isinstance(until, str) else list(until)
+        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, spec.max_new_tokens][0])}
+        harness.set_config("generation_kwargs", settings)
+        harness.set_config("repeats", 1)
+        asked, own = self.prompting.num_fewshot, harness.config.num_fewshot or 0
+        if asked is not None and asked < own:
+            log.warning(
+                "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
+                "another form than its filter expects. Set prompting.num_fewshot to null (on the command line "
+                "--num-fewshot %d), or choose another task.",
+                *(self.name, own, asked, own),
+            )
+        harness.set_config("num_fewshot", own if asked is None else asked)
+        self._filter, self._metric = choose_metric(harness, spec.metric)
+
+    @property
+    def stops(self) -> list[str]:
+        """Texts that end an answer."""
+        return list(self.harness.config.generation_kwargs["until"])
+
+    @property
+    def max_new_tokens(self) -> int:
+        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it names none."""
+        return int(self.harness.config.generation_kwargs["max_gen_toks"])
+
+    def documents(self, split: str) -> list[Document]:
+        """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the task's order."""
+        return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
+
+    def problem(self, doc: Document) -> str:
+        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
+        return re.sub(r"[\W_]+", " ", self.question(doc).casefold()).strip()
+
+    def encode(self, tokenizer: PreTrainedTokenizerBase, context: str) -> list[int]:
+        """The ids that lm-eval's transformers backend serves for this context: no second <s> before a first one."""
+        has_bos = bool(tokenizer.bos_token) and context.startswith(str(tokenizer.bos_token))
+        return list(tokenizer.encode(context, **({"add_special_tokens": False} if has_bos else {})))
+
+    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
+        """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
+        return self.cut(str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token)
+
+    def cut(self, text: str, end: str | None = None) -> str:
+        """An answer as lm-eval scores it: without its first stop, or `end`, and what is behind."""
+        for stop in filter(None, [*self.stops, end]):
+            text = text.split(stop)[0]
+        return text
 
     def question(self, doc: Document) -> str:
         """The document's own text, without examples, chat markers or system text."""
@@ -172,51 +304,6 @@ class Prompter:
             "fewshot_as_multiturn": chat,
             "chat_template": chat_template(tokenizer) if chat and tokenizer is not None else None,
         }
-
-
-class WithoutItself:
-    """lm-eval's sampler of few-shot examples, kept from showing a document its own solution."""
-
-    def __init__(self, sampler: Any, doc: Document) -> None:
-        self.sampler, self.doc = sampler, doc
-
-    def sample(self, n: int, **_: Any) -> Sequence[Document]:
-        """`n` examples other than the document."""
-        pool = self.sampler.fewshot_docs()
-        # lm-eval draws one document more than it needs where it has to leave one out.
-        doc: Document | None = self.doc if len(pool) > n else None
-        if doc is None and (len(pool) < n or self.doc in pool):
-            raise UserError(f"The task has too few documents to show {n} others as examples. Lower num_fewshot.")
-        examples: Sequence[Document] = self.sampler.sample(n=n, eval_doc=doc)
-        return examples
-
-
-def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
-    """The function that renders a chat as lm-eval does, with this tokenizer."""
-    from lm_eval.models.huggingface import HFLM  # costs seconds, and only chats need it
-
-    if not tokenizer.chat_template:
-        raise UserError(
-            "The tokenizer has no chat template. Switch the chat template off (`prompting.chat_template: false`)."
-        )
-    bare = SimpleNamespace(tokenizer=tokenizer, chat_template_args={})
-
-    def render(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return str(HFLM.apply_chat_template(bare, history, add_generation_prompt))
-
-    return render
-
-
-INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
-
-
-class Judge:
-    """The verdicts of one metric and one filter of a task."""
-
-    def __init__(self, harness: ConfigurableTask, name: str, wanted: str | None) -> None:
-        """Judge by the metric and filter `wanted` ("exact_match,strict-match"), or by the task's first of each."""
-        self.harness, self.name = harness, name
-        self._filter, self._metric = choose_metric(harness, wanted)
 
     @property
     def metric(self) -> str:
@@ -279,115 +366,6 @@ class Judge:
         except TypeError:  # lm-eval's other form of a metric
             value = metric([reference, answer])
         return value.get(self._metric) if isinstance(value, dict) else value
-
-
-def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
-    """The filter and the metric's name: the task's first of each, or those of `wanted` ("metric,filter")."""
-    filters = {ensemble.name: ensemble for ensemble in harness._filters}
-    metrics = list(harness._metric_fn_list)
-    metric, _, name = (wanted or f"{metrics[0]},{next(iter(filters))}").partition(",")
-    name = name or next(iter(filters))
-    if metric not in metrics or name not in filters:
-        known = ", ".join(f"{m},{f}" for m in metrics for f in filters)
-        raise UserError(
-            f"The task has no metric '{wanted}'. Set `task_metric` (`gistgate calibrate`: --metric) to one of: {known}."
-        )
-    if not harness.higher_is_better().get(metric, True):
-        raise UserError(
-            f"Of the metric '{metric}' less is better. Set `task_metric` (`gistgate calibrate`: --metric) to one where "
-            "more is better."
-        )
-    return filters[name], metric
-
-
-# Names under which a task may limit its answers, in lm-eval's order of priority.
-LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-
-
-@dataclass(frozen=True)
-class TaskSpec:
-    """Which task, judged by what, on which data, and how it is asked."""
-
-    name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
-    metric: str | None = None  # metric and filter that decide, as lm-eval writes them; None: the task's first
-    data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
-    prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
-    max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
-    allow_code: bool = False  # whether a task may run programs that the model writes
-
-
-def load_task(spec: TaskSpec) -> Task:
-    """The task, prompted as `spec.prompting` says."""
-    return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
-
-
-class Task(Prompter, Judge):
-    """A loaded lm-eval task: prompts of its documents, and scores of answers."""
-
-    def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
-        self.harness, self.name = harness, spec.name  # what lm-eval evaluates, prompted and limited as we do
-        if not harness.has_training_docs():
-            raise UserError(
-                f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
-                "Choose a task whose YAML names a `training_split`."
-            )
-        Prompter.__init__(self, harness, spec.prompting)
-        self._prepare(spec.max_new_tokens)
-        Judge.__init__(self, harness, spec.name, spec.metric)
-
-    def _prepare(self, max_new_tokens: int) -> None:
-        """Make the harness's task prompt and decode as the specification says."""
-        settings = dict(self.harness.config.generation_kwargs)
-        if settings.get("do_sample") or settings.get("temperature") or self.harness.config.repeats > 1:
-            log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
-        limits = [settings.pop(name) for name in LENGTHS if settings.get(name)]
-        until = settings.get("until") or []
-        settings["until"] = [until] if isinstance(until, str) else list(until)
-        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, max_new_tokens][0])}
-        self.harness.set_config("generation_kwargs", settings)
-        self.harness.set_config("repeats", 1)
-        asked, own = self.prompting.num_fewshot, self.harness.config.num_fewshot or 0
-        if asked is not None and asked < own:
-            log.warning(
-                "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
-                "another form than its filter expects. Set prompting.num_fewshot to null (on the command line "
-                "--num-fewshot %d), or choose another task.",
-                *(self.name, own, asked, own),
-            )
-        self.harness.set_config("num_fewshot", own if asked is None else asked)
-
-    @property
-    def stops(self) -> list[str]:
-        """Texts that end an answer."""
-        return list(self.harness.config.generation_kwargs["until"])
-
-    @property
-    def max_new_tokens(self) -> int:
-        """Longest answer in tokens: the task's own limit, or `TaskSpec.max_new_tokens` where it names none."""
-        return int(self.harness.config.generation_kwargs["max_gen_toks"])
-
-    def documents(self, split: str) -> list[Document]:
-        """The documents of "train" (the training split) or "test" (what lm-eval evaluates), in the task's order."""
-        return list(self.harness.training_docs() if split == "train" else self.harness.eval_docs)
-
-    def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem: their words, whatever case, spaces and punctuation."""
-        return re.sub(r"[\W_]+", " ", self.question(doc).casefold()).strip()
-
-    def encode(self, tokenizer: PreTrainedTokenizerBase, context: str) -> list[int]:
-        """The ids that lm-eval's transformers backend serves for this context: no second <s> before a first one."""
-        has_bos = bool(tokenizer.bos_token) and context.startswith(str(tokenizer.bos_token))
-        return list(tokenizer.encode(context, **({"add_special_tokens": False} if has_bos else {})))
-
-    def text(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str:
-        """The answer that lm-eval would score for these new tokens: decoded and cut at the first stop."""
-        return self.cut(str(tokenizer.decode(list(ids), skip_special_tokens=True)), tokenizer.eos_token)
-
-    def cut(self, text: str, end: str | None = None) -> str:
-        """An answer as lm-eval scores it: without its first stop, or `end`, and what is behind."""
-        for stop in filter(None, [*self.stops, end]):
-            text = text.split(stop)[0]
-        return text
 
 
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)

@@ -24,7 +24,7 @@ RIGHT, LONGER, WRONG = "def double(x):\n    return 2 * x", "def double(x):\n    
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> str:
+def data(tmp_path):
     """A folder with documents."""
     for split in ("train", "test"):
         write_rows(tmp_path / f"{split}.jsonl", [WORDS, HEAD])
@@ -32,12 +32,12 @@ def data(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def task(data: str, monkeypatch: pytest.MonkeyPatch) -> Task:
+def task(data, monkeypatch):
     monkeypatch.chdir(ROOT)
     return load_task(TaskSpec(NAME, data=data, allow_code=True))
 
 
-def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(tasks, "build", lambda *_: pytest.fail("was loaded"))
     monkeypatch.setattr(code_tasks, "runs", lambda *_: pytest.fail("was run"))
@@ -46,7 +46,7 @@ def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest
             load_task(TaskSpec(name, data=data))
 
 
-def test_code_tasks_are_the_score(task: Task) -> None:
+def test_code_tasks_are_the_score(task):
     assert task.metric == "tests_passed,none"
     assert [task.score(WORDS, text) for text in (RIGHT, WRONG, "", "return 2 * x")] == [1, 0, 0, 0]
     for language in ("python", "python3", "Python", "py", ""):
@@ -55,7 +55,7 @@ def test_code_tasks_are_the_score(task: Task) -> None:
     assert task.score(WORDS, f"Here it is:\n```python\n{RIGHT}") == 1  # the limit cut the block off
 
 
-def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None:
+def test_the_head_of_a_function_may_be_completed_or_repeated(task):
     assert task.score(HEAD, "    return prod([2, x])\n") == 1
     assert task.score(HEAD, "def double(x):\n    return prod([2, x])\n") == 1
     assert program_of(WORDS, RIGHT) == RIGHT
@@ -66,13 +66,11 @@ def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None
     [(RIGHT, RIGHT, True), (LONGER, RIGHT, True), (WRONG, RIGHT, False), (RIGHT, WRONG, False), (WRONG, WRONG, True),
      (WRONG, WRONG + "  # no", None), (RIGHT, "", None)],
 )  # fmt: skip
-def test_equal_verdicts_of_the_tests_are_the_same_meaning(
-    task: Task, text: str, reference: str, same: bool | None
-) -> None:
+def test_equal_verdicts_of_the_tests_are_the_same_meaning(task, text, reference, same):
     assert task.same_meaning(WORDS, text, reference) is same
 
 
-def test_a_document_without_tests_is_named() -> None:
+def test_a_document_without_tests_is_named():
     with pytest.raises(UserError, match="has no text 'tests'. Every line needs prompt, tests, entry_point"):
         process_results({"prompt": "p", "entry_point": "e"}, ["x"])
 
@@ -86,7 +84,7 @@ dataset_kwargs: {{data_files: {{test: {data}/rows.jsonl}}}}
 """
 
 
-def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path, monkeypatch):
     """HumanEval's form: its metric `pass_at_k` asks `code_eval` of the hub, and its results call it pass@1."""
     import lm_eval.tasks.humaneval as package
 
@@ -101,7 +99,7 @@ def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypat
     assert task.same_meaning(row, "    return x", "    return x + x") is False
 
 
-def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_asks_once(monkeypatch, capsys):
     import lm_eval.__main__ as harness
 
     def refused() -> None:
@@ -118,7 +116,7 @@ def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     command.main()
 
 
-def test_several_programs_of_a_task_count_as_pass_at_k() -> None:
+def test_several_programs_of_a_task_count_as_pass_at_k():
     """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n, k)."""
     import evaluate
 
