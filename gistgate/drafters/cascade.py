@@ -11,9 +11,9 @@ Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
@@ -52,20 +52,12 @@ class CascadeDrafter(ModelDrafter):
         self.inner.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
 
     def propose(
-        self,
-        texts: Texts,
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
+        self, texts: Texts, num_draft: int, *, vocabulary: int, sampling: Sampling, want_q: bool, **request: Any
     ) -> Draft:
-        self._levels = None
         if not sampling.greedy or want_q:
-            return super().propose(
-                texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
-            )
+            self._levels = None
+            request |= {"vocabulary": vocabulary, "sampling": sampling, "want_q": want_q}
+            return super().propose(texts, num_draft, **request)
         self._levels = [len(text) for text in texts]
         grown, forwards = [list(text) for text in texts], 0
         while any(len(g) - len(text) < num_draft for g, text in zip(grown, texts, strict=True)):

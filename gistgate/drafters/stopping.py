@@ -15,7 +15,6 @@ Axis letters: B rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -115,23 +114,18 @@ def stopping_from(said: Any) -> Stopping:
     try:
         threshold = float(said)
     except (TypeError, ValueError):
-        return load_stopping(said)
-    if not (math.isfinite(threshold) and 0 <= threshold <= 1):
+        value = read_json(said)
+        try:
+            points = tuple((float(x), float(y)) for x, y in value["points"])
+            stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{said} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
+            ) from error
+        return stopping
+    if not 0 <= threshold <= 1:
         raise UserError(
             f"A draft cannot end where its confidence is below {said}. Give a probability, such as 0.4, or the file "
             "that `gistgate fit-draft` wrote."
         )
     return Stopping(threshold, joint=False)
-
-
-def load_stopping(path: str | Path) -> Stopping:
-    """A saved policy."""
-    value = read_json(path)
-    try:
-        points = tuple((float(x), float(y)) for x, y in value["points"])
-        stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
-        ) from (error)
-    return stopping

@@ -18,14 +18,10 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter, Texts
-from gistgate.core.reader import RowCache
+from gistgate.core.drafter import Texts
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
-from gistgate.drafters.text import ragged
-
-# ---- A suffix tree with counts over texts that grow at their ends and can be taken out again (arXiv 2411.04975).
-
+from gistgate.drafters.text import RowDrafter, ragged
 
 Pick = Callable[[dict[int, int], int], int]
 """Chooses the next token from {token: times it follows} and the times that anything or nothing follows."""
@@ -67,7 +63,7 @@ class Place(NamedTuple):
 
 
 class SuffixTree:
-    """All suffixes of some texts, cut to `depth` tokens."""
+    """All suffixes of some texts, cut to `depth` tokens, with counts; texts grow at their ends and can be taken out."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -174,19 +170,16 @@ class SharedSuffixes:
     """
 
     def __init__(self, capacity: int = 100_000, depth: int = 32, tenant: str | None = None) -> None:
-        """An empty tree.
+        """An empty tree for the requests of `tenant` (None: everybody's).
 
-        Args:
-            capacity: tokens held at most, about 1 kB each; texts leave whole, the oldest first.
-            depth: longest run of tokens that is counted, match and proposal together.
-            tenant: whose requests it serves; None: everybody's.
+        At most `capacity` tokens are held, about 1 kB each; texts leave whole, the oldest first. `depth` is the longest
+        run of tokens that is counted, match and proposal together.
         """
         if capacity < 1 or depth < 2:
             raise UserError(
-                f"suffix: a shared capacity of {capacity} or depth of {depth} tokens is too small. "
-                "Take at least 1 and 2."
+                f"suffix: a shared capacity of {capacity} tokens is 1 or more, a depth of {depth} 2 or more"
             )
-        if tenant is not None and not tenant:
+        if tenant == "":
             raise UserError("suffix: the tenant has no name. Name one, or leave tenant away to serve everybody.")
         self.capacity, self.tenant = capacity, tenant
         self.tree = SuffixTree(depth)
@@ -234,7 +227,7 @@ class RowTexts:
 
 
 @dataclass
-class SuffixDrafter(Drafter):
+class SuffixDrafter(RowDrafter):
     """For every match length walk the most frequent continuation; the path with the best score wins.
 
     Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.
@@ -267,10 +260,6 @@ class SuffixDrafter(Drafter):
                 f"suffix: min_probability {self.min_probability:g} must lie in [0, 1] and depth {self.depth} be 2 or "
                 "more. Change the one that does not."
             )
-        self._check_scope()
-        self.rows: list[RowTexts] = []
-
-    def _check_scope(self) -> None:
         if self.scope not in ("request", "tenant", "global"):
             raise UserError(f"suffix: there is no scope '{self.scope}'. Use 'request', 'tenant' or 'global'.")
         if (self.scope == "request") != (self.shared is None):
@@ -291,14 +280,8 @@ class SuffixDrafter(Drafter):
         """True when the counts serve as draft probabilities."""
         return self.q_from_counts
 
-    def start(self, batch: int) -> None:
-        self.rows = [RowTexts(SuffixTree(self.depth)) for _ in range(batch)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        self.rows += [RowTexts(SuffixTree(self.depth)) for _ in texts]
+    def new_row(self) -> RowTexts:
+        return RowTexts(SuffixTree(self.depth))
 
     def propose(
         self,
@@ -310,14 +293,13 @@ class SuffixDrafter(Drafter):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
         with_q = self.q_from_counts and (want_q or not sampling.greedy)
+        rows = self.rows = self.rows_of(texts)
         chains: list[list[int]] = []
         picked: list[list[tuple[list[int], Tensor]]] = []
         with nullcontext() if self.shared is None else self.shared.lock:
             for index, text in enumerate(texts):
-                row = self.rows[index] = self._read(self.rows[index], text)
+                row = rows[index] = self._read(rows[index], text)
                 match = self.best(row, text, num_draft, vocabulary)
                 odds: list[tuple[list[int], Tensor]] = []
                 if match is not None and with_q:

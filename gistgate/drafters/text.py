@@ -5,7 +5,7 @@ Axis letters: B rows, K drafted tokens, V vocabulary, k successors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Literal
@@ -50,12 +50,34 @@ def right_padded(rows: Sequence[Sequence[int]], widest: int, filler: int = 0) ->
     return torch.tensor(padded, dtype=torch.long).view(len(rows), widest)
 
 
-# ---- Prompt lookup: copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
+class RowDrafter(Drafter):
+    """What drafters share that know something of each row: `new_row` is what they know of one at first."""
+
+    rows: list[Any] | tuple[()] = ()
+    new_row: Callable[[], Any]
+
+    def rows_of(self, texts: Texts) -> list[Any]:
+        """What is known of the rows; a batch that was not begun is begun here."""
+        if len(self.rows) != len(texts):
+            self.start(len(texts))
+        return list(self.rows)
+
+    def start(self, batch: int) -> None:
+        self.rows = [self.new_row() for _ in range(batch)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        self.rows = [*self.rows, *(self.new_row() for _ in texts)]
 
 
 @dataclass
 class PromptLookup(Drafter):
-    """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
+    """Copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
+
+    For n = n_max .. 1 the last n tokens are looked for earlier in the text; the first n that hits wins.
+    """
 
     n_max: int = 3  # longest n-gram looked for, in tokens
     pick: Literal["first", "last"] = "first"  # which earlier occurrence is copied
@@ -87,7 +109,7 @@ class RowSuccessors:
 
 
 @dataclass
-class TokenRecycling(Drafter):
+class TokenRecycling(RowDrafter):
     """Token Recycling (arXiv 2408.08696): x_1 = A[last token], x_2 = A[x_1], ..., as far as successors are known.
 
     This is the chain of the most likely successors; the paper verifies a tree over the k that are remembered.
@@ -106,37 +128,21 @@ class TokenRecycling(Drafter):
     def __post_init__(self) -> None:
         if self.k < 1 or self.reset not in ("request", "keep"):
             raise UserError(f"recycle: k {self.k} must be 1 or more and reset '{self.reset}' 'request' or 'keep'.")
-        self.rows: list[RowSuccessors] = []
         self._kept: np.ndarray | None = None
-
-    def start(self, batch: int) -> None:
-        self.rows = [RowSuccessors() for _ in range(batch)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
-        self.rows += [RowSuccessors() for _ in texts]
+        self.new_row = RowSuccessors
 
     def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
-        return ragged(
-            [self._chain(row, text, num_draft, vocabulary) for row, text in zip(self.rows, texts, strict=True)]
-        )
+        rows = zip(self.rows_of(texts), texts, strict=True)
+        return ragged([self._chain(row, text, num_draft, vocabulary) for row, text in rows])
 
     def _chain(self, row: RowSuccessors, text: Sequence[int], num_draft: int, vocabulary: int) -> list[int]:
         if row.table is None:
             row.table = self._table(vocabulary)
             if self.from_text:
                 fill_from_text(row.table, text)
-        row.read = text[-1]
+        row.read = token = text[-1]
         ids: list[int] = []
-        token = row.read
-        while len(ids) < num_draft and token < vocabulary:
-            token = int(row.table[token, 0])
-            if token == UNKNOWN:
-                break
+        while len(ids) < num_draft and token < vocabulary and (token := int(row.table[token, 0])) != UNKNOWN:
             ids.append(token)
         return ids
 
@@ -144,16 +150,11 @@ class TokenRecycling(Drafter):
         """The A [V, k] that a row begins with."""
         if self.k > vocabulary:
             raise UserError(f"recycle: k {self.k} exceeds the vocabulary of {vocabulary} tokens. Lower k.")
-        if self.reset == "keep" and self._kept is not None:
-            if len(self._kept) != vocabulary:
-                raise UserError(
-                    f"recycle: this drafter remembers {len(self._kept)} tokens' successors and the target has "
-                    f"{vocabulary} tokens. Make a drafter for every target."
-                )
-            return self._kept
-        table_Vk = np.full((vocabulary, self.k), UNKNOWN, dtype=np.int32)
-        if self.reset == "keep":
-            self._kept = table_Vk
+        table_Vk = self._kept
+        if table_Vk is None or self.reset == "request":
+            table_Vk = np.full((vocabulary, self.k), UNKNOWN, dtype=np.int32)
+            self._kept = table_Vk if self.reset == "keep" else None
+        assert len(table_Vk) == vocabulary, "a drafter that keeps its table serves one target"
         return table_Vk
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:
