@@ -1,7 +1,5 @@
 """A calibration prompt is judged once for a claim: what is admitted, what it costs, and what stays judged."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """GGUF files in the folders of target and draft: every command that loads a model takes their names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of a new project, and the sentences where it cannot be written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

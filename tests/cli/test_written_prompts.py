@@ -1,7 +1,5 @@
 """Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second template or <s>."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """An OpenAI-compatible server that adds numbers, and that fails as a test wants it to."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading

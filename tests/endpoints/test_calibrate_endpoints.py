@@ -1,7 +1,5 @@
 """Two servers, one claim: what is certified, what is refused, and what survives a broken run."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The command that a gate names on other weights is one that the command line takes and whose models load."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

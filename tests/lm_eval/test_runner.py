@@ -1,7 +1,5 @@
 """Programs of a model run to their end or fail; and none has the environment of its caller."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """The task is the only authority on contexts, stops and meaning; nothing here knows any particular task."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tasks whose answers are programs: consent, verdicts, sameness, and lm-eval's own names for the metric."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
