@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
     from gistgate.measure.outlook import Effort, Outlook
-    from gistgate.measure.speed import Clock
+    from gistgate.measure.speed import Timing
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
 
@@ -134,7 +134,7 @@ def point_line(certificate: Certificate, point: OperatingPoint) -> str:
     )
 
 
-def timed(clocks: Sequence[Clock]) -> Group:
+def timed(clocks: Sequence[Timing]) -> Group:
     """Seconds, speed against the first way of decoding, tau and looseness, one line each."""
     table = Table("", box=None, pad_edge=False)
     for column in ("seconds", "speed", "tau", "loose/100", "tokens"):

@@ -74,7 +74,7 @@ class Probes:
         """Write the folder; `notes` say where the probes come from."""
         place, weights = Path(folder) / "config.json", Path(folder) / "model.safetensors"
         config: dict[str, Any] = {"format": FORMAT, "style": self.style, "limit": self.limit, "notes": notes}
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for role, probe, model in zip(ROLES, (self.target, self.draft), (target, draft), strict=True):
             described = {"pooling": probe.pooling, "hidden_size": probe.hidden_size}
             config[role] = {**described, "model": asdict(identify_model(model))}
@@ -92,7 +92,7 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
     if config["format"] != FORMAT:
         raise UserError(f"{place} has format {config['format']}, this gistgate reads {FORMAT}. Train the probes again.")
     check_sealed(place, sealed, config, fingerprint(weights))
-    probes = []
+    probes = {}
     for role, model in zip(ROLES, (target, draft), strict=True):
         identity = dataclass_from(ModelIdentity, config[role]["model"])
         check_identity(role, identity, identify_model(model))
@@ -107,5 +107,5 @@ def load_probes(folder: str | Path, target: PreTrainedModel, draft: PreTrainedMo
         probe.load_state_dict(
             {name.removeprefix(f"{role}."): t for name, t in tensors.items() if name.startswith(f"{role}.")}
         )
-        probes.append(probe.eval().requires_grad_(False))
-    return Probes(*probes, config["style"], config["limit"], config["certificate"])
+        probes[role] = probe.eval().requires_grad_(False)
+    return Probes(**probes, style=config["style"], limit=config["limit"], certificate=config["certificate"])

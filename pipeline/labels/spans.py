@@ -43,7 +43,8 @@ PAIRS = MODELS / "pairs.safetensors"
 def main(part: str) -> None:
     if part == "judge":
         read_spans()
-        train_judge()
+        params = read_params()
+        train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
     else:
         count_pairs()
 
@@ -77,12 +78,6 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
     at_B, at_K = at_B.cpu(), at_K.cpu()
     shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
     return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
-
-
-def train_judge() -> None:
-    """Train the head `judge` on the labels of spans."""
-    params = read_params()
-    train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
 
 
 def count_pairs() -> None:

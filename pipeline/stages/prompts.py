@@ -57,7 +57,7 @@ def main() -> None:
 
 def context_length(source: PairSource) -> int:
     """Tokens that all models of the pair can read."""
-    configs = [load_config(model).get_text_config() for model in source.models]
+    configs = [load_config(model).get_text_config() for model in source.roles.values()]
     return min(context_of(config) or DEFAULT_MAX_LENGTH for config in configs)
 
 

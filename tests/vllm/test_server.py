@@ -128,9 +128,10 @@ def test_lm_eval_gets_the_answers_of_one_process_from_a_server(address: str, pla
     """Strict answers are compared: loose ones depend on where blocks begin, which is one token later in vLLM."""
     tasks = write_task(tmp_path, num_test=12, limit=24)
     line = re.search(r"^python -m lm_eval (--model local-completions .*)$", PAGE, flags=re.M)[1]  # type: ignore[index]
-    for old, new in ("model=NAME", "model=target"), ("http://127.0.0.1:8000", address), ("TARGET", place / "target"):
+    given = {"model=NAME": "model=target", "http://127.0.0.1:8000": address, "TARGET": str(place / "target")}
+    for old, new in {**given, " --tasks wordproblems --include_path data/tasks": ""}.items():
         assert old in line
-        line = line.replace(old, str(new))
+        line = line.replace(old, new)
     words = shlex.split(line)
     loose = samples(words, tasks, tmp_path / "loose")
     strict = samples([*words, "--gen_kwargs", STRICTLY], tasks, tmp_path / "strict")
@@ -142,7 +143,7 @@ def test_lm_eval_gets_the_answers_of_one_process_from_a_server(address: str, pla
 def test_the_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """The first two, which make a run and install the package, are other tests' subjects; here their results lie."""
+    """The first three make a run and an environment, whose results lie here already."""
     monkeypatch.chdir(tmp_path)
     for role in ("target", "draft"):
         shutil.copytree(place / role, tmp_path / "models/embedded" / role)
@@ -154,9 +155,9 @@ def test_the_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     block = re.search(r"^```\n(.*?)^```$", PAGE, flags=re.S | re.M)
     assert block is not None
     lines = [shlex.split(line) for line in block[1].splitlines()]
-    assert [words[0] for words in lines] == ["make", "pip", "vllm", "python", "gistgate"]
-    with served(lines[2][2:], tmp_path / "log") as address:
-        client, calibrate = ([word.replace("http://127.0.0.1:8000", address) for word in words] for words in lines[3:])
+    assert [words[0] for words in lines] == ["make", "python3", "pip", "vllm", "python", "gistgate"]
+    with served(lines[3][2:], tmp_path / "log") as address:
+        client, calibrate = ([word.replace("http://127.0.0.1:8000", address) for word in words] for words in lines[4:])
         assert "rule=autojudge" in output_of([sys.executable, *client[1:]])
         output_of([Path(sys.executable).parent / "gistgate", *calibrate[1:], *FEW])
     assert (tmp_path / "served-certificate.json").exists()
