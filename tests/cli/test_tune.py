@@ -135,11 +135,11 @@ def test_cheaper_drafts_are_what_is_timed(tune, gate, pair, tmp_path):
 
 def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
     write_code(gate)
-    replace(read_certificate(gate), drafter="recycle").save(tmp_path / "copied")
-    assert "class TokenRecycling" not in (gate / "custom_generate/drafters.py").read_text()
-    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, recycle K=4": 0.5})
-    assert read_certificate(gate / "tuned").drafter == "recycle"
-    assert "class TokenRecycling" in (gate / "custom_generate/drafters.py").read_text()
+    replace(read_certificate(gate), drafter="cascade").save(tmp_path / "copied")
+    assert not (gate / "custom_generate/drafters_cascade.py").exists()
+    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, cascade K=4": 0.5})
+    assert read_certificate(gate / "tuned").drafter == "cascade"
+    assert (gate / "custom_generate/drafters_cascade.py").exists()
 
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):

@@ -88,14 +88,12 @@ def test_the_draft_of_the_command_is_as_light_as_the_gate_s(place, monkeypatch):
     assert list(map(identify_model, (found.target, found.draft))) == list(map(identify_model, (moved, draft)))
 
 
-def test_calibrate_takes_the_bits_of_the_gate_s_draft(place, monkeypatch):
-    kept: list[torch.device] = []
-    monkeypatch.setattr("gistgate.lm_eval.calibrate.keep_freed_memory", kept.append)
+def test_calibrate_takes_the_bits_of_the_gate_s_draft(place):
     target = load_target(str(place / "target")).model
     gate = make_gate(place, target, load_draft(place / "draft", target, quantised="int4"))
     named = {"task": "sums", "gate": str(gate), "target": str(place / "moved"), "draft": str(place / "draft")}
     found = load_models(Options(**named))
-    assert getattr(found.draft, "quantised", None) == "int4" and kept == [torch.device("cpu")]
+    assert getattr(found.draft, "quantised", None) == "int4"
 
     bare = load_models(Options(**named, quantise_draft="none"))  # as a GPU needs it
     assert getattr(bare.draft, "quantised", None) is None and bare.gate is not None
