@@ -174,7 +174,6 @@ def load(
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
     `measures` says that the command finds out itself up to how many rows speculation pays."""
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate
@@ -186,7 +185,6 @@ def load(
     if (certificate := named_certificate(options)) is not None:
         asking.check(certificate)
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     if certificate is not None:
         asking.check(certificate, loaded)
     decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, options), None

@@ -157,7 +157,7 @@ def model_of(
     path = Path(name).expanduser()
     if path.is_dir():
         name = str(path.resolve())
-        check_gguf(name, place)
+        check_gguf(name, place.get("gguf_file"))
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
     values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.core.utils import UserError
-from gistgate.models.options import DecodeOptions, EncodedPrompt
+from gistgate.models.options import DecodeOptions, EncodedPrompt, parse_settings
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
@@ -96,7 +96,6 @@ def with_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def with_options(**given: Any) -> None:
-        from gistgate.models.loading import parse_settings
 
         named = {name: given.pop(name) for name in WISHES}
         named["settings"] = parse_settings(named["settings"])

@@ -145,13 +145,11 @@ def draft_vocabulary(
     draft_gguf: DraftGguf = None,
 ) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.models.lighter import Subset
     from gistgate.models.loading import load_draft, load_target
 
     lines = [asked.text for asked in read_prompts(texts)]
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     model = load_draft(draft, loaded.model, loaded.tokenizer, gguf=draft_gguf)
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
@@ -255,7 +253,7 @@ def heading(target: str, options: DecodeOptions) -> str:
 
 def slider_rule(decoder: Any) -> Any:
     """The rule whose knob is on the slider: the decoder's, or that of its gate where the decoder runs strictly."""
-    from gistgate.models.build import GATED
+    from gistgate.models.choose import GATED
     from gistgate.rules import make_rule
 
     runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
@@ -290,16 +288,14 @@ def tune(
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
     from gistgate.cli import show
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.measure.tune import Workshop
     from gistgate.measure.tune import tune as race
-    from gistgate.models.build import forget
+    from gistgate.models.build import TUNED
     from gistgate.models.loading import load_target
 
     gate = gate_of(options)
     asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, options, asking)
     candidates = shop.candidates([gate, *also])
     ids = asking.encode(loaded)
@@ -309,8 +305,8 @@ def tune(
     if not as_json:
         show.say(show.raced(found))  # before anything is written, which may fail
     saved = save(Path(gate), found, len(ids)) if found.winner else None
-    if saved is None:
-        forget(gate)
+    if saved is None and (Path(gate) / TUNED).exists():
+        shutil.rmtree(Path(gate) / TUNED)
     if as_json:
         typer.echo(json.dumps({**told(found, len(ids)), "saved": saved and str(saved)}))
         return

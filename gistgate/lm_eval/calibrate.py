@@ -32,7 +32,6 @@ from gistgate.certificates.outcomes import (
     cached,
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
-from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
@@ -44,8 +43,10 @@ from gistgate.core.utils import UserError, dataclass_from, nearest
 from gistgate.export.write import FOLDER, write_code
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, hashes_of, unused_prompts, used_prompts
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
-from gistgate.models.build import BLOCK, CORPUS, GATED, STORED, STRICT, Sources, asks_draft, make_drafter
-from gistgate.models.loading import load_draft, load_target, parse_settings
+from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
+from gistgate.models.choose import BLOCK, GATED, STRICT
+from gistgate.models.loading import load_draft, load_target
+from gistgate.models.options import parse_settings
 from gistgate.rules import RULES, make_rule, meant
 
 if TYPE_CHECKING:
@@ -153,7 +154,6 @@ def load_models(options: Options) -> Models:
         check_no_draft(options)
     with recorded("target", name if not options.target else None):
         target = load_target(options.target or name, dtype, gguf=options.gguf)
-    keep_freed_memory(target.model.device)
     lighter = lighter_as_trained(options, trained)
     with recorded("draft", draft_name if not options.draft else None):
         named = {"gguf": options.draft_gguf, **lighter}

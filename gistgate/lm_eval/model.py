@@ -25,10 +25,10 @@ from gistgate.core.block import Sampling
 from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.core.utils import UserError
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
-from gistgate.models.loading import unloadable, warn_generation_config, whole_model
+from gistgate.models.loading import or_refuse, warn_generation_config, whole_model
 from gistgate.models.options import AUTO
 
 # ---- What passed through the decoder while the harness evaluated, by prompt.
@@ -222,12 +222,7 @@ class Whole:
     @staticmethod
     def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
         """A model whose weights are checked."""
-        try:
-            return whole_model(name, **options)
-        except Exception as error:  # damaged files and unknown architectures fail in many ways
-            if is_out_of_memory(error):
-                raise
-            raise UserError(unloadable("model", name, error)) from error
+        return or_refuse("model", name, lambda: whole_model(name, **options))
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:

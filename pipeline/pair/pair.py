@@ -18,19 +18,18 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gistgate.core.attention import keep_freed_memory
 from gistgate.core.reader import num_ids
-from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.core.utils import UserError
+from gistgate.models import loading
 from gistgate.models.lighter import check_kind, quantise
 from gistgate.models.loading import (
     RETRIEVAL,
     check_gguf,
     check_same_tokenizer,
     check_smaller,
-    hub_remedy,
-    load_draft_tokenizer,
+    or_refuse,
+    own_tokenizer,
     warn_generation_config,
-    whole_model,
 )
 from pipeline.methods import MODEL
 from pipeline.params import block, build, nearest
@@ -144,15 +143,13 @@ def load_config(source: ModelSource) -> Any:
 
 def load_model(source: ModelSource) -> PreTrainedModel:
     """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
-    extra = {"device_map": source.device_map} if source.device_map else {}
-    dtype = getattr(torch, source.dtype)
-    model = attempt(source, lambda: whole_model(source.model, dtype=dtype, **extra, **source.place))
-    if not source.device_map:
-        device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = model.to(device)
-        keep_freed_memory(device)
+    check_folder(source)
+    device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = {"device_map": source.device_map} if source.device_map else {}
+    options = {"dtype": getattr(torch, source.dtype), **where, **source.place}
+    model = loading.load_model("model", source.model, None if where else device, **options)
     warn_generation_config(model)
-    return quantise(model.eval().requires_grad_(False), source.quantise)
+    return quantise(model.requires_grad_(False), source.quantise)
 
 
 def load_shape(source: ModelSource) -> PreTrainedModel:
@@ -177,25 +174,18 @@ def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
 
 def attempt(source: ModelSource, read: Callable[[], T]) -> T:
     """Call `read`; whatever fails is one sentence that names the remedy."""
+    check_folder(source)
+    check_gguf(source.model, source.gguf_file)
+    return or_refuse("model", source.model, read)
+
+
+def check_folder(source: ModelSource) -> None:
+    """Refuse a folder that is missing, which the hub would be asked for."""
     if source.is_folder and not Path(source.model).is_dir():
         raise UserError(
             f"The model folder {source.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
             "else correct the path in models/pairs/."
         )
-    if source.is_folder:
-        check_gguf(source.model, source.place)
-    try:
-        return read()
-    except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
-        if is_out_of_memory(error):
-            raise
-        if not source.is_folder:
-            remedy = hub_remedy(source.model, error)
-        elif isinstance(error, ImportError):
-            remedy = "Install what the message names, or leave `device_map` out of the pair's file."
-        else:
-            remedy = "Its files are damaged or incomplete; restore the folder or write it again."
-        raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy}") from error
 
 
 def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
@@ -212,7 +202,7 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
                 f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
                 "speculative decoding needs one vocabulary."
             )
-    if (draft := source.draft) and (own := load_draft_tokenizer(draft.model, **draft.place)) is not None:
+    if (draft := source.draft) and (own := own_tokenizer("draft", draft.model, **draft.place)) is not None:
         check_same_tokenizer(tokenizer, own)
 
 

@@ -75,15 +75,6 @@ def test_nothing_is_saved_where_nothing_beats_strict(tune, gate):
     assert not (gate / "tuned").exists()
 
 
-def test_a_choice_that_cannot_be_removed_is_not_said_to_be_gone(tune, gate, monkeypatch):
-    """It would go on to decide. What was measured is shown all the same."""
-    tune()
-    monkeypatch.setattr("gistgate.models.build.shutil.rmtree", lambda *_, **__: None)
-    status, out, said = tune(strict=0.9)
-    assert status == 1 and "holds the choice of an earlier measurement" in said
-    assert "speed when deciding" in out
-
-
 def test_only_settings_within_the_budget_take_part(tune):
     names = json.loads(tune("--budget", 0.01, "--json")[1])["screened"]
     assert [name for name in names if name.startswith("autojudge")] == ["autojudge risk 0.0, model K=4"]
@@ -136,11 +127,11 @@ def test_cheaper_drafts_are_what_is_timed(tune, gate, pair, tmp_path):
 
 def test_plain_transformers_can_run_what_was_chosen(tune, gate, tmp_path):
     write_code(gate)
-    replace(read_certificate(gate), drafter="recycle").save(tmp_path / "copied")
-    assert "class TokenRecycling" not in (gate / "custom_generate/drafters.py").read_text()
-    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, recycle K=4": 0.5})
-    assert read_certificate(gate / "tuned").drafter == "recycle"
-    assert "class TokenRecycling" in (gate / "custom_generate/drafters.py").read_text()
+    replace(read_certificate(gate), drafter="cascade").save(tmp_path / "copied")
+    assert not (gate / "custom_generate/drafters_cascade.py").exists()
+    tune("--also", tmp_path / "copied", autojudge=3.0, **{"autojudge risk 1.0, cascade K=4": 0.5})
+    assert read_certificate(gate / "tuned").drafter == "cascade"
+    assert (gate / "custom_generate/drafters_cascade.py").exists()
 
 
 def test_what_tuning_decides_cannot_be_asked_for(tune, run, pair):

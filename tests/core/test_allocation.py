@@ -67,7 +67,6 @@ def test_loading_for_a_processor_asks_for_it(tmp_path, monkeypatch: pytest.Monke
 
     tiny_pair()[0].save_pretrained(tmp_path)
     asked: list[str] = []
-    for module in (loading,):
-        monkeypatch.setattr(module, "keep_freed_memory", lambda device: asked.append(str(device)))
+    monkeypatch.setattr("gistgate.models.loading.keep_freed_memory", lambda device: asked.append(str(device)))
     loading.load_model(ModelSource(str(tmp_path), dtype="float32", device="cpu"))
     assert asked == ["cpu"]

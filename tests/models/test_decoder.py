@@ -18,7 +18,8 @@ from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.guards import LoopGuard
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
-from gistgate.models.build import KNOWN, Choice, build_decoder, other_parts
+from gistgate.models.build import KNOWN, build_decoder, other_parts
+from gistgate.models.choose import Choice
 from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
