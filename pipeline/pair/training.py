@@ -23,8 +23,7 @@ from pipeline.params import ModelTraining, PairTrainingParams
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
-IGNORED = -100
-"""Label of positions without loss: the question and the padding."""
+IGNORED = -100  # label of positions without loss: the question and the padding
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -108,6 +107,26 @@ def collate(rows: Sequence[tuple[list[int], int]], pad: int) -> tuple[Tensor, Te
     return ids_BT, labels_BT
 
 
+def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
+    """A fresh Llama of the given size with tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=padded_size(tokenizer),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        **{name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
+    return model
+
+
 def has_fast_bfloat16() -> bool:
     """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16
     (AVX-512 without AVX512_BF16 or AMX does so at about half the speed of float32)."""
@@ -184,27 +203,11 @@ def train_model(
     seed: int,
     scratch: Path,
 ) -> tuple[LlamaForCausalLM, list[float]]:
-    """Train a fresh Llama with tied embeddings on `documents`; returns the loss of every step as well.
+    """Train a model on `documents`; returns the loss of every step as well.
 
     A training that finds the checkpoint `<name>.ckpt` in the folder `scratch` continues from it.
     """
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=padded_size(tokenizer),
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = LlamaForCausalLM(config).train()
-    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
+    model = make_model(size, tokenizer, seed).train()
     rows = encode(tokenizer, documents)
     planned = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
     batches = [[rows[i] for i in batch] for batch in planned]
