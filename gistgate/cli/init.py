@@ -185,7 +185,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     is_file = task.endswith((".yaml", ".yml"))
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():
-        module_of("gistgate.lm_eval.task", "pipeline").check_name(task)
+        module_of("gistgate.lm_eval.task", "pipeline").entry_of(task, None)
         note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
         return task, {f"{place}/README.md": note}
     if not path.is_file():

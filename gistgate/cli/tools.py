@@ -34,12 +34,11 @@ from gistgate.models.options import DecodeOptions, PromptFile
 if TYPE_CHECKING:
     from gistgate.measure.tune import Candidate, Finding
 
-BLOCKS = (2, 4, 6, 8, 10, 12)
-"""K of the table; costs are measured at the first, the fourth and the last."""
+BLOCKS = (2, 4, 6, 8, 10, 12)  # K of the table; costs are measured at the first, the fourth and the last
+DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
+# Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
-"""Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
-DOCTOR_PROMPTS = 20
-"""Prompts that are enough for one recommendation."""
+CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
 
 
 @with_options
@@ -63,16 +62,7 @@ def doctor(
     from gistgate.cli import show
     from gistgate.cli.decode import load
     from gistgate.core.request import total
-    from gistgate.measure.outlook import (
-        Mismatches,
-        advice,
-        labelling,
-        lengths_of,
-        limit_advice,
-        measure,
-        outlook,
-        strict_answers,
-    )
+    from gistgate.measure import outlook as prospects
     from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
@@ -82,20 +72,23 @@ def doctor(
     loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, stop)
-    costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
-    mismatches = Mismatches()
-    answers = strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
-    counted, lengths = total([answer.statistics for answer in answers]), lengths_of(answers, max_new_tokens)
-    outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = labelling(counted, mismatches.number, len(ids))
+    costs = prospects.measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
+    mismatches = prospects.Mismatches()
+    answers = prospects.strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    counted, lengths = total([answer.statistics for answer in answers]), prospects.lengths_of(answers, max_new_tokens)
+    outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
+    effort = prospects.labelling(counted, mismatches.number, len(ids))
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
-        told = {"lengths": {**asdict(lengths), "advice": limit_advice(lengths)}, "advice": advice(outlooks)}
+        told = {
+            "lengths": {**asdict(lengths), "advice": prospects.limit_advice(lengths)},
+            "advice": prospects.advice(outlooks),
+        }
         typer.echo(json.dumps({**found, **told, "prompts": len(ids)}))
         return
     show.say(show.promised(costs, outlooks, effort))
-    typer.echo(f"{limit_advice(lengths)}\n")
-    typer.echo(advice(outlooks))
+    typer.echo(f"{prospects.limit_advice(lengths)}\n")
+    typer.echo(prospects.advice(outlooks))
 
 
 @with_options
@@ -231,10 +224,7 @@ def demo(
             loaded.decoder,
             loaded.target,
             rule,
-            {
-                value: claim(loaded.options, loaded.decoder, rule, value, loaded.uncovered)
-                for value in knob_values(rule)
-            },
+            {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
             name=heading(gguf or target, options),
             max_new_tokens=max_new_tokens,
             request=loaded.request(max_new_tokens, stop),
@@ -258,12 +248,6 @@ def slider_rule(decoder: Any) -> Any:
 
     runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
     return make_rule(GATED) if runs_strictly else decoder.rule
-
-
-CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
-"""Wishes that tuning itself decides, or that change nothing that it times."""
-TUNE_PROMPTS = 40
-"""Prompts that are enough for one decision."""
 
 
 @with_options
@@ -293,7 +277,9 @@ def tune(
     from gistgate.models.build import TUNED
     from gistgate.models.loading import load_target
 
-    gate = gate_of(options)
+    refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
+    if (gate := options.gate) is None:
+        raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
     shop = Workshop(loaded, options, asking)
@@ -311,14 +297,6 @@ def tune(
         typer.echo(json.dumps({**told(found, len(ids)), "saved": saved and str(saved)}))
         return
     typer.echo(verdict(found, saved))
-
-
-def gate_of(options: DecodeOptions) -> str:
-    """The gate's folder."""
-    refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
-    if options.gate is None:
-        raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
-    return str(options.gate)
 
 
 def told(found: Finding, prompts: int) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from gistgate.core.request import Generation
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import pair, prompts
-from tests.core.continuing import continued
-from tests.core.watching import Watch
+from tests.core.watching import Watch, continued
 
 BATCH = prompts(5, 17, 2, 10)
 NUM = 20

@@ -7,7 +7,7 @@ import torch
 
 from gistgate.compiled.memory import allocate, attending_to_slots, forward
 from tests.architectures import pair, prompts
-from tests.core.heads import head_inputs, in_one_piece
+from tests.core.watching import head_inputs, in_one_piece
 
 NUM = 9
 
