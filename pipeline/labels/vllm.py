@@ -28,14 +28,11 @@ from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_p
 from pipeline.params import Params
 from pipeline.paths import SCRATCH
 
-PORTION = 64
-"""Tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on."""
-MOST_LIVE = 1024
-"""Most rollouts under way; the engine makes its own batches of them."""
+PORTION = 64  # tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on
+MOST_LIVE = 1024  # most rollouts under way; the engine makes its own batches of them
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
-SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of architectures that change logits behind the output layer."""
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # change logits behind the output layer
 
 
 class TextToExtend(NamedTuple):
