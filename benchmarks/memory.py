@@ -14,16 +14,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import warnings
-from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from benchmarks.speed import RESULTS, Workload, save
 from gistgate.compiled.memory import store_of
-from gistgate.core.decoder import Decoder
+from gistgate.core.decoder import ENGINES, Decoder
 from gistgate.core.utils import UserError
 from gistgate.measure.speed import check_engine
 from pipeline.run import run
@@ -33,41 +31,38 @@ STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 def main(batch: int = 8, threads: int = 1, results: Path = RESULTS) -> None:
     torch.set_num_threads(threads)
-    workload = Workload.load(batch)
-    held, own, found = megabytes(models(workload)), workload.params.decoding.strict_block, {}
-    makers: dict[str, Callable[[str], Decoder]] = {
-        "plain": workload.plain,
-        "strict": lambda engine: workload.strict(own, engine),
-        **{name: lambda engine, name=name: workload.method(name, engine) for name in workload.headline},
-    }
-    for name, make in makers.items():
-        for engine in ("eager", "compiled"):
+    workload, found = Workload.load(batch), {}
+    both = [*workload.pair.target.parameters(), *workload.pair.draft_model.parameters()]
+    for name in ("plain", "strict", *workload.learned):
+        for engine in ENGINES:
             for rows in (1, batch):
-                found[f"{name}-{engine}-{rows}"] = entry = beyond(workload, make(engine), rows)
-                print(f"{name}-{engine}-{rows}: {entry['beyond_mb']:.1f} MB beyond models and caches", flush=True)
+                key = f"{name}-{engine}-{rows}"
+                found[key] = beyond(workload, workload.decoder(name, engine), rows)
+                print(f"{key}: {found[key]['beyond_mb']:.1f} MB beyond models and caches", flush=True)
+    held = megabytes(sum(one.numel() * one.element_size() for one in both))
     save("memory", {"pair": workload.pair.name, "models_mb": held, "decoders": found}, results)
 
 
 def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
     """Megabytes of the peak, of the caches at their largest, and what is left of the one without the other."""
-    ids, pair, on_gpu = workload.ids[:rows], workload.pair, torch.cuda.is_available()
+    ids, models, on_gpu, before = workload.ids[:rows], workload.pair.models, torch.cuda.is_available(), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if on_gpu:  # graphs know the addresses of slots, so both are built again behind this point
-            before = emptied(pair.target, pair.draft)
+            before = emptied(models)
         decoder.generate(ids, **workload.request)  # programs and kernels stay
         if not on_gpu:  # what the compiler took is no request's
-            before = emptied(pair.target, pair.draft)
-        reset()
+            before = emptied(models)
+        forget_peak()
         answers = decoder.generate(ids, **workload.request)
     check_engine(decoder)
     grown = peak() - before
     tokens = max(len(row) + len(answer.ids) for row, answer in zip(ids, answers, strict=True)) + decoder.block
-    caches = rows * tokens * (per_token(pair.target) + per_token(pair.draft) * (decoder.block > 0))
+    caches = rows * tokens * sum(map(per_token, models if decoder.block else models[:1]))
     return {"peak_mb": megabytes(grown), "caches_mb": megabytes(caches), "beyond_mb": megabytes(grown - caches)}
 
 
-def emptied(*models: PreTrainedModel) -> int:
+def emptied(models: list[PreTrainedModel]) -> int:
     """Drop the slots that earlier requests left, on a GPU the graphs as well; bytes in use then."""
     for model in models:
         store_of(model).memories.clear()
@@ -81,51 +76,31 @@ def emptied(*models: PreTrainedModel) -> int:
     return resident("VmRSS")
 
 
-def per_token(model: torch.nn.Module) -> int:
+def per_token(model: PreTrainedModel) -> int:
     """Bytes of keys and values that one token takes."""
-    config = model.config.get_text_config()  # type: ignore[operator, union-attr]
+    config = model.config.get_text_config()
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    size = next(model.parameters()).element_size()
-    return int(2 * config.num_hidden_layers * heads * width * size)
+    return int(2 * config.num_hidden_layers * heads * width * next(model.parameters()).element_size())
 
 
-def models(workload: Workload) -> int:
-    """Bytes of both models.
-
-    Raises:
-        UserError: the pair has no draft model.
-    """
-    both = [*workload.pair.target.parameters(), *workload.pair.draft_model.parameters()]
-    return sum(one.numel() * one.element_size() for one in both)
-
-
-def reset() -> None:
-    """Forget the peak.
-
-    Raises:
-        UserError: this system does not count one.
-    """
+def forget_peak() -> None:
+    """Count the peak from here on."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return
     try:
         CLEAR.write_text("5")
     except OSError as error:
-        raise UserError("Without a GPU this needs Linux: /proc/self/clear_refs resets the peak.") from error
+        raise UserError(f"Without a GPU this needs Linux: {CLEAR} resets the peak.") from error
 
 
 def peak() -> int:
-    """Most bytes in use since `reset`."""
+    """Most bytes in use since then, with what graphs keep for their replays although no tensor lies there."""
     if not torch.cuda.is_available():
         return resident("VmHWM")
-    return torch.cuda.max_memory_allocated() + idle_in_pools(torch.cuda.memory_snapshot())
-
-
-def idle_in_pools(segments: Iterable[dict[str, Any]]) -> int:
-    """Bytes that graphs keep for their replays although no tensor lies there: the allocator's count leaves them out."""
-    graphs = (one for one in segments if tuple(one.get("segment_pool_id", (0, 0))) != (0, 0))
-    return sum(one["total_size"] - one["allocated_size"] for one in graphs)
+    pools = [one for one in torch.cuda.memory_snapshot() if tuple(one.get("segment_pool_id", (0, 0))) != (0, 0)]
+    return int(torch.cuda.max_memory_allocated() + sum(one["total_size"] - one["allocated_size"] for one in pools))
 
 
 def resident(name: str) -> int:
@@ -135,9 +110,8 @@ def resident(name: str) -> int:
 
 
 def megabytes(count: int) -> float:
-    """Bytes in megabytes."""
     return round(count / 1e6, 3)
 
 
 if __name__ == "__main__":
-    run(main, kept=False)
+    run(main)

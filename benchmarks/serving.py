@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import socket
@@ -23,42 +24,41 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import mean, median
+from statistics import fmean, median
 from time import monotonic, perf_counter, sleep
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import torch
 from openai import AsyncOpenAI, OpenAIError
 
-from benchmarks.counts import names
-from benchmarks.intervals import SAID, over_rounds
-from benchmarks.levels import check_levels, levels_of
-from benchmarks.speed import RESULTS, Workload, save
+from benchmarks.speed import RESULTS, Workload, counts, names, save
 from gistgate.core.utils import UserError, first_line
+from gistgate.measure.statistics import over_rounds
 from pipeline.pair.pair import read_pair
 from pipeline.paths import SCRATCH
 from pipeline.run import run
 
-if TYPE_CHECKING:
-    from pipeline.pair.pair import PairSource
+SECONDS = 300.0  # longest wait for one answer
+START, STOP = 600, 60  # longest wait for a server to answer, and to end when it is told to, in seconds
+MODEL = "target"  # name under which every server knows its model
+PLAIN = "plain"
+SERVABLE = ("fly", "ensemble", "prob-ratio", "typical")
+"""Rules without a gate that the plug-in serves, as far as the run has certified them. The greedy form of `ensemble`
+needs vLLM's second model runner, which wants a GPU."""
+MOST = 1_000_000  # a number of running requests that no server reaches
+
 
 # ---- Requests sent to an OpenAI-compatible server as users would send them, and the seconds that they wait.
 
 
-SECONDS = 300.0
-"""Longest wait for one answer."""
-
-
 @dataclass(frozen=True)
 class Level:
-    """How much is asked at once: one of the two is given."""
+    """How much is asked at once: `users` of a closed loop, or requests per second (`rate`) of an open loop."""
 
     users: int | None = None
-    """Users of a closed loop."""
     rate: float | None = None
-    """Requests per second of an open loop."""
 
     @property
     def name(self) -> str:
@@ -68,14 +68,11 @@ class Level:
 
 @dataclass(frozen=True)
 class Waited:
-    """One answer."""
+    """One answer: its tokens, and the seconds until its first and its last token."""
 
     tokens: int
-    """Tokens of the answer."""
     first: float
-    """Seconds until its first token."""
     total: float
-    """Seconds until its last token."""
 
     @property
     def between(self) -> float:
@@ -87,73 +84,46 @@ class Waited:
 class Round:
     """All requests of one round at one level."""
 
-    seconds: float
-    """From the first request to the last token."""
+    seconds: float  # from the first request to the last token
     waited: list[Waited]
-    """One for each request."""
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
         return sum(one.tokens for one in self.waited)
 
     def as_dict(self) -> dict[str, float]:
-        """Figures of the round: seconds, tokens, and the medians and means over its requests, in seconds."""
+        """Figures of the round: seconds, tokens, and the median and mean over its requests, in seconds."""
         return {
             "seconds": self.seconds,
             "tokens": self.tokens,
             "first_token": median(one.first for one in self.waited),
-            "between_tokens": mean(one.between for one in self.waited),
+            "between_tokens": fmean(one.between for one in self.waited),
         }
 
 
 def drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:
-    """Send every prompt once at a level.
+    """Send every prompt once at a level, for answers of at most `length` tokens; equal seeds give equal arrivals."""
 
-    Args:
-        address: of the server, without the version.
-        model: name of the model at the server.
-        prompts: token ids of each request.
-        level: how many at once, or how often.
-        length: longest answer, in tokens.
-        seed: draws the distances of an open loop; equal seeds give equal arrivals.
+    async def send() -> Round:
+        free = asyncio.Semaphore(level.users or len(prompts))
+        async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
 
-    Raises:
-        UserError: the server did not answer one of them.
-    """
-    with answered(address):
-        return asyncio.run(_drive(address, model, prompts, level, length, seed))
+            async def ask(prompt: list[int], at: float) -> Waited:
+                await asyncio.sleep(at)
+                async with free:
+                    return await answer(client, model, prompt, length)
 
+            started, times = perf_counter(), arrivals(len(prompts), level, seed)
+            waited = await asyncio.gather(*map(ask, prompts, times))
+            return Round(perf_counter() - started, list(waited))
 
-@contextmanager
-def answered(address: str) -> Iterator[None]:
-    """Around requests to a server: the first one that fails ends all of them.
-
-    Raises:
-        UserError: the server did not answer one of them.
-    """
     try:
-        yield
+        return asyncio.run(send())
     except OpenAIError as error:
         raise UserError(
             f"The server at {address} did not answer a request ({type(error).__name__}: {first_line(error)}). Its log "
             "in .scratch says why; mend that, and start again."
         ) from error
-
-
-async def _drive(address: str, model: str, prompts: Sequence[list[int]], level: Level, length: int, seed: int) -> Round:
-    free = asyncio.Semaphore(level.users or len(prompts))
-    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=SECONDS) as client:
-
-        async def ask(prompt: list[int], at: float) -> Waited:
-            await asyncio.sleep(at)
-            async with free:
-                return await answer(client, model, prompt, length)
-
-        started = perf_counter()
-        asked = [ask(prompt, at) for prompt, at in zip(prompts, arrivals(len(prompts), level, seed), strict=True)]
-        waited = await asyncio.gather(*asked)
-        return Round(perf_counter() - started, list(waited))
 
 
 async def answer(client: Any, model: str, prompt: list[int], length: int) -> Waited:
@@ -177,41 +147,44 @@ async def answer(client: Any, model: str, prompt: list[int], length: int) -> Wai
 
 
 def arrivals(number: int, level: Level, seed: int) -> list[float]:
-    """Seconds after the start at which each request is sent."""
+    """Seconds after the start at which each request is sent: Poisson arrivals in an open loop."""
     if level.rate is None:
         return [0.0] * number
-    draw, at = random.Random(seed), 0.0
-    times = []
-    for _ in range(number):
-        times.append(at)
-        at += draw.expovariate(level.rate)
+    draw, times = random.Random(seed), [0.0]
+    while len(times) < number:
+        times.append(times[-1] + draw.expovariate(level.rate))
     return times
 
 
+def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> dict[Level, int]:
+    """Every level that is asked for, with its requests in a round."""
+    found = {Level(users=one): min(each * one, most) for one in (counts(users, "--users") if users else [])}
+    for one in filter(None, rates.split(",")):
+        try:
+            rate = float(one)
+        except ValueError:
+            rate = math.nan
+        if not 0 < rate < math.inf:
+            raise UserError(f"'{one}' in --rates is no positive number. Pass numbers such as 0.5,4.")
+        found[Level(rate=rate)] = math.ceil(seconds * rate)
+    if not found:
+        raise UserError("No load is asked for. Name --users, --rates or both.")
+    return found
+
+
 # ---- vLLM servers on this machine, each with its own configuration, for benchmarks and for tests.
-
-
-START, STOP = 600, 60
-"""Longest wait for a server to answer, and to end when it is told to, in seconds."""
-MODEL = "target"
-"""Name under which every server knows its model."""
 
 
 @dataclass(frozen=True)
 class Configuration:
     """How one server is started."""
 
-    target: Path
-    """Folder of the target."""
-    speculation: Mapping[str, Any] | None = None
-    """vLLM's speculative configuration; None decodes plainly."""
-    gistgate: Mapping[str, Any] | None = None
-    """Configuration of the plug-in; None leaves it out."""
+    target: Path  # folder of the target
+    speculation: Mapping[str, Any] | None = None  # vLLM's speculative configuration; None decodes plainly
+    gistgate: Mapping[str, Any] | None = None  # configuration of the plug-in; None leaves it out
     dtype: str = "float32"
-    python: str = sys.executable
-    """Interpreter of an environment with vLLM and this package."""
-    options: Sequence[str] = field(default_factory=list)
-    """Further options of vLLM's server."""
+    python: str = sys.executable  # interpreter of an environment with vLLM and this package
+    options: Sequence[str] = field(default_factory=list)  # further options of vLLM's server
 
     def command(self, port: int) -> list[str]:
         """The command that serves it on a port of this machine alone."""
@@ -229,28 +202,9 @@ class Configuration:
         return {**parts, "options": list(self.options)}
 
 
-def server_of(source: PairSource, block: int, python: str, options: Sequence[str]) -> Configuration:
-    """A server without the plug-in that drafts with the pair's own draft.
-
-    Raises:
-        UserError: the pair has none.
-    """
-    if source.draft is None:
-        raise UserError(
-            "The pair of this run has no draft model, which the server would draft with. Choose a pair with a draft "
-            "model."
-        )
-    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
-    return Configuration(Path(source.target.model), speculation, None, source.target.dtype, python, options)
-
-
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:
-    """The address of a server, as long as it is needed.
-
-    Raises:
-        UserError: it ends or does not answer in time; its log says why.
-    """
+    """The address of a server, as long as it is needed."""
     port = free_port()
     address = f"http://127.0.0.1:{port}"
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
@@ -260,25 +214,16 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
             until_ready(process, address, log)
             yield address
         finally:
-            stop(process)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """End a server; one that does not end in time is killed."""
-    process.terminate()
-    try:
-        process.wait(STOP)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+            process.terminate()
+            try:
+                process.wait(STOP)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Wait until a server answers.
-
-    Raises:
-        UserError: it ends or does not answer in time; its log says why.
-    """
+    """Wait until a server answers."""
     until = monotonic() + START
     while not answers(address):
         if process.poll() is not None or monotonic() > until:
@@ -303,12 +248,7 @@ def answers(address: str) -> bool:
         return False
 
 
-PLAIN = "plain"
-SERVABLE = ("fly", "ensemble", "prob-ratio", "typical")
-"""Rules without a gate that the plug-in serves, as far as the run has certified them. The greedy form of `ensemble`
-needs vLLM's second model runner, which wants a GPU."""
-MOST = 1_000_000
-"""A number of running requests that no server reaches."""
+# ---- The measurement.
 
 
 def main(
@@ -348,47 +288,53 @@ def main(
         conditions: what else the result should say of the measurement, such as other programs on the machine.
         results: folder of the result.
     """
-    asked = levels_of(users, rates, each, most, seconds)
-    workload = Workload.load(MOST)
-    check_levels(asked, len(workload.ids))
-    fields = configurations(workload, python, block, gate, aside, options.split())
-    chosen = [PLAIN, *names(only, fields, "is no server of this run")] if only else list(fields)
-    fields = {name: one for name, one in fields.items() if name in chosen}
-    servers = {name: one.described() for name, one in fields.items()}
-    about = {"pair": workload.pair.name, "block": block, "rounds": rounds, "servers": servers}
-    about |= {"conditions": conditions} if conditions else {}
+    levels, workload = levels_of(users, rates, each, most, seconds), Workload.load()
+    level, num = max(levels.items(), key=lambda one: one[1])
+    if num > len(workload.ids):
+        lower = "--each, --most or --users" if level.users is not None else "--seconds or --rates"
+        raise UserError(
+            f"The run has {len(workload.ids)} test prompts, and a round at {level.name} asks {num}. Lower {lower}."
+        )
+    servers = configurations(workload, python, block, gate, aside, options.split())
+    if only:
+        servers = {name: servers[name] for name in (PLAIN, *names(only, servers, "is no server of this run"))}
+    about = {
+        "pair": workload.pair.name,
+        "block": block,
+        "rounds": rounds,
+        "servers": {name: one.described() for name, one in servers.items()},
+        **({"conditions": conditions} if conditions else {}),
+    }
     SCRATCH.mkdir(exist_ok=True)
-    known = dict(one.split("=", 1) for one in running.split(",") if one)
+    known, found = dict(one.split("=", 1) for one in running.split(",") if one), {}
     with ExitStack() as stack:
         addresses = {
             name: known.get(name) or stack.enter_context(serving(one, SCRATCH / f"server-{name}.log"))
-            for name, one in fields.items()
+            for name, one in servers.items()
         }
-        found: dict[str, Any] = {}
-        for level, requests in asked.items():
-            found[level.name] = measure(workload, addresses, level, rounds, requests)
-            save("serving", {**about, "levels": found}, results, lambda: figure(found))
+        for level, num in levels.items():
+            found[level.name] = measure(workload, addresses, level, rounds, num)
+            save("serving", {**about, "levels": found}, results)
 
 
 def configurations(
     workload: Workload, python: str, block: int, gate: Path, aside: int, options: list[str]
 ) -> dict[str, Configuration]:
-    """Every server by name.
-
-    Raises:
-        UserError: the pair has no draft model.
-    """
-    drafting = server_of(read_pair(workload.pair.name), block, python, options)
+    """Every server by name."""
+    source = read_pair(workload.pair.name)
+    if source.draft is None:
+        raise UserError("The pair of this run has no draft model, which the server would draft with. Choose another.")
+    speculation = {"method": "draft_model", "model": source.draft.model, "num_speculative_tokens": block}
+    plain = Configuration(Path(source.target.model), dtype=source.target.dtype, python=python, options=options)
 
     def server(rule: dict[str, Any], **drafts: Any) -> Configuration:
-        return replace(drafting, gistgate=rule, speculation={**(drafting.speculation or {}), **drafts})
+        return replace(plain, gistgate=rule, speculation={**speculation, **drafts})
 
-    found = {PLAIN: replace(drafting, speculation=None), "strict": server({"strict": True})}
+    found = {PLAIN: plain, "strict": server({"strict": True})}
     for name in SERVABLE:
         if name in workload.points and (name != "ensemble" or torch.cuda.is_available()):
             rule = {"rule": name, "settings": workload.points[name].settings}
-            probabilistic = {"draft_sample_method": "probabilistic"} if name == "ensemble" else {}
-            found[name] = server(rule, **probabilistic)
+            found[name] = server(rule, **({"draft_sample_method": "probabilistic"} if name == "ensemble" else {}))
     found["gate"] = server({"gate": str(gate)})
     if aside:
         schedule = [[1, aside, block], [aside + 1, MOST, 0]]
@@ -400,16 +346,14 @@ def measure(
     workload: Workload, addresses: dict[str, str], level: Level, rounds: int, requests: int
 ) -> dict[str, dict[str, Any]]:
     """All servers at one level, in turn, with `requests` prompts in every round."""
-    length = workload.request["max_new_tokens"]
-    order = list(addresses)
-    done: dict[str, list[Round]] = {name: [] for name in order}
+    length, ids, done = workload.request["max_new_tokens"], workload.ids, {name: list[Round]() for name in addresses}
     for number in range(rounds + 1):  # the first round warms everything up
-        asked = [workload.ids[(number * requests + place) % len(workload.ids)] for place in range(requests)]
-        for name in order if number % 2 else reversed(order):
+        asked = [ids[(number * requests + place) % len(ids)] for place in range(requests)]
+        for name in addresses if number % 2 else reversed(addresses):
             measured = drive(addresses[name], MODEL, asked, level, length, seed=number)
             if number:
                 done[name].append(measured)
-    found = {name: against(done[name], done[PLAIN]) for name in order}
+    found = {name: against(own, done[PLAIN]) for name, own in done.items()}
     for name, entry in found.items():
         print(f"{level.name:16} {name:12} {entry['tokens_per_second']:8.1f} tokens per second", flush=True)
     return found
@@ -418,42 +362,22 @@ def measure(
 def against(own: list[Round], plain: list[Round]) -> dict[str, Any]:
     """Figures of one server, and its ratio of tokens per second to the plain one."""
     rounds = [one.as_dict() for one in own]
-    columns = {
-        "tokens": [one.tokens for one in own],
-        "seconds": [one.seconds for one in own],
-        "plain_tokens": [one.tokens for one in plain],
-        "plain_seconds": [one.seconds for one in plain],
-    }
-    ratio = over_rounds(
-        lambda seen: (
-            seen["tokens"].sum(-1)
-            / seen["seconds"].sum(-1)
-            / (seen["plain_tokens"].sum(-1) / seen["plain_seconds"].sum(-1))
+    tokens, seconds = ([one[key] for one in rounds] for key in ("tokens", "seconds"))
+    return {
+        "tokens_per_second": sum(tokens) / sum(seconds),
+        "best_tokens_per_second": max(one.tokens / one.seconds for one in own),
+        "vs_plain": over_rounds(
+            lambda n, s, m, t, axis: n.sum(axis) / s.sum(axis) / (m.sum(axis) / t.sum(axis)),
+            tokens,
+            seconds,
+            [one.tokens for one in plain],
+            [one.seconds for one in plain],
         ),
-        columns,
-    )
-    means = {key: sum(one[key] for one in rounds) / len(rounds) for key in ("first_token", "between_tokens")}
-    rate = sum(columns["tokens"]) / sum(columns["seconds"])
-    best = max(one.tokens / one.seconds for one in own)
-    speeds = {"tokens_per_second": rate, "best_tokens_per_second": best, "vs_plain": ratio}
-    return {**speeds, **means, "n": len(rounds), "rounds": rounds}
-
-
-def figure(measured: dict[str, Any]) -> Any:
-    """Ratio to plain over the levels, one line for each server."""
-    import matplotlib.pyplot as plt
-
-    drawing, axes = plt.subplots(figsize=(7, 4))
-    levels = list(measured)
-    for name in next(iter(measured.values())):
-        ratios = [measured[level][name]["vs_plain"] for level in levels]
-        axes.plot(levels, [one["mean"] for one in ratios], marker="o", label=name)
-        axes.fill_between(levels, [one["low"] for one in ratios], [one["high"] for one in ratios], alpha=0.15)
-    axes.set_title(f"shaded: {SAID[ratios[0]['kind']]}", fontsize=8)
-    axes.set(ylabel="tokens per second, ratio to vLLM without speculation", xlabel="load")
-    axes.legend()
-    return drawing
+        **{key: fmean(one[key] for one in rounds) for key in ("first_token", "between_tokens")},
+        "n": len(rounds),
+        "rounds": rounds,
+    }
 
 
 if __name__ == "__main__":
-    run(main, kept=False)
+    run(main)

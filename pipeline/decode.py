@@ -16,8 +16,9 @@ from gistgate.core.request import Statistics, Usage, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models import build as library
 from gistgate.models.build import Choice, assemble
+from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MODEL, SEGMENT, MethodParams, Params
+from pipeline.params import Params
 from pipeline.paths import HEADS, REPORTS, SEGMENTS, prompts_of
 from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from pipeline.run import bar
@@ -75,9 +76,6 @@ def gate_folder(head: str) -> Path:
     return HEADS / head
 
 
-# ---- At which setting a method runs once calibration has spoken: the certified one, or strictly.
-
-
 @dataclass(frozen=True)
 class Operating:
     """One method at one setting."""
@@ -113,11 +111,7 @@ def evaluation_folder(_params: Params, name: str, reports: Path = REPORTS) -> Pa
 
 
 def operating_point(params: Params, name: str, budget: float | None = None) -> Operating:
-    """Where `name` runs at `budget` (default: the headline budget).
-
-    Raises:
-        UserError: no such method, or its calibration is missing or speaks of another budget.
-    """
+    """Where `name` runs at `budget` (default: the headline budget)."""
     if name == "plain":
         return Operating("plain", "exact", "none", 0)
     method, block = params.method(name), params.block_of(name)
@@ -138,9 +132,6 @@ def operating_point(params: Params, name: str, budget: float | None = None) -> O
         return Operating(name, "exact", drafter, block, budget=budget, certified=False, after=method.after)
     settings = {**method.fixed, **found["fixed"], method.knob: found["knob"]}
     return Operating(name, method.rule, method.drafter, block, settings, found["knob"], budget=budget, **common)
-
-
-# ---- Prompts of a split, and a split through a decoder.
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
 from pipeline.decode import asks_draft, files_behind, load_gate, make_decoder, read_prompts, seeds_of
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
-from pipeline.params import MethodParams, Params
+from pipeline.params import Params
 from pipeline.paths import PAIRS, TASKS, prompts_of, reference_of
 from pipeline.run import bar
 from pipeline.tasks import load_task
@@ -35,6 +36,7 @@ from pipeline.tasks import load_task
 TOGETHER = 2
 """Batches that calibration decodes between two looks at whether a setting is lost."""
 SPLITS = ("development", "calibration")
+PROMPTS = prompts_of("calibration")
 
 
 def chunk_of(params: Params, dtype: torch.dtype) -> int | None:
@@ -107,11 +109,7 @@ def method_of(params: Params, name: str) -> Method:
 
 
 def read_reference(split: str, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """The strict reference of a split, in the order of its prompts.
-
-    Raises:
-        UserError: the reference was made from other prompts, or there are none.
-    """
+    """The strict reference of a split, in the order of its prompts."""
     rows = read_json_lines(reference_of(split))
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
         raise UserError(
@@ -121,16 +119,15 @@ def read_reference(split: str, prompts: Sequence[Prompt]) -> list[dict[str, Any]
     return rows
 
 
-def scope_of(params: Params, name: str, pair: Pair, task: Task, gate: Gate | None) -> dict[str, Any]:
+def scope_of(
+    params: Params, name: str, pair: Pair, task: Task, gate: Gate | None, prompts: Any = PROMPTS
+) -> dict[str, Any]:
     """Everything that a certificate of method `name` depends on; whatever differs at use makes it void."""
     method = method_of(params, name)
     draft = pair.draft if asks_draft(method.drafter) else None
     rows, data = params.decoding.batch_size, files_behind(method.drafter)
     decoding = decoding_scope(method, pair.target, draft, pair.tokenizer, gate, rows, data)
-    return {**decoding, **task_scope(task, prompts_of("calibration"), pair.tokenizer)}
-
-
-# ---- Outcomes of every prompt at every tested setting, as a table from which bounds can be computed again.
+    return {**decoding, **task_scope(task, prompts, pair.tokenizer)}
 
 
 COLUMNS = ("setting", "id", "strict", "loose", "tokens", "capped")
@@ -159,9 +156,6 @@ def read_differences(path: Path) -> Array:
     places = sorted({int(row["setting"]) for row in rows})
     found = [[row for row in rows if int(row["setting"]) == place] for place in places]
     return np.array([[float(row["strict"]) - float(row["loose"]) for row in one] for one in found])
-
-
-# ---- Calibration prompts are judged once for every claim.
 
 
 APART = ("tracking", "benchmark", "adversarial", "allow_code", "methods", "decoding", "task_data")

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from gistgate.core.utils import UserError, nearest
-from pipeline.paths import HEADS, PAIR_REPORT, PAIRS, PARAMS, REPORTS, read_yaml
+from pipeline.methods import MODEL, MethodParams, check_method, kind_of_rule
+from pipeline.paths import PAIRS, PARAMS, REPORTS, read_yaml
 from pipeline.reading import Count, Natural, Number, Positive, Share, between, block, build
-
-# ---- What is decoded: prompts, the embedded world, the training of its pair.
 
 
 @block
@@ -115,9 +114,6 @@ class PairTrainingParams:
     min_target_accuracy: Share = 0.9
 
 
-# ---- Decoding, mismatches, labels, heads.
-
-
 @block
 class DecodingParams:
     block: Count = 8
@@ -218,9 +214,6 @@ def kind_of(head: str) -> str:
     return head.partition("+")[0]
 
 
-# ---- SENSE's datastore, SemanticSpec's segments, the drafter `choice`.
-
-
 @block
 class DatastoreParams:
     layer: str = "post"
@@ -264,56 +257,6 @@ class ChoiceParams:
     min_match: Natural = 2
     prior: Share = 0.5
     weight: Annotated[Number, between(0.1, 10_000)] = 16.0
-
-
-# ---- Methods: a rule with a drafter, the settings that compete, the knob that is calibrated.
-
-
-MODEL = "model"
-"""The drafter of the pair: its draft model, or what its file names instead."""
-SEGMENT = "segment"
-"""The drafter of whole segments, which the rules `segment` and `segment-draw` judge."""
-
-
-@block
-class MethodParams:
-    rule: str
-    drafter: str = MODEL
-    after: str = str(PAIR_REPORT)
-    block: Count | None = None
-    fixed: dict[str, Any] = field(default_factory=dict)
-    variants: tuple[dict[str, Any], ...] = ({},)
-    knob: str | None = None
-    grid: tuple[Number, ...] = ()
-
-    def __post_init__(self) -> None:
-        steps = [later - earlier for earlier, later in zip(self.grid, self.grid[1:], strict=False)]
-        if (self.knob is None) != (not self.grid):
-            raise UserError(f"params.yaml: a method of rule '{self.rule}' needs both 'knob' and 'grid', or neither.")
-        if not (all(step > 0 for step in steps) or all(step < 0 for step in steps)):
-            raise UserError(
-                f"params.yaml: the grid of a method of rule '{self.rule}' goes up and down: {list(self.grid)}. "
-                "Order it from strict to loose, without repetition."
-            )
-
-    @property
-    def gate(self) -> Path | None:
-        """The folder of the gate that the rule asks; None for a rule without one."""
-        asks = self.drafter != SEGMENT and self.rule != "exact" and "gate" in kind_of_rule(self.rule).needs
-        return Path(self.after) if asks else None
-
-    @property
-    def head(self) -> str | None:
-        """The name of that gate."""
-        return self.gate.name if self.gate else None
-
-    def settings(self, variant: dict[str, Any], value: float | None) -> dict[str, Any]:
-        """All settings of the rule for one variant and one value of the knob."""
-        knob = {} if self.knob is None else {self.knob: value}
-        return {**self.fixed, **variant, **knob}
-
-
-# ---- Claims: calibration, speed, adversarial prompts, tracking.
 
 
 @block
@@ -392,17 +335,10 @@ class Params:
         return self.method(name).block or self.decoding.block
 
 
-# ---- Reading.
-
-
 def read_params(path: str | Path | None = None) -> Params:
     """Read `path`, else the file that GISTGATE_PARAMS names, else params.yaml of the working directory.
 
     Methods that draft with "model" get the drafter of the pair.
-
-    Raises:
-        UserError: the file is missing or no YAML, or holds an unknown key, a wrong type or a value out of range, or a
-            method does not go with the pair's drafter.
     """
     params = parse_params(read_yaml(Path(path or os.environ.get("GISTGATE_PARAMS") or PARAMS)))
     file = PAIRS / f"{params.pair}.yaml"
@@ -415,53 +351,9 @@ def parse_params(content: Any) -> Params:
     """Parameters from the file's content as plain dictionaries and lists."""
     params = build(Params, content)
     for name, method in params.methods.items():
-        check_method(name, method, params.train)
+        check_method(name, method, params.train.heads)
     check_names(params.train)
     return params
-
-
-def kind_of_rule(rule: str) -> Any:
-    """The class of a rule, presets and the rules of segments included.
-
-    Raises:
-        UserError: there is no such rule.
-    """
-    from gistgate.rules import PRESETS, RULES, meant
-
-    if rule.startswith(SEGMENT):
-        from gistgate.segments.build import SEGMENT_RULES
-
-        if rule in SEGMENT_RULES:
-            return SEGMENT_RULES[rule]
-    if rule not in RULES and rule not in PRESETS:
-        known = [*RULES, *PRESETS, SEGMENT]
-        raise UserError(f"params.yaml: there is no rule '{rule}'. {nearest(rule, known)}")
-    return RULES[meant(rule)[0]]
-
-
-def check_method(name: str, method: MethodParams, train: TrainParams) -> None:
-    """Its rule exists, its knob is the rule's, its grid goes from strict to loose, and its gate is trained."""
-    kind = kind_of_rule(method.rule)
-    if method.knob is None and kind.knob is not None:
-        raise UserError(
-            f"params.yaml: the method '{name}' has no knob, so that nothing certifies it. "
-            f"Give it 'knob: {kind.knob}' and a 'grid', which may have a single value."
-        )
-    rises = len(method.grid) > 1 and method.grid[0] < method.grid[1]
-    if len(method.grid) > 1 and method.knob == kind.knob and rises != (kind.looser == "up"):
-        raise UserError(
-            f"params.yaml: the grid of the method '{name}' goes from loose to strict: {list(method.grid)}. Turn it "
-            f"round; a {'larger' if kind.looser == 'up' else 'smaller'} '{kind.knob}' accepts more."
-        )
-    if method.rule.startswith(SEGMENT) != (method.drafter == SEGMENT):
-        raise UserError(f"params.yaml: the method '{name}' needs both a rule and the drafter '{SEGMENT}', or neither.")
-    if method.gate and method.after == str(PAIR_REPORT):
-        raise UserError(f"params.yaml: the method '{name}' asks a gate. Name it, as in 'after: {HEADS}/logistic'.")
-    if method.gate and method.gate.parent == HEADS and method.head not in train.heads:
-        raise UserError(
-            f"params.yaml: 'methods.{name}.after' names the head '{method.head}', which is not among 'train.heads'. "
-            f"{nearest(str(method.head), train.heads)}"
-        )
 
 
 def check_names(train: TrainParams) -> None:
@@ -481,11 +373,7 @@ def check_names(train: TrainParams) -> None:
 
 
 def with_drafter(params: Params, drafter: str) -> Params:
-    """The parameters of a pair without a draft model: its drafter in the place of "model", no draft probabilities.
-
-    Raises:
-        UserError: a rule, a feature or a head that is asked reads draft probabilities.
-    """
+    """The parameters of a pair without a draft model: its drafter in the place of "model", no draft probabilities."""
     from gistgate.core.features import needs_q
 
     train, reads = params.train, f"reads draft probabilities, and the pair's drafter '{drafter}' has none."

@@ -51,11 +51,7 @@ def reference_of(split: str) -> Path:
 
 
 def read_yaml(path: Path) -> Any:
-    """The content of a YAML file; an empty file is an empty block.
-
-    Raises:
-        UserError: the file is missing or no YAML.
-    """
+    """The content of a YAML file; an empty file is an empty block."""
     try:
         content = yaml.safe_load(read_text(path))
     except (yaml.YAMLError, ValueError) as error:

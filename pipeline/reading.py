@@ -64,11 +64,7 @@ def read(cls: type[T], path: Path) -> T:
 
 
 def build(cls: type[T], content: Any, where: str = "", file: str = str(PARAMS)) -> T:
-    """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`, for messages.
-
-    Raises:
-        UserError: an unknown or missing key, a wrong type, or a value out of range.
-    """
+    """The dataclass `cls` filled from nested dictionaries; `where` is their dotted place in `file`, for messages."""
     try:
         # As JSON, because strictness there still lets a list be a tuple and a whole number a number.
         return TypeAdapter(cls).validate_json(json.dumps(content, default=str))

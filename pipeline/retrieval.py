@@ -31,10 +31,9 @@ from gistgate.drafters.adaptive import AdaptiveDrafter, Option
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.models.build import CORPUS, STORED, Sources, stored
-from gistgate.retrieval.corpus import CorpusDrafter
-from gistgate.retrieval.index import POINTS_PER_LIST, fill, fits_exactly, new_index, num_lists, write_index
+from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
+from gistgate.retrieval.index import POINTS_PER_LIST, fill, fits_exactly, import_faiss, new_index, num_lists
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
-from gistgate.retrieval.suffix_array import SuffixArray
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import ChoiceParams, read_params
 from pipeline.paths import DATASTORE, prompts_of, reference_of
@@ -62,9 +61,6 @@ def training_texts() -> list[Text]:
     return [Text(row["ids"], answers[row["id"]]) for row in prompts]
 
 
-# ---- The datastore.
-
-
 def main() -> None:
     params, texts = read_params(), training_texts()
     own, num_keys = params.datastore, sum(len(text.answer) for text in texts)
@@ -84,7 +80,7 @@ def index_writer(store: Datastore, index: Any | None) -> Callable[[Path], None] 
     order = torch.randperm(len(keys_NP), generator=torch.Generator().manual_seed(0))
     sample = keys_NP[order[: POINTS_PER_LIST * num_lists(len(keys_NP))]]
     filled = fill(index, sample, keys_NP.split(CHUNK))
-    return lambda path: write_index(filled, path)
+    return lambda path: import_faiss().write_index(filled, str(path))
 
 
 def build(pair: Pair, texts: Sequence[Text], layer: str, size: int) -> tuple[Datastore, float]:
@@ -149,9 +145,6 @@ def chunks(states_ND: np.ndarray, least: int) -> Iterator[np.ndarray]:
         starts.pop()
     for start, end in zip(starts, [*starts[1:], len(states_ND)], strict=True):
         yield states_ND[start:end]
-
-
-# ---- Drafters that know more than the request.
 
 
 TEXTS = (PROMPTS, ANSWERS)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,22 @@ from tqdm import tqdm
 
 from gistgate import __version__
 from gistgate.core.files import fingerprint, load_tensors, save_tensors, write_atomic, write_json
-from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.core.utils import Interrupted, UserError, is_out_of_memory
 from pipeline.paths import SCRATCH
 
 
 def run(main: Callable[..., object]) -> None:
     """Call `main` with the command line's arguments; what a person can mend becomes one sentence and exit status 1."""
+
+    @wraps(main)
+    def interruptible(*arguments: Any, **options: Any) -> None:
+        try:
+            main(*arguments, **options)
+        except KeyboardInterrupt as error:  # Typer has a sentence of its own for it
+            raise Interrupted from error
+
     app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(main)
+    app.command()(interruptible)
     try:
         app()
     except UserError as error:
@@ -40,7 +49,7 @@ def run(main: Callable[..., object]) -> None:
         if not is_out_of_memory(error):
             raise
         sys.exit("Memory ran out. Set decoding.workers to 1 in params.yaml or lower a batch_size, and start again.")
-    except KeyboardInterrupt:
+    except (Interrupted, KeyboardInterrupt):
         print("Interrupted. Start again to go on; finished shards are kept.", file=sys.stderr)
         sys.exit(130)
 
@@ -55,9 +64,6 @@ def seed_everything(seed: int) -> None:
 def bar(pieces: Any = None, *, title: str, unit: str, total: int | None = None) -> Any:
     """A progress bar on a terminal; nothing in a log."""
     return tqdm(pieces, desc=title, unit=unit, total=total, disable=None)
-
-
-# ---- Processes that torchrun has started share the pieces of a stage.
 
 
 def rank() -> int:
@@ -102,9 +108,6 @@ def take_device() -> None:
         torch.cuda.set_device(place)
 
 
-# ---- Worker processes.
-
-
 Prepare = Callable[[Any], Callable[[Any], Any]]
 """A module-level function: settings -> what to do with one piece."""
 
@@ -115,11 +118,7 @@ _failed: UserError | None = None  # an exception in the preparation itself would
 def side_by_side(
     prepare: Prepare, settings: Any, pieces: Sequence[Any], workers: int, title: str, unit: str = "piece"
 ) -> None:
-    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once.
-
-    Raises:
-        UserError: a worker was killed from outside (usually for memory), or its preparation or a piece raised one.
-    """
+    """`prepare(settings)(piece)` for every piece of this rank, in so many processes that each prepare once."""
     wait()  # every rank lists what is missing before one of them writes
     pieces = pieces[rank() :: num_ranks()]
     workers = min(workers, len(pieces))
@@ -174,9 +173,6 @@ def _one(piece: Any) -> Any:
     return _work(piece)
 
 
-# ---- Shards: finished pieces of unfinished work, the only thing that outlives an interruption.
-
-
 def code_version() -> str:
     """Version of the package and, in a checkout, its commit."""
     asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--verify", "-q", "HEAD"]
@@ -225,11 +221,7 @@ class Shards:
 
 
 def num_shards(folder: Path) -> int:
-    """Shards of a published folder.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Shards of a published folder."""
     count = len(list(folder.glob("rows-*.safetensors")))
     if not count:
         raise UserError(f"{folder} holds no shards. Run the stage that writes it (`dvc repro`).")

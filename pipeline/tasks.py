@@ -26,8 +26,7 @@ class Judged:
 
     samples: list[dict[str, Any]]
     """Per prompt: id, correct (the metric's value), text, cut (whether the limit ended it), statistics; in order."""
-    statistics: Statistics
-    """The sum over the prompts."""
+    statistics: Statistics  # the sum over the prompts
 
     @property
     def accuracy(self) -> float:
@@ -41,11 +40,7 @@ class Judged:
 
 
 def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
-    """Evaluate the documents of `prompts` with lm-eval.
-
-    Raises:
-        UserError: lm-eval serves other token ids than the prompts have, so the file is out of date.
-    """
+    """Evaluate the documents of `prompts` with lm-eval."""
     from lm_eval.evaluator import evaluate
 
     # `evaluate` rather than `simple_evaluate`: the latter also describes the machine and asks Git, 1.5 s each time.
@@ -73,15 +68,8 @@ def judge(lm: GatedLM, task: Task, prompts: list[dict[str, Any]]) -> Judged:
     return Judged(samples, total(counted))
 
 
-# ---- The task that params.yaml names.
-
-
 def load_task(params: Params) -> Task:
-    """The task of params.yaml, prompted as its block `prompting` says.
-
-    Raises:
-        UserError: there is no such task, it cannot be loaded, it does not generate text or it has no training split.
-    """
+    """The task of params.yaml, prompted as its block `prompting` says."""
     return tasks.load_task(task_spec(params))
 
 
@@ -114,8 +102,7 @@ class Reply:
 
     ids: list[int]
     text: str
-    finish: str
-    """Why it ended: "eos", "stop" or "length"."""
+    finish: str  # why it ended: "eos", "stop" or "length"
 
     @property
     def is_shut(self) -> bool:
@@ -152,11 +139,7 @@ def question_of(prompt: dict[str, Any]) -> str:
 
 
 def read_file(path: str | Path) -> list[tuple[str, str]]:
-    """Prompts of a file of JSON lines, which name their text `prompt`, `question` or `turns` (the first counts).
-
-    Raises:
-        UserError: a line has none of them.
-    """
+    """Prompts of a file of JSON lines, which name their text `prompt`, `question` or `turns` (the first counts)."""
     found = []
     for number, line in enumerate(read_json_lines(path), start=1):
         known = line if isinstance(line, dict) else {}

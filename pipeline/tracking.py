@@ -143,9 +143,6 @@ def apart(rows: Mapping[str, dict[str, Any]]) -> tuple[dict[str, Any], dict[str,
     return same, {name: {key: row[key] for key in row if key not in same} for name, row in flat.items()}
 
 
-# ---- The exported gate as a registered model: code beside weights, no pickle, an alias that names the current one.
-
-
 def register_gate(params: Params, folder: str | Path, metrics: dict[str, Any]) -> str | None:
     """Register the gate in `folder` as a new version, move the alias to it and return the version.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from gistgate.drafters.adaptive import Costs
     from gistgate.endpoints import ServedCertificate
     from gistgate.measure.outlook import Effort, Outlook
-    from gistgate.measure.speed import Clock
+    from gistgate.measure.speed import Timing
     from gistgate.measure.trace import TracedToken
     from gistgate.measure.tune import Finding
 
@@ -56,7 +56,7 @@ def answered(text: str, answer: Generation) -> dict[str, Any]:
     return {"text": text, "ids": answer.ids, "finish": answer.finish, "statistics": answer.statistics.as_dict()}
 
 
-def clocked(clock: Clock) -> dict[str, Any]:
+def clocked(clock: Timing) -> dict[str, Any]:
     """One way of decoding for machines: seconds over all prompts, and counters."""
     return {"name": clock.name, "seconds": clock.seconds, "statistics": clock.statistics.as_dict()}
 
@@ -154,7 +154,7 @@ def point_line(certificate: Certificate, point: OperatingPoint) -> str:
     )
 
 
-def timed(clocks: Sequence[Clock]) -> Group:
+def timed(clocks: Sequence[Timing]) -> Group:
     """Seconds, speed against the first way of decoding, tau and looseness, one line each."""
     table = Table("", box=None, pad_edge=False)
     for column in ("seconds", "speed", "tau", "loose/100", "tokens"):

@@ -1,7 +1,7 @@
 """What calibration proved about one rule on one pair of models, as the file `certificate.json`, often beside a gate.
 
-A proof holds for exactly the combination that its scope names. Where something differs at use, one sentence says what,
-and the combination counts as uncertified.
+A certificate holds for exactly the combination that its scope names. Where something differs at use, one sentence
+says what, and the combination counts as uncertified.
 """
 
 from __future__ import annotations
@@ -15,82 +15,53 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from gistgate.core.files import check_sealed, checksum, fingerprint, named_files, read_json, write_json
+from gistgate.core.files import check_sealed, checksum, fingerprint, named_files, read_sealed, write_json
 from gistgate.core.identity import gate_hash, identify_model, model_scope, tokenizer_scope
 from gistgate.core.request import eos_ids
-from gistgate.core.utils import UserError, dataclass_from, fits
+from gistgate.core.utils import UserError, cause_of, dataclass_from
 
 CERTIFICATE_FILE = "certificate.json"
-FORMAT_VERSION = 2
-"""Version of the file's layout that this code reads and writes."""
-TASK = "task"
-"""Score in whose unit the budgets of a gate are: the task's own metric."""
+FORMAT_VERSION = 2  # of the file's layout
+TASK = "task"  # score in whose unit the budgets of a gate are: the task's own metric
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
     """What calibration found for one budget."""
 
-    budget: float
-    """Largest mean loss that was to be certified, in the unit of the score (0.03 is 3 points of accuracy)."""
-    confidence: float
-    """Probability with which the bound holds, over the draw of the prompts."""
-    settings: dict[str, Any]
-    """All settings of the rule: those of the loosest certified setting, or of the strictest one tested."""
-    n: int
-    """Calibration prompts that the setting was tested on."""
-    losses: int
-    """Prompts on which loose decoding scored lower than strict decoding."""
-    gains: int
-    """Prompts on which loose decoding scored higher."""
-    loss: float
-    """Mean of strict - loose score; negative where loose decoding scored better."""
-    bound: float
-    """One-sided upper bound on that mean."""
-    bound_kind: str
-    """Which bound it is."""
-    harm: float
-    """Mean of max(strict - loose, 0)."""
-    harm_bound: float
-    """Upper bound on the harm by Hoeffding-Bentkus; no budget limits it."""
-    certified: bool
-    """Whether the bound keeps the budget."""
-    mean_accepted_length: float
-    """Tokens per target forward on the calibration prompts, the target's own token included."""
-    refusal: str | None = None
-    """Why nothing is certified and what would help; None after a success."""
+    budget: float  # largest mean loss that was to be certified, in the unit of the score (0.03 is 3 points of accuracy)
+    confidence: float  # probability with which the bound holds, over the draw of the prompts
+    settings: dict[str, Any]  # all of the rule: of the loosest certified setting, or of the strictest one tested
+    n: int  # calibration prompts that the setting was tested on
+    losses: int  # prompts on which loose decoding scored lower than strict decoding
+    gains: int  # prompts on which loose decoding scored higher
+    loss: float  # mean of strict - loose score; negative where loose decoding scored better
+    bound: float  # one-sided upper bound on that mean
+    bound_kind: str  # which bound it is
+    harm: float  # mean of max(strict - loose, 0)
+    harm_bound: float  # upper bound on the harm by Hoeffding-Bentkus; no budget limits it
+    certified: bool  # whether the bound keeps the budget
+    mean_accepted_length: float  # tokens per target forward on the calibration prompts, the target's own token included
+    refusal: str | None = None  # why nothing is certified and what would help; None after a success
 
 
 @dataclass(frozen=True)
 class Certificate:
     """The calibrated settings of one rule, one for each budget, and the combination that they hold for."""
 
-    rule: str
-    """Rule id."""
-    drafter: str
-    """Drafter id."""
-    block: int
-    """K, drafted tokens per round."""
-    knob: str | None
-    """The setting that was calibrated; None for a rule without one."""
-    score: str
-    """What was compared: task, logprob or judge."""
-    confidence: float
-    """Probability with which each certificate holds."""
-    headline_budget: float
-    """The budget that is meant where nobody names one."""
-    scope: dict[str, Any]
-    """Hashes of models, tokenizer, gate, task and prompts, and everything else that decides what is decoded."""
-    points: tuple[OperatingPoint, ...]
-    """One for each budget, from small to large."""
-    sequence: tuple[dict[str, Any], ...] = ()
-    """The settings that were fixed beforehand, from strict to loose, with what was found for those that were tested."""
-    source: str = ""
-    """Where the prompts come from."""
-    made: str = ""
-    """Date in UTC; empty where equal inputs have to give equal bytes."""
-    format_version: int = FORMAT_VERSION
-    """Layout of the file."""
+    rule: str  # rule id
+    drafter: str  # drafter id
+    block: int  # K, drafted tokens per round
+    knob: str | None  # the setting that was calibrated; None for a rule without one
+    score: str  # what was compared: task, logprob or judge
+    confidence: float  # probability with which each certificate holds
+    headline_budget: float  # the budget that is meant where nobody names one
+    scope: dict[str, Any]  # hashes of models, tokenizer, gate, task and prompts, and all else that decides the texts
+    points: tuple[OperatingPoint, ...]  # one for each budget, from small to large
+    sequence: tuple[dict[str, Any], ...] = ()  # the settings fixed beforehand, from strict to loose, with their results
+    source: str = ""  # where the prompts come from
+    made: str = ""  # date in UTC; empty where equal inputs have to give equal bytes
+    format_version: int = FORMAT_VERSION  # layout of the file
 
     @property
     def certified(self) -> tuple[OperatingPoint, ...]:
@@ -103,15 +74,15 @@ class Certificate:
         return {name: value for name, value in self.points[0].settings.items() if name != self.knob}
 
     def operating_point(self, budget: float | None = None) -> OperatingPoint:
-        """The loosest certified point that keeps `budget` (default: the headline budget).
-
-        Raises:
-            UserError: nothing is certified for so small a budget.
-        """
+        """The loosest certified point that keeps `budget` (default: the headline budget)."""
         budget = self.headline_budget if budget is None else budget
         within = [point for point in self.certified if point.budget <= budget + 1e-9]
         if not within:
-            raise UserError(nothing_certified(budget, self.certified))
+            known = ", ".join(f"{point.budget:g}" for point in self.certified) or "none"
+            raise UserError(
+                f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
+                "Ask for a larger budget, verify strictly, or calibrate with more prompts."
+            )
         return max(within, key=lambda point: (point.budget, point.mean_accepted_length))
 
     def save(self, folder: str | Path) -> Path:
@@ -147,20 +118,12 @@ class Certificate:
 
 
 def read_certificate(place: str | Path) -> Certificate | None:
-    """The proof in a folder or a file; None for a folder without one.
-
-    Raises:
-        UserError: the file is damaged or of another version, or there is no such place.
-    """
+    """The certificate in a folder or a file; None for a folder without one."""
     path = Path(place)
-    if path.is_dir():
-        path = path / CERTIFICATE_FILE
-        if not path.exists() and not path.is_symlink():
-            return None
-    value = read_json(path)
-    sealed = value.pop("checksum", None) if isinstance(value, dict) else None
-    version = value.get("format_version") if isinstance(value, dict) else None
-    if version != FORMAT_VERSION:
+    if path.is_dir() and not (path := path / CERTIFICATE_FILE).exists():
+        return None
+    value, sealed = read_sealed(path)
+    if (version := value.get("format_version")) != FORMAT_VERSION:
         raise UserError(
             f"{path} is no certificate that this gistgate reads: its format version is {version}, not "
             f"{FORMAT_VERSION}. Calibrate again."
@@ -168,57 +131,29 @@ def read_certificate(place: str | Path) -> Certificate | None:
     try:
         certificate = certificate_from(value)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
-        raise UserError(f"{path} is no certificate: {reason}. Restore it or calibrate again.") from error
+        raise UserError(f"{path} is no certificate: {cause_of(error)}. Restore it or calibrate again.") from error
     check_sealed(path, sealed, value)
     return certificate
 
 
 def certificate_from(value: Mapping[str, Any]) -> Certificate:
-    """A proof from its JSON object; KeyError, TypeError or ValueError says what does not fit."""
+    """A certificate from its JSON object; KeyError, TypeError or ValueError says what does not fit."""
     points = tuple(dataclass_from(OperatingPoint, point) for point in value["points"])
+    if not points:
+        raise ValueError("it has no operating point")
     certificate: Certificate = dataclass_from(
         Certificate, {**value, "points": points, "sequence": tuple(value["sequence"])}
     )
-    if not points or certificate.block < 0 or not 0 < certificate.confidence < 1:
-        raise ValueError("it has no operating point, or its block or confidence is out of range")
-    for point in points:
-        check_point(point, certificate.knob)
     return certificate
-
-
-def check_point(point: OperatingPoint, knob: str | None) -> None:
-    """Refuse a point that contradicts itself.
-
-    Raises:
-        ValueError: what it says.
-    """
-    at = f"the point for the budget {point.budget:g}"
-    if knob is not None and not fits(point.settings.get(knob), float):
-        raise ValueError(f"{at} gives the knob '{knob}' no number")
-    if not 0 < point.confidence < 1 or point.n < 1 or min(point.losses, point.gains) < 0:
-        raise ValueError(f"{at} has counts or a confidence out of range")
-    if point.certified and point.bound > point.budget + 1e-9:
-        raise ValueError(f"{at} is called certified, but its bound is {point.bound:g}")
-
-
-def nothing_certified(budget: float, certified: tuple[OperatingPoint, ...]) -> str:
-    """The sentence for a budget that no certified point keeps."""
-    known = ", ".join(f"{point.budget:g}" for point in certified) or "none"
-    return (
-        f"The gate has no setting certified for a budget of {budget:g} (certified: {known}). "
-        "Ask for a larger budget, verify strictly, or calibrate with more prompts."
-    )
 
 
 def scope_mismatch(certified: Mapping[str, Any], found: Mapping[str, Any]) -> str | None:
     """One sentence about the entries in which two scopes differ; None where they agree. A missing entry is None."""
-    differing = differing_keys(certified, found)
-    if not differing:
+    keys = differing_keys(certified, found)
+    if not keys:
         return None
-    parts = ", ".join(
-        "{} ({} certified, {} here)".format(key, *shown(certified.get(key), found.get(key))) for key in differing
-    )
+    both = [(key, *in_a_sentence(certified.get(key), found.get(key))) for key in keys]
+    parts = ", ".join(f"{key} ({one} certified, {other} here)" for key, one, other in both)
     return (
         f"The certificate does not hold here, because of another {parts}: calibrate this combination, or decode "
         "without the certificate."
@@ -227,45 +162,34 @@ def scope_mismatch(certified: Mapping[str, Any], found: Mapping[str, Any]) -> st
 
 def differing_keys(certified: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """The sorted keys whose values differ; a fingerprint that one side lacks cannot differ."""
-    return [
-        key
-        for key in sorted(certified.keys() | found.keys())
-        if not agree(certified.get(key), found.get(key))
-        and not (key == "fingerprint" and None in (certified.get(key), found.get(key)))
-    ]
+    differing = []
+    for key in sorted(certified.keys() | found.keys()):
+        one, other = certified.get(key), found.get(key)
+        if isinstance(one, dict) and isinstance(other, dict):
+            differs = bool(differing_keys(one, other))
+        else:
+            differs = one != other and not (key == "fingerprint" and None in (one, other))
+        if differs:
+            differing.append(key)
+    return differing
 
 
-def agree(certified: Any, found: Any) -> bool:
-    """Whether two entries are the same, nested dictionaries key by key."""
-    if isinstance(certified, dict) and isinstance(found, dict):
-        return not differing_keys(certified, found)
-    return bool(certified == found)
-
-
-def shown(certified: Any, found: Any) -> tuple[str, str]:
-    """Two entries in a sentence, of dictionaries only what differs."""
-    if isinstance(certified, dict) and isinstance(found, dict):
-        keys = differing_keys(certified, found)
-        first, second = (", ".join(f"{key} {short(one.get(key))}" for key in keys) for one in (certified, found))
-        return first, second
-    return short(certified), short(found)
+def in_a_sentence(one: Any, other: Any) -> tuple[str, str]:
+    """Two entries, of dictionaries only what differs."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return short(one), short(other)
+    keys = differing_keys(one, other)
+    first, second = (", ".join(f"{key} {short(part.get(key))}" for key in keys) for part in (one, other))
+    return first, second
 
 
 def short(value: Any) -> str:
-    """An entry that fits into a sentence; long hashes are cut."""
     text = "none" if value is None or value == [] else str(value)
     return text if len(text) <= 24 else f"{text[:10]}..."
 
 
-# ---- Decode as a certificate says: whatever is asked for that it does not cover is refused in one sentence.
-
-
 def load_certificate(place: str | Path) -> Certificate:
-    """The proof in a file or a folder.
-
-    Raises:
-        UserError: there is none, or it is damaged.
-    """
+    """The certificate in a file or a folder."""
     certificate = read_certificate(place)
     if certificate is None:
         raise UserError(f"{place} holds no {CERTIFICATE_FILE}. Name another folder, or run `gistgate calibrate` first.")
@@ -289,9 +213,6 @@ def check_parts(
 
     `data` is the folder or file behind its drafter, `drafting` the drafter's `binding`, `settings` those of the rule,
     which may name files.
-
-    Raises:
-        UserError: what differs.
     """
     used: dict[str, Any] = {"guards": list(guards), "drafting": drafting or None}
     if target.dtype != torch.float32:
@@ -304,11 +225,7 @@ def check_parts(
 
 
 def files_behind(settings: dict[str, Any]) -> str:
-    """Fingerprint of the files that settings of a rule name.
-
-    Raises:
-        UserError: there are none, though the certificate was made with some.
-    """
+    """Fingerprint of the files that settings of a rule name."""
     found = named_files(settings)
     if not found:
         names = ", ".join(f"{name}={value}" for name, value in settings.items() if isinstance(value, str)) or "none"
@@ -322,40 +239,25 @@ def files_behind(settings: dict[str, Any]) -> str:
 def check_request(
     certificate: Certificate, *, temperature: float = 0.0, chat: bool = False, system: str | None = None
 ) -> None:
-    """Refuse requests unlike the certified ones; a system text counts inside a chat template only.
-
-    Raises:
-        UserError: what differs.
-    """
+    """Refuse requests unlike the certified ones; a system text counts inside a chat template only."""
     prompting = {**certificate.scope.get("prompting", {}), "chat_template": chat, "system": system if chat else None}
     refuse(certificate.mismatch(temperature=temperature, prompting=prompting))
 
 
 def certificate_in_use(decoder: Any) -> Certificate | None:
     """The certificate beside a decoder's gate, where the decoder is loose by its rule; None elsewhere."""
-    certificate = getattr(decoder.parts.gate, "certificate", None)
-    return (
-        certificate
-        if certificate is not None and decoder.rule.knob is not None and decoder.rule.id == certificate.rule
-        else None
-    )
+    certificate: Certificate | None = getattr(decoder.parts.gate, "certificate", None)
+    return certificate if certificate and decoder.rule.knob and decoder.rule.id == certificate.rule else None
 
 
 def check_greedy(temperature: float) -> None:
-    """Refuse sampling where segments decide, whose certificates are about greedy decoding.
-
-    Raises:
-        UserError: tokens are sampled.
-    """
+    """Refuse sampling where segments decide, whose certificates are about greedy decoding."""
     if temperature:
         raise UserError(f"Segments were certified for greedy decoding, and the temperature is {temperature:g} here.")
 
 
 def warn_uncovered(check: Callable[[], None]) -> str | None:
-    """Run a check of requests, and warn of what it refuses: nobody named the certificate, so that decoding goes on.
-
-    Returns what it refuses; None where it passes.
-    """
+    """Run a check of requests; warn of what it refuses and return it: nobody named the certificate, so work goes on."""
     try:
         check()
     except UserError as error:

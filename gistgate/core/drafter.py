@@ -17,6 +17,9 @@ from gistgate.core.reader import RowCache
 if TYPE_CHECKING:
     from gistgate.drafters.stopping import Stopping
 
+Texts = Sequence[Sequence[int]]
+"""Prompt and answer of each row, as token ids."""
+
 
 class Drafter:
     """Proposes tokens, and is told afterwards how many of them stayed.
@@ -49,7 +52,7 @@ class Drafter:
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -60,7 +63,7 @@ class Drafter:
         """Propose up to `num_draft` tokens behind each text.
 
         Args:
-            texts: prompt and answer of each row, as token ids.
+            texts: what to go on from.
             num_draft: K, the longest chain, or the deepest path of a tree.
             vocabulary: number of ids that count; no other id may be proposed.
             sampling: how the request wants its tokens drawn.
@@ -85,9 +88,7 @@ class Drafter:
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows alone."""
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         """Take texts into the batch, behind its `present` rows; `lengths[b]` tokens are remembered in `caches[b]`.
 
         This default begins the batch anew. A drafter that knows more of its rows than `snapshot` returns has to keep
@@ -96,7 +97,7 @@ class Drafter:
         kept = self.snapshot(range(present))
         self.restore([*kept, *caches], [*(cache.length for cache in kept), *lengths])
 
-    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+    def read(self, texts: Texts) -> list[RowCache]:
         """Read texts and return what is remembered of them; the present batch stays as it is."""
         return [RowCache([]) for _ in texts]
 

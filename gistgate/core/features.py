@@ -22,8 +22,6 @@ from transformers import PreTrainedModel
 from gistgate.core.block import Block, entropy_of
 from gistgate.core.utils import Registry, UserError
 
-# ---- Hidden states by name, read from the very forward that verifies.
-
 
 def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
     """The list of decoder layers of any decoder-only transformer."""
@@ -50,12 +48,22 @@ def layer_module(model: PreTrainedModel, layer: str) -> nn.Module:
 def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Tensor]]:
     """While open, every forward leaves the states of `layers` in the yielded dictionary, each [B, rows, D]."""
     seen: dict[str, Tensor] = {}
-    handles = []
-    for layer in layers:
-        if layer == "post":
-            handles.append(model.get_output_embeddings().register_forward_pre_hook(keep_input(seen, layer)))
-        else:
-            handles.append(layer_module(model, layer).register_forward_hook(keep_output(seen, layer)))
+
+    def keep_input(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen["post"] = args[0]
+
+    def keep_output(layer: str) -> Any:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            seen[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    handles = [
+        model.get_output_embeddings().register_forward_pre_hook(keep_input)
+        if layer == "post"
+        else layer_module(model, layer).register_forward_hook(keep_output(layer))
+        for layer in layers
+    ]
     try:
         yield seen
     finally:
@@ -63,26 +71,8 @@ def tap(model: PreTrainedModel, layers: Iterable[str]) -> Iterator[dict[str, Ten
             handle.remove()
 
 
-def keep_input(seen: dict[str, Tensor], layer: str) -> Any:
-    def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-        seen[layer] = args[0]
-
-    return hook
-
-
-def keep_output(seen: dict[str, Tensor], layer: str) -> Any:
-    def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-        seen[layer] = output[0] if isinstance(output, tuple) else output
-
-    return hook
-
-
-FLOOR = -20.0
-"""Smallest ln p that a head sees: below it a probability carries no more meaning, and -inf would end in NaN."""
-
-LOOK_AHEAD = 2
-"""Draft tokens behind x_j that `lookahead` reads."""
-
+FLOOR = -20.0  # smallest ln p that a head sees: below it a probability carries no meaning, and -inf would end in NaN
+LOOK_AHEAD = 2  # draft tokens behind x_j that `lookahead` reads
 SCALARS = (
     "logprob",  # ln p(x_j)
     "top_logprob",  # ln p(t*_j)
@@ -94,13 +84,7 @@ SCALARS = (
     "next_top_logprob",  # ln p(t*_{j+1})
 )
 """Columns of the feature `scalars`, in this order."""
-
-DRAFT = (
-    "log_q",  # ln q(x_j)
-    "log_q_of_top",  # ln q(t*_j)
-    "q_entropy",  # H(q_j), nats
-)
-"""Columns of the feature `draft`, in this order."""
+DRAFT = ("log_q", "log_q_of_top", "q_entropy")  # columns of `draft`: ln q(x_j), ln q(t*_j), H(q_j) in nats
 
 
 def state_after(block: Block, layer: str) -> Tensor:
@@ -127,17 +111,17 @@ def scalars(block: Block, _layer: str) -> Tensor:
     """Numbers from the target's own row and the one behind it [B, K, len(SCALARS)]."""
     logprob_BK = block.draft_logprob.clamp_min(FLOOR)
     top_BR, entropy_BR = block.top_logprob, block.entropy
-    columns = {
-        "logprob": logprob_BK,
-        "top_logprob": top_BR[:, :-1],
-        "entropy": entropy_BR[:, :-1],
-        "entropy3": block.entropy3[:, :-1],
-        "gap": top_BR[:, :-1] - logprob_BK,
-        "rank": block.draft_rank.float().log1p(),
-        "next_entropy": entropy_BR[:, 1:],
-        "next_top_logprob": top_BR[:, 1:],
-    }
-    return torch.stack([columns[name] for name in SCALARS], dim=-1)
+    columns = (
+        logprob_BK,
+        top_BR[:, :-1],
+        entropy_BR[:, :-1],
+        block.entropy3[:, :-1],
+        top_BR[:, :-1] - logprob_BK,
+        block.draft_rank.float().log1p(),
+        entropy_BR[:, 1:],
+        top_BR[:, 1:],
+    )
+    return torch.stack(columns, dim=-1)
 
 
 def lookahead(block: Block, _layer: str) -> Tensor:
@@ -160,12 +144,9 @@ def draft_confidence(block: Block, _layer: str) -> Tensor:
     if block.q is None:
         raise UserError("The feature 'draft' needs draft probabilities. Use the drafter 'model', or a gate without it.")
     log_q_BKV = block.q.float().clamp_min(math.exp(FLOOR)).log()
-    columns = {
-        "log_q": log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1),
-        "log_q_of_top": log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1),
-        "q_entropy": entropy_of(log_q_BKV),
-    }
-    return torch.stack([columns[name] for name in DRAFT], dim=-1)
+    of_token = log_q_BKV.gather(-1, block.draft_ids[..., None]).squeeze(-1)
+    of_top = log_q_BKV.gather(-1, block.top_ids[:, :-1, None]).squeeze(-1)
+    return torch.stack((of_token, of_top, entropy_of(log_q_BKV)), dim=-1)
 
 
 FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
@@ -180,23 +161,16 @@ FEATURES: Registry[Callable[[Block, str], Tensor]] = Registry(
 )
 """Feature families. An id is `family` or `family:layer`, for example "scalars" or "h_tok:layer:2"."""
 
-NEEDS_LAYER = frozenset({"h_tok", "h_pred"})
-"""Families whose id names a hidden layer."""
-
 
 def split_id(feature_id: str) -> tuple[str, str]:
-    """Family and layer ("" where the family has none) of a feature id.
-
-    Raises:
-        UserError: the family is unknown, or a layer is missing or superfluous.
-    """
+    """Family and layer ("" where the family has none) of a feature id."""
     family, _, layer = feature_id.partition(":")
-    _ = FEATURES[family]
-    if family in NEEDS_LAYER and not layer:
+    reads_states = FEATURES[family] in (state_after, state_before)
+    if reads_states and not layer:
         raise UserError(
             f"The feature '{feature_id}' names no hidden layer. Write '{family}:post' or '{family}:layer:2'."
         )
-    if layer and family not in NEEDS_LAYER:
+    if layer and not reads_states:
         raise UserError(f"The feature '{feature_id}' has no layers. Write '{family}'.")
     return family, layer
 

@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 
 
 def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place.
-
-    Raises:
-        UserError: the disk is full, the place cannot be written, or a file would take the place of a folder; `path`
-            keeps what it held.
-    """
+    """Let `write` fill a temporary file (or folder) beside `path`, then rename it into place."""
     path = Path(path)
     if not path.name:  # "." or "/"
         raise UserError(f"'{path}' cannot be replaced. Name a file or a folder in it.")
@@ -31,13 +26,14 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(part)
-        flush(part)
+        for one in [*(part.rglob("*") if part.is_dir() else ()), part]:
+            flush(one)
         if path.is_dir() and not part.is_dir():
             raise UserError(f"{path} is a folder, and a file would take its place. Name a file, there or elsewhere.")
         if path.is_dir():  # a folder cannot be replaced by renaming, so that the old one makes way
             path.replace(aside)
         part.replace(path)
-        flush(path.parent, deep=False)
+        flush(path.parent)
     except OSError as error:
         raise UserError(
             f"{path} could not be written ({error.strerror or error}). Free some space or check the permissions; "
@@ -50,17 +46,16 @@ def write_atomic(path: str | Path, write: Callable[[Path], object]) -> None:
             shutil.rmtree(rest) if rest.is_dir() else rest.unlink(missing_ok=True)
 
 
-def flush(path: Path, deep: bool = True) -> None:
-    """Let a file, or with `deep` everything in a folder, reach the disk: a loss of power leaves whole contents."""
-    for one in [*(path.rglob("*") if deep and path.is_dir() else ()), path]:
-        handle = os.open(one, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        except OSError:
-            if not one.is_dir():  # some file systems cannot flush a folder
-                raise
-        finally:
-            os.close(handle)
+def flush(path: Path) -> None:
+    """Let a file or a folder's list of names reach the disk: a loss of power leaves whole contents."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError:
+        if not path.is_dir():  # some file systems cannot flush a folder
+            raise
+    finally:
+        os.close(handle)
 
 
 def write_text(path: str | Path, text: str) -> None:
@@ -75,8 +70,9 @@ def write_json(path: str | Path, value: Any) -> None:
 
 def write_json_lines(path: str | Path, rows: list[dict[str, Any]]) -> None:
     """Write one JSON object per line."""
-    lines = (json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-    write_text(path, "".join(lines))
+    write_text(
+        path, "".join(json.dumps(row, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+    )
 
 
 def read_text(path: str | Path) -> str:
@@ -93,8 +89,16 @@ def read_json(path: str | Path) -> Any:
     """Read a JSON file; UserError where it is missing or damaged."""
     try:
         return json.loads(read_text(path))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not valid JSON ({error}). Restore it or write it again.") from error
+
+
+def read_sealed(path: str | Path) -> tuple[dict[str, Any], str | None]:
+    """A JSON object without its checksum, and the checksum, for `check_sealed`; None in files of older versions."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise UserError(f"{path} holds no JSON object. Restore it or write it again.")
+    return value, value.pop("checksum", None)
 
 
 def read_json_lines(path: str | Path) -> list[dict[str, Any]]:

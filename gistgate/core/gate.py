@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,19 +16,11 @@ from transformers import PreTrainedModel
 from gistgate.core.block import Block
 from gistgate.core.certificate import TASK, Certificate, OperatingPoint, read_certificate
 from gistgate.core.features import extract, layers_needed, needs_q
-from gistgate.core.files import (
-    check_sealed,
-    checksum,
-    load_tensors,
-    read_json,
-    save_tensors,
-    write_json,
-    write_text,
-)
+from gistgate.core.files import check_sealed, checksum, load_tensors, read_sealed, save_tensors, write_json, write_text
 from gistgate.core.identity import (
     ModelIdentity,
     TokenizerIdentity,
-    check_model,
+    check_identity,
     check_shape,
     check_tokenizer,
     gate_hash,
@@ -36,41 +28,29 @@ from gistgate.core.identity import (
     identify_model,
     lightening,
 )
-from gistgate.core.utils import Registry, UserError, dataclass_from
+from gistgate.core.utils import Registry, UserError, cause_of, dataclass_from
 
-# ---- What a gate folder's config.json holds.
-
-
-FORMAT_VERSION = 2
-"""Version of the folder's layout that this code reads and writes."""
+CONFIG_FILE = "config.json"
+WEIGHTS_FILE = "model.safetensors"
+CARD_FILE = "README.md"
+FORMAT_VERSION = 2  # of the folder's layout
 
 
 @dataclass(frozen=True)
 class GateConfig:
     """Everything about a gate except its weights. Equal trainings give equal bytes: no dates, no machine."""
 
-    head: dict[str, Any]
-    """{"type": id of gistgate.core.gate.HEADS, ...its sizes}."""
-    features: dict[str, int]
-    """Feature id -> width, in the order in which the head reads them."""
-    target: ModelIdentity
-    """The model whose states the gate reads."""
-    draft: ModelIdentity | None
-    """The model whose drafts it judged; None for a drafter without a model."""
-    tokenizer: TokenizerIdentity
-    """The tokenizer of both."""
-    map: dict[str, Any] = field(default_factory=lambda: {"type": "platt", "num_knots": 0})
-    """{"type": id of gistgate.core.gate.MAPS, "num_knots": its size}."""
-    labels: dict[str, Any] = field(default_factory=dict)
-    """How the training labels came about."""
-    prompting: dict[str, Any] = field(default_factory=dict)
-    """Few-shot examples, chat template and system text the gate was trained under."""
-    provenance: dict[str, Any] = field(default_factory=dict)
-    """Parameters, library versions and hashes of the data."""
-    problems: str = ""
-    """Hashes of the problems that it was trained on, with spaces between: no certificate may be judged on these."""
+    head: dict[str, Any]  # {"type": id of HEADS, ...its sizes}
+    features: dict[str, int]  # feature id -> width, in the order in which the head reads them
+    target: ModelIdentity  # the model whose states the gate reads
+    draft: ModelIdentity | None  # the model whose drafts it judged; None for a drafter without a model
+    tokenizer: TokenizerIdentity  # the tokenizer of both
+    map: dict[str, Any] = field(default_factory=lambda: {"type": "platt", "num_knots": 0})  # {"type": id of MAPS, ...}
+    labels: dict[str, Any] = field(default_factory=dict)  # how the training labels came about
+    prompting: dict[str, Any] = field(default_factory=dict)  # few-shot examples, chat template, system text of training
+    provenance: dict[str, Any] = field(default_factory=dict)  # parameters, library versions and hashes of the data
+    problems: str = ""  # hashes of the training problems, with spaces between: no certificate may be judged on these
     format_version: int = FORMAT_VERSION
-    """Layout of the folder."""
 
     def as_json(self) -> dict[str, Any]:
         """What config.json holds. `features` becomes a list, because JSON objects have no order."""
@@ -80,11 +60,7 @@ class GateConfig:
 
     @classmethod
     def from_json(cls, value: Any, where: str) -> GateConfig:
-        """Read what `as_json` wrote; `where` names the file in messages.
-
-        Raises:
-            UserError: another format version, or a key that is missing, unknown or of another kind.
-        """
+        """Read what `as_json` wrote; `where` names the file in messages."""
         version = value.get("format_version") if isinstance(value, dict) else None
         if version != FORMAT_VERSION:
             raise UserError(
@@ -93,59 +69,18 @@ class GateConfig:
                 "certificate.json."
             )
         try:
-            draft = value.get("draft")
-            config: GateConfig = dataclass_from(
-                cls,
-                {
-                    **value,
-                    "features": widths(value["features"]),
-                    "head": with_type(value["head"]),
-                    "map": with_type(value["map"]),
-                    "target": dataclass_from(ModelIdentity, value["target"]),
-                    "draft": None if draft is None else dataclass_from(ModelIdentity, draft),
-                    "tokenizer": dataclass_from(TokenizerIdentity, value["tokenizer"]),
-                },
-            )
-            return config
+            parts = {
+                "features": {item["id"]: item["size"] for item in value["features"]},
+                "target": dataclass_from(ModelIdentity, value["target"]),
+                "draft": value.get("draft") and dataclass_from(ModelIdentity, value["draft"]),
+                "tokenizer": dataclass_from(TokenizerIdentity, value["tokenizer"]),
+            }
+            config: GateConfig = dataclass_from(cls, {**value, **parts})
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            reason = f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
             raise UserError(
-                f"{where} is no gate configuration: {reason}. Restore it or train the gate again."
+                f"{where} is no gate configuration: {cause_of(error)}. Restore it or train again."
             ) from error
-
-
-def widths(listed: Any) -> dict[str, int]:
-    """The features of config.json as id -> width; ValueError where an id stands twice or a width is below 1."""
-    found: dict[str, int] = {}
-    for item in listed:
-        if item["id"] in found or type(item["size"]) is not int or item["size"] < 1:
-            raise ValueError(f"the feature '{item['id']}' stands twice or has the width {item['size']!r}")
-        found[item["id"]] = item["size"]
-    return found
-
-
-def with_type(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of a head's or map's description, whose sizes are small numbers; KeyError when it does not say its type.
-
-    Raises:
-        ValueError: a size is no number.
-    """
-    for name, size in dict(value).items():
-        if name != "type" and (isinstance(size, bool) or not isinstance(size, int | float)):
-            raise ValueError(f"the size '{name}' is {size!r}, but it has to be a number")
-    if not isinstance(value["type"], str):
-        raise ValueError(f"the type is {value['type']!r}, but it has to be a text")
-    return dict(value)
-
-
-# ---- Gate heads: a handful of tensors that turn features into one logit of "the meaning is kept".
-
-
-class Head(Protocol):
-    """What every head has beside being a module: features `[..., F]` in, logits `[...]` out."""
-
-    first: nn.Linear
-    """The layer that reads the features; standardisation is folded into it."""
+        return config
 
 
 class Linear(nn.Module):
@@ -175,13 +110,11 @@ class Mlp(nn.Module):
 
 
 HEADS: Registry[type[nn.Module]] = Registry("gate head", {"linear": Linear, "mlp": Mlp})
-"""Id -> class of the head. A new head is one class and one line here."""
+"""Classes by id: features `[..., F]` in, logits `[...]` out. The layer `first` takes the standardisation in."""
 
 
 def fold_standardisation(first: nn.Linear, mean_F: Tensor, scale_F: Tensor) -> None:
     """Let a layer trained on (x - mean) / scale read x itself: weight w / scale, bias b - sum(w * mean / scale)."""
-    if mean_F.shape != (first.in_features,) or scale_F.shape != mean_F.shape:
-        raise ValueError(f"Means {tuple(mean_F.shape)} and scales {tuple(scale_F.shape)} do not fit {first}.")
     with torch.no_grad():
         weight = first.weight.double() / scale_F.double()
         bias = first.bias.double() - weight @ mean_F.double()
@@ -190,18 +123,11 @@ def fold_standardisation(first: nn.Linear, mean_F: Tensor, scale_F: Tensor) -> N
 
 
 def build_head(kind: type[nn.Module], sizes: dict[str, float]) -> nn.Module:
-    """A head of that type with these sizes.
-
-    Raises:
-        UserError: the type has no such size.
-    """
+    """A head of that type with these sizes."""
     try:
         return kind(**sizes)
     except (TypeError, ValueError, RuntimeError) as error:
         raise UserError(f"A {kind.__name__.lower()} head cannot have the sizes {sizes} ({error}).") from error
-
-
-# ---- Maps from a head's logit to a calibrated probability, fitted on problems that no head has seen.
 
 
 class Platt(nn.Module):
@@ -240,151 +166,6 @@ class Isotonic(nn.Module):
 
 
 MAPS: Registry[type[nn.Module]] = Registry("probability map", {"platt": Platt, "isotonic": Isotonic})
-"""Probability maps by id."""
-
-
-MOST_KNOTS = 1 << 16
-"""Knots of the largest map that is built: far more than calibration makes."""
-
-
-def build_map(kind: type[nn.Module], num_knots: int) -> nn.Module:
-    """An empty map of that type, to be filled from a state dictionary; `num_knots` is 0 for maps without knots.
-
-    Raises:
-        UserError: the number of knots is out of range.
-    """
-    if not 0 <= num_knots <= MOST_KNOTS:
-        raise UserError(
-            f"A probability map has {num_knots} knots, but 0 to {MOST_KNOTS} are possible. Restore its file."
-        )
-    if kind is Isotonic:
-        return Isotonic([0.0] * max(num_knots, 1), [0.5] * max(num_knots, 1))
-    return kind()
-
-
-# ---- A gate that meets other weights of the architecture that it was trained for, such as a quantised copy's original.
-
-
-USUAL = {"--rule": "autojudge", "--drafter": "model"}
-"""What `gistgate calibrate` takes for a gate where nothing is named."""
-STANDS_FOR = {
-    "TASK": "the task that judges",
-    "TARGET": "a folder or file with the target",
-    "DRAFT": "a folder or file with the draft",
-    "VOCABULARY": "the file of the draft's vocabulary",
-    "POLICY": "the file of fit-draft that ended the drafts",
-}
-"""Words in the place of what only the user knows."""
-UNFITTED = {"joint": False, "points": [[0.0, 0.0], [1.0, 1.0]]}
-"""What a policy binds besides its number where that is all of it: the draft's probability is taken as it is."""
-
-
-def strange_roles(
-    config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None
-) -> dict[str, PreTrainedModel]:
-    """The partners, by role, whose weights are known to differ from those that the gate was trained with.
-
-    Raises:
-        UserError: a partner has another architecture or size.
-    """
-    strange = {}
-    for role, expected, model in (("target", config.target, target), ("draft", config.draft, draft)):
-        if expected is None or model is None:
-            continue
-        found = identify_model(model)
-        check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
-        if has_other_weights(expected, found):
-            strange[role] = model
-    return strange
-
-
-def until_certified(
-    folder: Path,
-    config: GateConfig,
-    certificate: Certificate | None,
-    target: PreTrainedModel | None,
-    draft: PreTrainedModel | None,
-    roles: Sequence[str],
-) -> str:
-    """The clause that says which weights differ and which command certifies the gate on them.
-
-    Args:
-        folder: the gate's.
-        config: the gate's.
-        proof: the proof beside the gate, which is about other weights; it still names rule, drafter and K.
-        target, draft: the models that are served.
-        roles: those of them whose weights differ.
-    """
-    options = {
-        "--task": task_of(config),
-        "--gate": str(folder),
-        **of_models(config, target, draft),
-        **({} if certificate is None else of_proof(certificate)),
-    }
-    consent = ["--allow-code"] if config.labels.get("code") else []
-    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
-    rounded = rounding(config, draft)
-    legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
-    return (
-        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
-        f"verified strictly until `{command}` has certified it here"
-        + (f" ({legend})" if legend else "")
-        + (f"; or load the draft {rounded}, as in training" if rounded else "")
-    )
-
-
-def rounding(config: GateConfig, draft: PreTrainedModel | None) -> str | None:
-    """How the draft has to be loaded to be rounded as in training; None where it is, and where nobody knows."""
-    if draft is None or config.draft is None or config.draft.quantisation == getattr(draft, "quantised", None):
-        return None
-    return lightening("quantisation", config.draft.quantisation)
-
-
-def task_of(config: GateConfig) -> str:
-    """The task whose labels taught the gate; a word in its place where several did, or where nobody knows."""
-    task = str(config.labels.get("task", "TASK"))
-    return "TASK" if "," in task else task
-
-
-def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> dict[str, str]:
-    """The options that load these models, the draft as light as it is."""
-    models = {"--target": target, "--draft": draft}
-    options = {name: place_of(model, name) for name, model in models.items() if model is not None}
-    trained = None if config.draft is None or draft is None else config.draft.quantisation
-    if (kind := getattr(draft, "quantised", None)) or trained:
-        options["--quantise-draft"] = str(kind or "none")
-    bound = config.draft if draft is None else None
-    if getattr(draft, "subset", None) or (bound is not None and bound.draft_vocabulary):
-        options["--draft-vocabulary"] = getattr(draft, "subset_file", None) or "VOCABULARY"
-    return options
-
-
-def place_of(model: PreTrainedModel, option: str) -> str:
-    """Hub id, folder or GGUF file of a model; a word in its place where nobody knows."""
-    name = getattr(model, "gguf_file", None) or model.config.name_or_path
-    is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # of a GGUF file of unknown name
-    return option.lstrip("-").upper() if not name or is_bare else str(name)
-
-
-def of_proof(certificate: Certificate) -> dict[str, str]:
-    """The options that calibrate the same way of decoding again, without those that a gate brings along."""
-    drafting = certificate.scope.get("drafting")
-    ends = {"--stop-drafting": ends_of(drafting)} if drafting else {}
-    options = {"--rule": certificate.rule, "--drafter": certificate.drafter, **ends, "--block": str(certificate.block)}
-    return {name: value for name, value in options.items() if USUAL.get(name) != value}
-
-
-def ends_of(drafting: Any) -> str:
-    """A policy as the option takes it: its one number, or a word in place of its file, whose name no proof keeps."""
-    stopping = drafting.get("stopping") if isinstance(drafting, dict) else None
-    if isinstance(stopping, dict) and stopping.items() >= UNFITTED.items():
-        return str(stopping.get("floor"))
-    return "POLICY"
-
-
-CONFIG_FILE = "config.json"
-WEIGHTS_FILE = "model.safetensors"
-CARD_FILE = "README.md"
 
 
 class Gate(nn.Module):
@@ -393,22 +174,17 @@ class Gate(nn.Module):
     def __init__(self, config: GateConfig) -> None:
         super().__init__()
         self.config = config
-        self.certificate: Certificate | None = None
-        """What certificate.json beside the gate proves; None without the file, and where it is another gate's."""
-        self.strict_reason: str | None = None
-        """Why the gate may not decide anything yet: it was trained on other weights, and nothing is certified here."""
-        self.folder: Path | None = None
-        """Where it was read from, with what lies beside it."""
+        self.certificate: Certificate | None = None  # of certificate.json beside the gate, unless it is another gate's
+        self.strict_reason: str | None = None  # why it may not decide yet: trained and certified on other weights only
+        self.folder: Path | None = None  # where it was read from, with what lies beside it
         self.features = tuple(config.features)
         self.input_size = sum(config.features.values())
-        self.layers = layers_needed(self.features)
-        """Hidden layers of the target that the decoder has to keep for this gate."""
-        self.wants_q = needs_q(self.features)
-        """Whether it reads draft probabilities."""
+        self.layers = layers_needed(self.features)  # hidden layers of the target that the decoder has to keep for it
+        self.wants_q = needs_q(self.features)  # whether it reads draft probabilities
         sizes = {name: value for name, value in config.head.items() if name != "type"}
-        head = HEADS[config.head["type"]]
-        self.head = build_head(head, {"input_size": self.input_size, **sizes})
-        self.map = build_map(MAPS[config.map["type"]], int(config.map.get("num_knots", 0)))
+        self.head = build_head(HEADS[config.head["type"]], {"input_size": self.input_size, **sizes})
+        kind, knots = MAPS[config.map["type"]], max(int(config.map.get("num_knots", 0)), 1)
+        self.map = Isotonic([0.0] * knots, [0.5] * knots) if kind is Isotonic else kind()
         self.eval().requires_grad_(False)
 
     def forward(self, block: Block) -> Tensor:
@@ -445,34 +221,23 @@ class Gate(nn.Module):
         """The loosest certified setting that keeps `budget` (0.03 is 3 points of accuracy).
 
         Args:
-            budget: largest loss, as a share; default: the headline budget of the proof.
-            drafter, rule: ids that the proof has to be about; default: those that were calibrated.
-            confidence: the least that is enough; default: that of the proof.
-
-        Raises:
-            UserError: nothing is certified for so small a budget, or the proof is about something else.
+            budget: largest loss, as a share; default: the headline budget of the certificate.
+            drafter, rule: ids that the certificate has to be about; default: those that were calibrated.
+            confidence: the least that is enough; default: that of the certificate.
         """
-        certificate = self.certificate
+        certificate, problem = self.certificate, "The gate has no setting certified"
         if certificate is None:
-            raise UserError(
-                "The gate has no setting certified, because no certificate.json lies beside it. Calibrate the gate."
-            )
-        about = {
-            "score": (TASK, certificate.score),
-            "drafter": (drafter, certificate.drafter),
-            "rule": (rule, certificate.rule),
-        }
-        for name, (wanted, certified) in about.items():
+            raise UserError(f"{problem}, because no certificate.json lies beside it. Calibrate the gate.")
+        for name, wanted in {"score": TASK, "drafter": drafter, "rule": rule}.items():
+            certified = getattr(certificate, name)
             if wanted not in (None, certified):
                 raise UserError(
-                    f"The gate has no setting certified for the {name} '{wanted}': its certificate is about "
-                    f"'{certified}'. Calibrate the gate for '{wanted}'."
+                    f"{problem} for the {name} '{wanted}': its certificate is about '{certified}'. Calibrate the gate "
+                    f"for '{wanted}'."
                 )
         if confidence is not None and certificate.confidence < confidence:
             raise UserError(
-                f"The gate has no setting certified with confidence {confidence:g}, only with "
-                f"{certificate.confidence:g}. "
-                "Calibrate it again."
+                f"{problem} with confidence {confidence:g}, only with {certificate.confidence:g}. Calibrate it again."
             )
         return certificate.operating_point(budget)
 
@@ -496,69 +261,49 @@ class Gate(nn.Module):
     ) -> Gate:
         """Read a gate folder and check it against the models that are given; those left out are not checked.
 
-        A proof beside the gate that was made for other weights or models is not taken over; a warning says why. With
-        `elsewhere` the models may have other weights of the same architecture. Unless the proof is about these
-        weights, `reservation` then says so, and the caller has to decode strictly.
-
-        Raises:
-            UserError: a file is missing or damaged, or the gate was trained for another model or tokenizer.
+        A certificate beside the gate that was made for other weights or models is not taken over; a warning says why.
+        With `other_weights` the models may have other weights of the same architecture. Unless the certificate is
+        about these weights, `strict_reason` then says so, and the caller has to decode strictly.
         """
-        folder, place = Path(folder), folder / CONFIG_FILE
-        described = read_json(place)
-        sealed = described.pop("checksum", None) if isinstance(described, dict) else None
-        config = GateConfig.from_json(described, str(place))
-        gate = cls._filled(config, load_tensors(folder / WEIGHTS_FILE), folder / WEIGHTS_FILE)
-        check_sealed(place, sealed, described, gate_hash(gate))
+        folder = Path(folder)
+        described, sealed = read_sealed(folder / CONFIG_FILE)
+        gate = cls(config := GateConfig.from_json(described, str(folder / CONFIG_FILE)))
+        gate._fill(folder / WEIGHTS_FILE)
+        check_sealed(folder / CONFIG_FILE, sealed, described, gate_hash(gate))
         gate.folder = folder
-        strange = strange_roles(config, target, draft) if other_weights else {}
+        strange = strange_roles(config, target, draft) if other_weights else []
         gate.check(None if "target" in strange else target, None if "draft" in strange else draft, tokenizer)
         certificate = read_certificate(folder)
         broken = None if certificate is None else certificate.mismatch(gate, target, draft, tokenizer)
         if broken is None:
             gate.certificate = certificate
         if strange and gate.certificate is None:
-            gate.strict_reason = until_certified(folder, config, certificate, target, draft, list(strange))
+            gate.strict_reason = until_certified(folder, config, certificate, target, draft, strange)
         elif broken is not None:
             warnings.warn(broken, stacklevel=2)
         return gate
 
-    @classmethod
-    def _filled(cls, config: GateConfig, tensors: dict[str, Tensor], where: Path) -> Gate:
-        """A gate with weights from a file, whose names, shapes, dtypes and values are checked.
-
-        The shapes come from a gate without memory, so that huge sizes in a configuration cost nothing.
-        """
-        with torch.device("meta"):
-            blank = cls(config)
-        wanted = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in blank.state_dict().items()}
-        found = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
+    def _fill(self, weights: Path) -> None:
+        """Take the weights from a file, whose names, shapes, dtypes and values are checked."""
+        tensors, own = load_tensors(weights), self.state_dict()
+        wanted, found = (
+            {name: (list(tensor.shape), str(tensor.dtype)) for name, tensor in part.items()} for part in (own, tensors)
+        )
         if wanted != found:
             raise UserError(
-                f"{where} does not fit its config.json (expected {described_as(wanted)}, found {described_as(found)}). "
-                "Restore both files."
+                f"{weights} does not fit its config.json (expected {wanted}, found {found}). Restore both files."
             )
         for name, tensor in tensors.items():
             if not tensor.isfinite().all():
-                raise UserError(
-                    f"{where}: the tensor '{name}' is not finite. Restore the file or train the gate again."
-                )
-        gate = cls(config)
-        gate.load_state_dict(tensors)
-        return gate
+                raise UserError(f"{weights}: the tensor '{name}' is not finite. Restore the file or train again.")
+        self.load_state_dict(tensors)
 
     def check(
-        self,
-        target: PreTrainedModel | None = None,
-        draft: PreTrainedModel | None = None,
-        tokenizer: Any = None,
+        self, target: PreTrainedModel | None = None, draft: PreTrainedModel | None = None, tokenizer: Any = None
     ) -> None:
-        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype.
-
-        Raises:
-            UserError: which property differs, what was expected and found, and what to do.
-        """
+        """Refuse partners that the gate was not trained for; warn when the target runs in another dtype."""
         if target is not None:
-            check_model("target", self.config.target, target)
+            check_identity("target", self.config.target, identify_model(target))
             dtype = str(target.dtype).removeprefix("torch.")
             if dtype != self.config.target.dtype:
                 warnings.warn(
@@ -567,14 +312,94 @@ class Gate(nn.Module):
                     stacklevel=2,
                 )
         if draft is not None and self.config.draft is not None:
-            check_model("draft", self.config.draft, draft)
+            check_identity("draft", self.config.draft, identify_model(draft))
         if tokenizer is not None:
             check_tokenizer(self.config.tokenizer, tokenizer)
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in asdict(self.config)["features"].items())
+
+STANDS_FOR = {
+    "TASK": "the task that judges",
+    "TARGET": "a folder or file with the target",
+    "DRAFT": "a folder or file with the draft",
+    "VOCABULARY": "the file of the draft's vocabulary",
+    "POLICY": "the file of fit-draft that ended the drafts",
+}
+"""Words in the place of what only the user knows."""
 
 
-def described_as(tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]) -> str:
-    """Shapes and dtypes of tensors in a sentence."""
-    return ", ".join(f"{name} {list(shape)} {dtype}" for name, (shape, dtype) in tensors.items()) or "no tensor"
+def strange_roles(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> list[str]:
+    """The roles whose models have weights that are known to differ from those that the gate was trained with."""
+    strange = []
+    for role, expected, model in (("target", config.target, target), ("draft", config.draft, draft)):
+        if expected is not None and model is not None:
+            found = identify_model(model)
+            check_shape(role, expected, found, rounded=False)  # rounded weights are other weights
+            if has_other_weights(expected, found):
+                strange.append(role)
+    return strange
+
+
+def until_certified(
+    folder: Path,
+    config: GateConfig,
+    certificate: Certificate | None,
+    target: PreTrainedModel | None,
+    draft: PreTrainedModel | None,
+    roles: Sequence[str],
+) -> str:
+    """The clause that says which weights differ and which command certifies the gate on them.
+
+    Args:
+        folder: the gate's.
+        config: the gate's.
+        certificate: what lies beside the gate and is about other weights; it still names rule, drafter and K.
+        target, draft: the models that are served.
+        roles: those of them whose weights differ.
+    """
+    task = str(config.labels.get("task", "TASK"))
+    options = {
+        "--task": "TASK" if "," in task else task,  # a gate that learned from several is certified for each of them
+        "--gate": str(folder),
+        **of_models(config, target, draft),
+        **({} if certificate is None else of_certificate(certificate)),
+    }
+    consent = ["--allow-code"] if config.labels.get("code") else []
+    command = shlex.join(["gistgate", "calibrate", *(text for pair in options.items() for text in pair), *consent])
+    legend = ", ".join(f"{word}: {meaning}" for word, meaning in STANDS_FOR.items() if word in options.values())
+    clause = (
+        f"the gate was trained with other weights of the same architecture ({' and '.join(roles)}), so every token is "
+        f"verified strictly until `{command}` has certified it here" + (f" ({legend})" if legend else "")
+    )
+    trained = None if draft is None or config.draft is None else config.draft
+    if trained is None or trained.quantisation == getattr(draft, "quantised", None):
+        return clause
+    return f"{clause}; or load the draft {lightening('quantisation', trained.quantisation)}, as in training"
+
+
+def of_models(config: GateConfig, target: PreTrainedModel | None, draft: PreTrainedModel | None) -> dict[str, str]:
+    """The options that load these models, the draft as light as it is."""
+    options = {}
+    for role, model in {"target": target, "draft": draft}.items():
+        if model is not None:
+            name = getattr(model, "gguf_file", None) or model.config.name_or_path
+            is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()  # a GGUF file of unknown name
+            options[f"--{role}"] = role.upper() if not name or is_bare else str(name)
+    kind = getattr(draft, "quantised", None)
+    if kind or (draft is not None and config.draft is not None and config.draft.quantisation):
+        options["--quantise-draft"] = str(kind or "none")
+    is_bound = draft is None and config.draft is not None and config.draft.draft_vocabulary
+    if getattr(draft, "subset", None) or is_bound:
+        options["--draft-vocabulary"] = getattr(draft, "subset_file", None) or "VOCABULARY"
+    return options
+
+
+def of_certificate(certificate: Certificate) -> dict[str, str]:
+    """The options that calibrate the same way of decoding again, without those that `gistgate calibrate` presumes."""
+    drafting, ends = certificate.scope.get("drafting"), {}
+    if drafting:
+        policy = drafting.get("stopping") or {}
+        is_number = policy.items() >= {"joint": False, "points": [[0.0, 0.0], [1.0, 1.0]]}.items()  # nothing is fitted
+        ends["--stop-drafting"] = str(policy.get("floor")) if is_number else "POLICY"
+    options = {"--rule": certificate.rule, "--drafter": certificate.drafter, **ends, "--block": str(certificate.block)}
+    usual = {"--rule": "autojudge", "--drafter": "model"}
+    return {name: value for name, value in options.items() if usual.get(name) != value}

@@ -1,4 +1,4 @@
-"""Notice prompts unlike those a gate was calibrated on, and take looseness away from them.
+"""Guards watch every request and take looseness away: from answers that loop, and from prompts of another kind.
 
 Axis letters: B rows, D width of a state, R kept directions.
 """
@@ -16,50 +16,30 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Acceptance, Block, Reason
-from gistgate.core.files import (
-    check_sealed,
-    checksum,
-    fingerprint,
-    load_tensors,
-    read_json,
-    save_tensors,
-    write_json,
-)
+from gistgate.core.files import check_sealed, checksum, fingerprint, load_tensors, read_sealed, save_tensors, write_json
 from gistgate.core.gate import Gate
 from gistgate.core.identity import gate_hash, identify_model
 from gistgate.core.request import Row
 from gistgate.core.rule import Exact, Rule, State, settle
-from gistgate.core.utils import UserError, fits, hints
+from gistgate.core.utils import UserError, dataclass_from, hints
 
-# ---- What a guard is, and how its verdict narrows what a rule may do.
-
-
-CLOSED = "closed"
-"""Verdict: this row is verified strictly."""
-
-Verdict = float | str | None
-"""What a row may do in this round: None as the rule says, a number the rule with that stricter knob, or CLOSED."""
+CLOSED = "closed"  # verdict: this row is verified strictly
+Verdict = float | str | None  # in this round: None as the rule says, a number the rule with that stricter knob, CLOSED
 
 
 class Guard(Protocol):
-    """Watches every request and takes looseness away; it never adds any.
+    """Frozen dataclasses shared by all sessions, which never add looseness.
 
-    Guards are frozen dataclasses shared by all sessions; what they know about a request lies in its row, under their
-    id, and what they count goes to the row's `statistics.extra`.
+    What they know about a request lies in its row, under their id, and what they count in `statistics.extra`.
     """
 
     id: ClassVar[str]
 
     @property
-    def layers(self) -> Collection[str]:
-        """Hidden states that a block has to carry for it."""
-        ...
+    def layers(self) -> Collection[str]: ...  # hidden states that a block has to carry for it
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        """What every row may do in this round [B], before anything is accepted.
-
-        A row stands there once for every path of its tree, and counts once.
-        """
+        """What every row may do, before anything is accepted; it stands there once for every path of its tree."""
         ...
 
     def committed(self, rows: Sequence[Row]) -> None:
@@ -92,39 +72,25 @@ class Guards:
             guard.committed(rows)
 
 
-def firsts(rows: Sequence[Row]) -> dict[int, Row]:
-    """Where every row stands first, by its place in the batch."""
-    places = {id(row): place for place, row in reversed(list(enumerate(rows)))}
-    return {place: rows[place] for place in sorted(places.values())}
-
-
 def strictest(rule: Rule, verdicts: Sequence[Verdict]) -> Verdict:
     """Of several verdicts on one row the one that permits least."""
     asked = [verdict for verdict in verdicts if verdict is not None]
-    if not asked:
-        return None
-    values = [float(verdict) for verdict in asked if verdict != CLOSED]
-    if len(values) < len(asked):
-        return CLOSED
-    return min(values) if rule.looser == "up" else max(values)
+    if not asked or CLOSED in asked:
+        return CLOSED if asked else None
+    return min(map(float, asked)) if rule.looser == "up" else max(map(float, asked))
 
 
 def narrowed(rule: Rule, verdict: Verdict) -> Rule:
     """The rule at a verdict: strict where it is closed, or where the number would be no stricter than the rule is."""
-    if verdict == CLOSED or rule.knob is None or not is_stricter(rule, float(verdict or 0)):
+    if verdict == CLOSED or rule.knob is None:
         return Exact()
+    value, now = float(verdict or 0), getattr(rule, rule.knob)
     changes: dict[str, Any] = {rule.knob: verdict}
-    narrower: Rule = rule.changed(**changes)
+    narrower: Rule = rule.changed(**changes) if (value < now if rule.looser == "up" else value > now) else Exact()
     return narrower
 
 
-def is_stricter(rule: Rule, value: float) -> bool:
-    """Whether the rule accepts less with its knob at `value` than it does now."""
-    now = getattr(rule, rule.knob or "")
-    return bool(value < now if rule.looser == "up" else value > now)
-
-
-def either(mask_B: torch.Tensor, a: Acceptance, b: Acceptance) -> Acceptance:
+def either(mask_B: Tensor, a: Acceptance, b: Acceptance) -> Acceptance:
     """Row by row `a` where the mask is set, else `b`."""
     return Acceptance(
         torch.where(mask_B, a.length, b.length),
@@ -133,11 +99,13 @@ def either(mask_B: torch.Tensor, a: Acceptance, b: Acceptance) -> Acceptance:
     )
 
 
-# ---- Close the gate when an answer repeats itself: loops are easy to draft, so broken output looks fastest.
+def count(row: Row, name: str, number: float) -> None:
+    """Add to a row's own counter; nothing appears that never happened."""
+    if number:
+        row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + float(number)
 
 
-GRAM = 4
-"""Tokens of a gram whose variety is counted."""
+GRAM = 4  # tokens of a gram whose variety is counted
 
 
 @dataclass(frozen=True)
@@ -150,16 +118,11 @@ class LoopGuard:
     answer ends in a loop).
     """
 
-    period: int = 64
-    """Longest period that is looked for, in tokens."""
-    repeats: int = 4
-    """Times a period has to stand in a row."""
-    span: int = 256
-    """Tokens over which the variety of grams is taken; shorter answers are judged by their period alone."""
-    variety: float = 0.3
-    """Share of distinct grams below which the span counts as a loop."""
-    window: int | None = 128
-    """Tokens for which it stays closed; None keeps it closed to the end of the answer."""
+    period: int = 64  # longest period that is looked for, in tokens
+    repeats: int = 4  # times a period has to stand in a row
+    span: int = 256  # tokens over which the variety of grams is taken; shorter answers are judged by their period alone
+    variety: float = 0.3  # share of distinct grams below which the span counts as a loop
+    window: int | None = 128  # tokens for which it stays closed; None keeps it closed to the end of the answer
     id: ClassVar[str] = "loop"
     layers: ClassVar[frozenset[str]] = frozenset()
 
@@ -171,7 +134,7 @@ class LoopGuard:
             )
 
     def verdicts(self, rule: Rule, block: Block, rows: Sequence[Row]) -> list[Verdict]:
-        for row in firsts(rows).values():
+        for row in {id(row): row for row in rows}.values():
             row.memory["loop_closed"] = self._is_closed(row)
             count(row, "loop_rounds", row.memory["loop_closed"])
         return [CLOSED if self._is_closed(row) else None for row in rows]
@@ -184,60 +147,38 @@ class LoopGuard:
             self._look(row)
 
     def _look(self, row: Row) -> None:
-        answer, until = row.answer, row.memory.get(self.id, 0)
-        if row.memory.pop("loop_closed", False):
-            mark(row, row.memory["loop_seen"])
+        answer, memory, seen = row.answer, row.memory, row.memory.get("loop_seen", 0)
+        if memory.pop("loop_closed", False):  # the strict accepts of the last round, counted before, are the guard's
+            row.reasons[seen:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[seen:]]
         # The target's own token ends every round and may differ each time, so all new ends are looked at.
-        new = range(row.memory.get("loop_seen", 0) + 1, len(answer) + 1)
-        row.memory["loop_seen"] = len(answer)
         longest = max(self.span, self.period * self.repeats)
-        loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in new]
+        loops = [self.is_loop(answer[max(0, end - longest) : end]) for end in range(seen + 1, len(answer) + 1)]
+        memory["loop_seen"] = len(answer)
         row.statistics.extra["loop_open"] = float(bool(loops) and loops[-1])
-        if not any(loops) or len(answer) < until:
+        if not any(loops) or len(answer) < memory.get(self.id, 0):
             return
         # A loop without a loose token since the last alarm, or at all, is the target's.
-        own = Reason.LOOSE not in row.reasons[row.memory.get("loop_at", 0) :]
-        count(row, "loop_target", own)
-        count(row, "loop_alarms", not own)
-        row.memory["loop_at"] = len(answer)
-        row.memory[self.id] = len(answer) + self.window if self.window is not None else float("inf")
+        own = Reason.LOOSE not in row.reasons[memory.get("loop_at", 0) :]
+        count(row, "loop_target" if own else "loop_alarms", 1)
+        memory["loop_at"] = len(answer)
+        memory[self.id] = len(answer) + self.window if self.window is not None else math.inf
 
     def is_loop(self, ids: Sequence[int]) -> bool:
         """Whether the text ends in a period that stands `repeats` times, or is poor in grams over its last `span`."""
-        return self._periodic(ids) or self._poor(ids)
-
-    def _periodic(self, ids: Sequence[int]) -> bool:
         # Comparing one token first spares nearly all the slices.
-        longest = min(self.period, len(ids) // self.repeats)
-        near = [p for p in range(1, longest + 1) if ids[-1 - p] == ids[-1]]
-        return any(ids[-p * (self.repeats - 1) :] == ids[-p * self.repeats : -p] for p in near)
-
-    def _poor(self, ids: Sequence[int]) -> bool:
-        if len(ids) < self.span:
-            return False
+        near = [p for p in range(1, min(self.period, len(ids) // self.repeats) + 1) if ids[-1 - p] == ids[-1]]
+        if any(ids[-p * (self.repeats - 1) :] == ids[-p * self.repeats : -p] for p in near):
+            return True
+        num = self.span - GRAM + 1
         last = ids[-self.span :]
-        grams = {tuple(last[i : i + GRAM]) for i in range(self.span - GRAM + 1)}
-        return len(grams) < self.variety * (self.span - GRAM + 1)
-
-
-def mark(row: Row, start: int) -> None:
-    """Give the strict accepts from `start` on the guard's reason: the last round, which was counted before."""
-    row.reasons[start:] = [Reason.LOOP if why == Reason.STRICT else why for why in row.reasons[start:]]
-
-
-def count(row: Row, name: str, number: float) -> None:
-    """Add to a row's own counter; nothing appears that never happened."""
-    if number:
-        row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + float(number)
+        return len(last) == self.span and len({tuple(last[i : i + GRAM]) for i in range(num)}) < self.variety * num
 
 
 CONFIG_FILE = "domain.json"
 TENSORS_FILE = "domain.safetensors"
 TENSORS = ("mean", "basis", "variances")
-PRIOR = 16.0
-"""Usual states that every request is taken to have shown before its first, each at distance 1."""
-SUSPECTED = 2.0
-"""How many times the calibration's rate of loose tokens the bet is on."""
+PRIOR = 16.0  # usual states that every request is taken to have shown before its first, each at distance 1
+SUSPECTED = 2.0  # how many times the calibration's rate of loose tokens the bet is on
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,24 +193,15 @@ class DomainGuard:
     the two).
     """
 
-    mean: Tensor
-    """Mean state [D]."""
-    basis: Tensor
-    """Directions of most variance [R, D], orthonormal."""
-    variances: Tensor
-    """Variance along each, and behind them that of all others [R + 1]."""
-    layer: str = "post"
-    """Hidden state that is looked at."""
-    far: float = math.inf
-    """Mean distance above which a text is strange, per dimension."""
-    rate: float = 0.1
-    """Share of loose tokens on calibration prompts."""
-    bet: float = math.inf
-    """Gain of the bet, in nats, above which too many tokens are loose."""
-    stricter: float | None = None
-    """The knob of the rule that `about` names after one alarm; None closes at once."""
-    about: dict[str, Any] = field(default_factory=dict)
-    """How the thresholds were found; "rule" is the id of the rule that was calibrated."""
+    mean: Tensor  # mean state [D]
+    basis: Tensor  # directions of most variance [R, D], orthonormal
+    variances: Tensor  # variance along each, and behind them that of all others [R + 1]
+    layer: str = "post"  # hidden state that is looked at
+    far: float = math.inf  # mean distance above which a text is strange, per dimension
+    rate: float = 0.1  # share of loose tokens on calibration prompts
+    bet: float = math.inf  # gain of the bet, in nats, above which too many tokens are loose
+    stricter: float | None = None  # the knob of the rule that `about` names after one alarm; None closes at once
+    about: dict[str, Any] = field(default_factory=dict)  # how the thresholds were found, and for which "rule"
     id: ClassVar[str] = "domain"
 
     @property
@@ -296,15 +228,10 @@ class DomainGuard:
             row.statistics.extra["domain_distance"] = known.strangest
             count(row, "domain_far", was <= self.far < known.strangest)
             count(row, "domain_rounds", self._alarms(row) > 0)
-        return [self._verdict(row, rule) for row in rows]
-
-    def _verdict(self, row: Row, rule: Rule) -> Verdict:
-        alarms = self._alarms(row)
-        if not alarms:
-            return None
         # Another rule's knob has another unit, so the calibrated number means nothing to it.
-        known = self.about.get("rule", self.about.get("method")) == rule.id
-        return self.stricter if known and alarms == 1 and self.stricter is not None else CLOSED
+        known_rule = self.about.get("rule", self.about.get("method")) == rule.id
+        after_one = self.stricter if known_rule and self.stricter is not None else CLOSED
+        return [(None, after_one, CLOSED)[self._alarms(row)] for row in rows]
 
     def _alarms(self, row: Row) -> int:
         known: Watched = row.memory[self.id]
@@ -331,35 +258,24 @@ class DomainGuard:
 
     @classmethod
     def load(cls, folder: str | Path) -> DomainGuard:
-        """Read what `save` wrote.
-
-        Raises:
-            UserError: the gate folder holds none, or a damaged one.
-        """
-        folder = Path(folder)
-        place = folder / CONFIG_FILE
+        """Read what `save` wrote."""
+        place, weights = Path(folder) / CONFIG_FILE, Path(folder) / TENSORS_FILE
         if not place.exists():
             raise UserError(
                 f"{folder} does not know which prompts its gate was calibrated on. Use a gate that was "
                 "exported with its guard, or leave the guard 'domain' out."
             )
-        config: dict[str, Any] = read_json(place)
-        weights = folder / TENSORS_FILE
+        config, sealed = read_sealed(place)
         tensors = load_tensors(weights)
-        sealed = config.pop("checksum", None) if isinstance(config, dict) else None
-        known = {name: hint for name, hint in hints(cls).items() if name not in TENSORS}
-        known |= dict.fromkeys(("far", "bet"), float | None)
-        if (
-            not isinstance(config, dict)
-            or set(config) != set(known)
-            or not all(fits(config[name], hint) for name, hint in known.items())
-            or not are_moments(tensors)
-        ):
-            raise UserError(f"{place} is damaged or of another version. Export the gate again.")
         check_sealed(place, sealed, config, fingerprint(weights))
-        config |= {name: math.inf for name in ("far", "bet") if config[name] is None}
-        mean, basis, variances = (tensors[name] for name in TENSORS)
-        return cls(mean, basis, variances, **config)
+        finite = {name: value for name, value in config.items() if name not in ("far", "bet") or value is not None}
+        try:
+            if {*config, *tensors} != {*hints(cls)}:
+                raise ValueError("other entries are expected")
+            guard: DomainGuard = dataclass_from(cls, {**tensors, **finite})
+        except ValueError as error:
+            raise UserError(f"{place} is damaged or of another version ({error}). Export the gate again.") from error
+        return guard
 
 
 def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
@@ -371,31 +287,16 @@ def furthest(rows: Sequence[Row], numbers: Sequence[float]) -> dict[int, Row]:
     return {place: rows[place] for place in sorted(best.values())}
 
 
-def are_moments(tensors: dict[str, Tensor]) -> bool:
-    """Whether tensors from a file are a mean [D], directions [R, D] and positive variances [R + 1], float32."""
-    if set(tensors) != set(TENSORS) or any(tensor.dtype != torch.float32 for tensor in tensors.values()):
-        return False
-    mean, basis, variances = (tensors[name] for name in TENSORS)
-    if mean.ndim != 1 or basis.shape != (len(basis), len(mean)) or variances.shape != (len(basis) + 1,):
-        return False
-    return all(bool(tensor.isfinite().all()) for tensor in tensors.values()) and bool((variances > 0).all())
-
-
 @dataclass
 class Watched:
     """What is known about one request."""
 
-    total: float = PRIOR
-    """Sum of distances; it begins as if some usual states had been seen, so that few cannot alarm."""
-    number: float = PRIOR
-    """States in that sum."""
-    strangest: float = 0.0
-    """Largest mean so far: an alarm stays."""
+    total: float = PRIOR  # sum of distances; it begins as if some usual states had been seen, so that few cannot alarm
+    number: float = PRIOR  # states in that sum
+    strangest: float = 0.0  # largest mean so far: an alarm stays
     gain: float = 0.0
-    highest: float = 0.0
-    """Largest gain so far."""
-    seen: int = 0
-    """Tokens of the answer that the bet knows."""
+    highest: float = 0.0  # largest gain so far
+    seen: int = 0  # tokens of the answer that the bet knows
 
     def see(self, total: float, number: float) -> None:
         """Distances of one more round."""
@@ -437,24 +338,23 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
     return mean.float(), basis[:kept].float().contiguous(), all_of.float()
 
 
-# ---- Guards by the names that a command line knows.
-
-
 def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
-    """Guards by their ids; `gate` is the folder that "domain" is read from, or a gate that was loaded from it.
-
-    Raises:
-        UserError: there is no such guard, or no folder to read it from.
-    """
-    return [make_guard(name, gate) for name in names]
+    """Guards by their ids; `gate` is the folder that "domain" is read from, or a gate that was loaded from it."""
+    guards: list[Guard] = []
+    for name in names:
+        folder = gate.folder if isinstance(gate, Gate) else gate
+        if name not in (LoopGuard.id, DomainGuard.id):
+            raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
+        if name == DomainGuard.id and folder is None:
+            raise UserError(
+                "The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder."
+            )
+        guards.append(LoopGuard() if name == LoopGuard.id else DomainGuard.load(folder))
+    return guards
 
 
 def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedModel) -> None:
-    """Refuse a guard that was fitted with another gate or on other weights; older ones do not say the weights.
-
-    Raises:
-        UserError: which of the two it is.
-    """
+    """Refuse a guard that was fitted with another gate or on other weights; older ones do not say the weights."""
     for about in [guard.about for guard in guards if isinstance(guard, DomainGuard)]:
         here = {"gate": gate and gate_hash(gate), "target": identify_model(target).fingerprint}
         for part, value in here.items():
@@ -463,19 +363,3 @@ def check_guards(guards: Sequence[Guard], gate: Gate | None, target: PreTrainedM
                     f"The guard 'domain' was fitted with another {part}, so that it knows other states. Leave the "
                     "guard out, or run the pipeline for these models and export the gate again."
                 )
-
-
-def make_guard(name: str, gate: Any = None) -> Guard:
-    """One guard by its id.
-
-    Raises:
-        UserError: there is no such guard, or no folder to read it from.
-    """
-    if name == LoopGuard.id:
-        return LoopGuard()
-    if name != DomainGuard.id:
-        raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
-    folder = gate.folder if isinstance(gate, Gate) else gate
-    if folder is None:
-        raise UserError("The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder.")
-    return DomainGuard.load(folder)

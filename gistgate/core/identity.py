@@ -19,59 +19,37 @@ from transformers import PreTrainedModel
 from gistgate.core.files import fingerprint
 from gistgate.core.utils import UserError
 
-SAMPLES = 16
-"""Values read from each parameter for the fingerprint."""
-
-BINDING = (
-    "architecture",
-    "hidden_size",
-    "num_layers",
-    "vocabulary_size",
-    "quantisation",
-    "draft_vocabulary",
-    "fingerprint",
-)
+SAMPLES = 16  # values read from each parameter for the fingerprint
+LIGHTER = ("quantisation", "draft_vocabulary")  # what only drafts have that were made lighter
+BINDING = ("architecture", "hidden_size", "num_layers", "vocabulary_size", *LIGHTER, "fingerprint")
 """Properties of a model that have to agree. Name and revision are for people: folders move."""
-LIGHTER = ("quantisation", "draft_vocabulary")
-"""Those of them that only drafts have that were made lighter."""
+PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
+"""A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules."""
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
     """What tells one model from another."""
 
-    name: str
-    """Hub id or folder, as the user wrote it."""
-    revision: str | None
-    """Hub revision, when known."""
-    architecture: str
-    """Model type, for example "qwen2"."""
-    hidden_size: int
-    """Width of a hidden state."""
-    num_layers: int
-    """Decoder layers."""
-    vocabulary_size: int
-    """Rows of the output layer, padding included."""
-    dtype: str
-    """Dtype the states were computed in; another one moves them a little."""
-    fingerprint: str | None
-    """Hash of sampled weights; None where some weights were not in memory."""
-    quantisation: str | None = None
-    """How a draft's weights were rounded when it was loaded: "int8" or "int4"; None: not at all."""
-    draft_vocabulary: str | None = None
-    """Hash of the token ids that a draft may propose; None: all."""
+    name: str  # hub id or folder, as the user wrote it
+    revision: str | None  # hub revision, when known
+    architecture: str  # model type, for example "qwen2"
+    hidden_size: int  # width of a hidden state
+    num_layers: int  # decoder layers
+    vocabulary_size: int  # rows of the output layer, padding included
+    dtype: str  # dtype the states were computed in; another one moves them a little
+    fingerprint: str | None  # hash of sampled weights; None where some weights were not in memory
+    quantisation: str | None = None  # how a draft's weights were rounded when loaded, "int8" or "int4"; None: not
+    draft_vocabulary: str | None = None  # hash of the token ids that a draft may propose; None: all
 
 
 @dataclass(frozen=True)
 class TokenizerIdentity:
     """What tells one tokenizer from another."""
 
-    name: str
-    """Hub id or folder, as the user wrote it."""
-    vocabulary: str
-    """Hash of all tokens and their ids."""
-    num_tokens: int
-    """Tokens, added ones included."""
+    name: str  # hub id or folder, as the user wrote it
+    vocabulary: str  # hash of all tokens and their ids
+    num_tokens: int  # tokens, added ones included
 
 
 def identify_model(model: PreTrainedModel, name: str | None = None, revision: str | None = None) -> ModelIdentity:
@@ -89,10 +67,6 @@ def identify_model(model: PreTrainedModel, name: str | None = None, revision: st
         quantisation=getattr(model, "quantised", None),
         draft_vocabulary=getattr(model, "subset", None),
     )
-
-
-PROBE = "Tom's 12 apples cost 3.50 €, naïve\n\n\tif x_1 += 007:  # 日本語"
-"""A text that tokenizers with one vocabulary divide differently, if they differ in their merges or their rules."""
 
 
 def identify_tokenizer(tokenizer: Any, name: str | None = None) -> TokenizerIdentity:
@@ -158,21 +132,12 @@ def sampled(parameter: Tensor) -> Tensor:
     return parameter.reshape(-1)[::step][:SAMPLES].to("cpu", torch.bfloat16)
 
 
-def check_model(role: str, expected: ModelIdentity, model: PreTrainedModel) -> None:
-    """Refuse a model that the gate was not trained for.
-
-    Raises:
-        UserError: the first property that differs, what was expected and what was found.
-    """
-    check_identity(role, expected, identify_model(model))
-
-
 def check_identity(role: str, expected: ModelIdentity, found: ModelIdentity) -> None:
-    """Refuse a model by its identity, as `check_model` does."""
+    """Refuse a model that the gate was not trained for."""
     check_shape(role, expected, found)
     if has_other_weights(expected, found):
         want, have = str(expected.fingerprint), str(found.fingerprint)
-        raise UserError(mismatch(role, "weights", want[:12], have[:12], expected.name))
+        raise UserError(misfit(role, "weights", want[:12], have[:12], expected.name))
 
 
 def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounded: bool = True) -> None:
@@ -180,7 +145,7 @@ def check_shape(role: str, expected: ModelIdentity, found: ModelIdentity, rounde
     for prop in BINDING:
         want, have = getattr(expected, prop), getattr(found, prop)
         if prop != "fingerprint" and want != have and (rounded or prop != "quantisation"):
-            raise UserError(mismatch(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
+            raise UserError(misfit(role, prop.replace("_", " "), want, have, expected.name, lightening(prop, want)))
 
 
 def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
@@ -190,29 +155,23 @@ def has_other_weights(expected: ModelIdentity, found: ModelIdentity) -> bool:
 
 
 def check_tokenizer(expected: TokenizerIdentity, tokenizer: Any) -> None:
-    """Refuse a tokenizer with other tokens or ids.
-
-    Raises:
-        UserError: with both hashes and sizes.
-    """
+    """Refuse a tokenizer with other tokens or ids."""
     found = identify_tokenizer(tokenizer)
     if found.vocabulary != expected.vocabulary:
         want = f"{expected.num_tokens} tokens, hash {expected.vocabulary[:12]}"
         have = f"{found.num_tokens} tokens, hash {found.vocabulary[:12]}"
-        raise UserError(mismatch("tokenizer", "vocabulary", want, have, expected.name))
+        raise UserError(misfit("tokenizer", "vocabulary", want, have, expected.name))
 
 
 def lightening(prop: str, wanted: str | None) -> str | None:
     """The option that gives a draft this property; None for what a model has of itself."""
-    if prop not in LIGHTER:
-        return None
-    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}[prop]
-    if wanted is None:
-        return f"without {option}"
+    option = {"quantisation": "--quantise-draft", "draft_vocabulary": "--draft-vocabulary"}.get(prop)
+    if option is None or wanted is None:
+        return option and f"without {option}"
     return f"with {option} {wanted if prop == 'quantisation' else 'and the file of that vocabulary'}"
 
 
-def mismatch(role: str, prop: str, expected: object, found: object, name: str, option: str | None = None) -> str:
+def misfit(role: str, prop: str, expected: object, found: object, name: str, option: str | None = None) -> str:
     """The sentence for a wrong pairing; `option` says which option loads the model otherwise."""
     load = f"Load the {role} {option}" if option else f"Load '{name}', for which the gate was trained"
     return (

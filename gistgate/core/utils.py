@@ -1,4 +1,4 @@
-"""Dataclasses from JSON objects, each value checked against the annotation of its field."""
+"""Errors for the user, registries by id, and dataclasses from JSON objects."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-# ---- The exceptions whose message is meant for a person, and what a person meets of others.
 
 
 class UserError(Exception):
@@ -30,17 +28,16 @@ def first_line(error: BaseException) -> str:
     return lines[0][:200].rstrip(". ")
 
 
+def cause_of(error: Exception) -> str:
+    """What is wrong with an object from a file that misses an entry or holds a wrong one."""
+    return f"'{error.args[0]}' is missing" if isinstance(error, KeyError) else str(error)
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether memory ran out, on a GPU or in the machine; torch says so in several ways."""
-    text = str(error).lower()
-    return (
-        isinstance(error, MemoryError)
-        or type(error).__name__ == "OutOfMemoryError"
-        or (isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text))
-    )
-
-
-# ---- Things of one kind by id, imported when they are first asked for.
+    text, kind = str(error).lower(), type(error).__name__
+    in_torch = isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+    return isinstance(error, MemoryError) or kind == "OutOfMemoryError" or in_torch
 
 
 T = TypeVar("T")
@@ -56,27 +53,15 @@ class Registry(Mapping[str, T]):
     """A read-only mapping from ids to things, of which those written as "module:name" are imported on first use."""
 
     def __init__(self, kind: str, entries: Mapping[str, str | T]) -> None:
-        """Name the entries; nothing is imported.
-
-        Args:
-            kind: what the entries are, as messages call it: "rule", "drafter".
-            entries: for each id the thing itself, or the text "module:name".
-        """
-        self.kind = kind
+        self.kind = kind  # what the entries are, as messages call it: "rule", "drafter"
         self._entries: dict[str, Any] = dict(entries)
 
     def __getitem__(self, name: str) -> T:
-        """The thing with this id.
-
-        Raises:
-            UnknownIdError: there is none; the nearest id is offered.
-        """
         if name not in self._entries:
             raise UnknownIdError(f"There is no {self.kind} '{name}'. {nearest(name, self)}")
-        found = self._entries[name]
-        if isinstance(found, str):
-            found = self._entries[name] = imported(found)
-        thing: T = found
+        if isinstance(self._entries[name], str):
+            self._entries[name] = imported(self._entries[name])
+        thing: T = self._entries[name]
         return thing
 
     def __contains__(self, name: object) -> bool:
@@ -102,24 +87,14 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"Did you mean '{near[0]}'?" if near else f"Known: {', '.join(names) or 'none'}."
 
 
-WORDS = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", dict: "an object"}
-"""What a value has to be, in words."""
-
-
 def dataclass_from(kind: type[Any], value: Any) -> Any:
-    """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values are not.
-
-    Raises:
-        ValueError: the value is no mapping, it has an unknown key, or an entry is of another kind than its field.
-        TypeError: a field without a default is missing.
-    """
+    """A dataclass from a mapping, such as a JSON object. Whole numbers are numbers; truth values are not."""
     if not isinstance(value, Mapping):
         raise ValueError(f"{shown(value)} stands where an object is expected")
     known = hints(kind)
     for key, entry in value.items():
         if key not in known:
-            near = difflib.get_close_matches(key, list(known), n=1)
-            raise ValueError(f"unknown key '{key}'" + (f" (did you mean '{near[0]}'?)" if near else ""))
+            raise ValueError(f"unknown key '{key}' ({nearest(key, known)})")
         if not fits(entry, known[key]):
             raise ValueError(f"'{key}' is {shown(entry)}, but it has to be {in_words(known[key])}")
     return kind(**value)
@@ -144,40 +119,26 @@ def fits(value: Any, hint: Any) -> bool:
         return isinstance(value, dict) and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in value.items())
     if origin is tuple:
         return isinstance(value, tuple | list) and all(fits(item, inner[0]) for item in value)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool) and is_finite(value)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
+    if hint in (int, float):
+        return isinstance(value, int | hint) and not isinstance(value, bool) and math.isfinite(value)
     return isinstance(value, hint)
-
-
-def is_finite(value: float) -> bool:
-    """Whether a number is one that float64 can hold."""
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
 
 
 def in_words(hint: Any) -> str:
     """An annotation in words."""
-    if get_origin(hint) in (Union, UnionType):
-        arms = [arm for arm in get_args(hint) if arm is not NoneType]
-        return " or ".join([*map(in_words, arms), "null"])
-    if get_origin(hint) is tuple:
-        return "a list"
-    if get_origin(hint) is Literal:
-        return " or ".join(map(repr, get_args(hint)))
-    return WORDS.get(hint, "an object")
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return " or ".join([*(in_words(arm) for arm in inner if arm is not NoneType), "null"])
+    if origin is Literal:
+        return " or ".join(map(repr, inner))
+    words = {int: "a whole number", float: "a finite number", bool: "true or false", str: "a text", tuple: "a list"}
+    return words.get(origin or hint, "an object")
 
 
 def shown(value: Any) -> str:
     """A value in a sentence, cut where it is long."""
-    text = repr(value) if not isinstance(value, int) or abs(value) < 10**40 else "a number of more than 40 digits"
+    text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# ---- Tokens that steer an answer instead of being a part of it.
 
 
 def added_ids(tokenizer: PreTrainedTokenizerBase | None) -> tuple[int, ...]:

@@ -20,9 +20,6 @@ from gistgate.measure.trace import TracedToken, trace
 from gistgate.models.build import choose, other_parts
 from gistgate.models.options import DecodeOptions
 
-# ---- One answer as a page shows it: its tokens, its counters, and strict decoding of the same prompt for comparison.
-
-
 STRICT = "strict"
 """Name of the run that strict decoding makes."""
 
@@ -31,18 +28,13 @@ STRICT = "strict"
 class Run:
     """A traced answer."""
 
-    name: str
-    """Heading of the answer, such as the rule with its setting."""
+    name: str  # heading of the answer, such as the rule with its setting
     tokens: Sequence[TracedToken]
     statistics: Statistics
 
 
 def record(decoder: Decoder, ids: Sequence[int], tokenizer: Any, name: str | None = None, **request: Any) -> Run:
-    """Decode one prompt and return the traced answer; `request` goes to `Decoder.generate`.
-
-    Raises:
-        UserError: the request is refused by `Decoder.generate`.
-    """
+    """Decode one prompt and return the traced answer; `request` goes to `Decoder.generate`."""
     answer, tokens = trace(decoder, ids, tokenizer, **request)
     return Run(rule_name(decoder.rule) if name is None else name, tokens, answer.statistics)
 
@@ -71,19 +63,13 @@ def numbers(statistics: Statistics) -> dict[str, str]:
     }
 
 
-# ---- Where two answers differ, token by token.
-
-
 @dataclass(frozen=True)
 class Difference:
     """Two spans that stand at the same place of two answers and are not equal; one of them may be empty."""
 
-    number: int
-    """Place among all differences, from 1."""
-    left: slice
-    """Tokens of the first answer."""
-    right: slice
-    """Tokens of the second answer."""
+    number: int  # place among all differences, from 1
+    left: slice  # tokens of the first answer
+    right: slice  # tokens of the second answer
 
 
 def differences(left: Sequence[str], right: Sequence[str]) -> list[Difference]:
@@ -106,9 +92,6 @@ def segments(num: int, spans: Sequence[tuple[int, slice]]) -> Iterator[tuple[int
         done = span.stop
     if done < num:
         yield None, slice(done, num)
-
-
-# ---- What is certified about one value of a rule's knob, in one sentence.
 
 
 def proof_of(decoder: Decoder) -> Certificate | None:
@@ -178,9 +161,6 @@ def provenance_table(decoder: Decoder) -> dict[str, Any]:
     return {**told, **config.provenance}
 
 
-# ---- Templates become pages in which every value is escaped and nothing is loaded from elsewhere.
-
-
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -231,9 +211,6 @@ def policy(script: str, style: str, connects: str) -> str:
 def digest(text: str) -> str:
     """The hash of an inline script or style as a content security policy writes it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-# ---- A token as a page shows it: nothing invisible in the text, and one line about its probabilities.
 
 
 MEANINGS = {
@@ -323,9 +300,6 @@ def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], 
         prompt: the text that the user typed.
         ids: the same as token ids.
         request: other arguments of `Decoder.generate`.
-
-    Raises:
-        UserError: the request is refused, or the file cannot be written.
     """
     decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
     run = record(decoder, ids, tokenizer, **request)

@@ -26,16 +26,13 @@ from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers
 from gistgate.measure.trace import TracedToken, Watch
 from gistgate.models.loading import Target
 
-# ---- One answer round by round: decoding runs in a thread, and stops when nobody reads any more.
-
 
 @dataclass(frozen=True)
 class Step:
     """What one round adds to the answer."""
 
     tokens: list[TracedToken]
-    numbers: dict[str, str]
-    """Counters of the answer up to here, formatted."""
+    numbers: dict[str, str]  # counters of the answer up to here, formatted
 
 
 class Left(Exception):  # noqa: N818 (nothing is wrong)
@@ -90,11 +87,7 @@ class Feed:
 
 
 def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) -> Generator[Step, None, None]:
-    """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round.
-
-    Raises:
-        UserError: the request is refused by `Decoder.generate`.
-    """
+    """Continue one prompt and yield what every round adds; closing the iterator ends decoding within one round."""
     feed = Feed(tokenizer)
     worker = Thread(target=feed.run, args=(decoder, ids, request), daemon=True, name="decoding")
     worker.start()
@@ -108,9 +101,6 @@ def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any)
         worker.join()
 
 
-# ---- What the demo decodes with, and the answer to a question as events for the page.
-
-
 MOST_TOKENS = 4096
 """Longest answer that a question may ask for."""
 
@@ -121,8 +111,7 @@ class Setting:
 
     label: str
     decoder: Decoder
-    claim: str
-    """What is certified about it."""
+    claim: str  # what is certified about it
 
 
 @dataclass(frozen=True)
@@ -130,10 +119,8 @@ class Question:
     """What the page asks."""
 
     prompt: str
-    setting: int
-    """Position of the slider."""
-    max_new_tokens: int
-    """Longest answer, in tokens."""
+    setting: int  # position of the slider
+    max_new_tokens: int  # longest answer, in tokens
 
 
 @dataclass(frozen=True)
@@ -142,20 +129,13 @@ class Playground:
 
     decoder: Decoder
     target: Target
-    rule: Rule
-    """The rule whose knob is on the slider, at the value where the slider begins."""
-    claims: Mapping[float, str] = field(default_factory=dict)
-    """Value of the knob -> what is certified about it."""
-    name: str = "GistGate"
-    """The models, for the heading."""
-    max_new_tokens: int = 256
-    """Longest answer that the page suggests, in tokens."""
-    request: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of `Decoder.generate` that all questions share."""
-    chat: bool = False
-    """Whether prompts are wrapped in the chat template."""
-    system: str | None = None
-    """System text of the chat template."""
+    rule: Rule  # the rule whose knob is on the slider, at the value where the slider begins
+    claims: Mapping[float, str] = field(default_factory=dict)  # value of the knob -> what is certified about it
+    name: str = "GistGate"  # the models, for the heading
+    max_new_tokens: int = 256  # longest answer that the page suggests, in tokens
+    request: Mapping[str, Any] = field(default_factory=dict)  # arguments of `Decoder.generate` that all questions share
+    chat: bool = False  # whether prompts are wrapped in the chat template
+    system: str | None = None  # system text of the chat template
 
     @cached_property
     def settings(self) -> list[Setting]:
@@ -175,11 +155,7 @@ class Playground:
         return Setting(rule_name(rule), self.decoder.having(rule=rule), claim)
 
     def question(self, values: Any) -> Question:
-        """Check what the page sent.
-
-        Raises:
-            UserError: the prompt is empty, or a number is missing or out of range.
-        """
+        """Check what the page sent."""
         try:
             question = Question(str(values["prompt"]), int(values["setting"]), int(values["max_new_tokens"]))
         except (KeyError, TypeError, ValueError) as error:
@@ -193,11 +169,7 @@ class Playground:
         return question
 
     def answer(self, question: Question) -> Generator[dict[str, Any], None, None]:
-        """Decode loosely, then strictly, and yield an event for each round; at last, where the answers differ.
-
-        Raises:
-            UserError: the decoder refuses the request.
-        """
+        """Decode loosely, then strictly, and yield an event for each round; at last, where the answers differ."""
         tokenizer = self.target.tokenizer
         ids = self.target.encode(question.prompt, self.chat, self.system)
         request = {**self.request, "max_new_tokens": question.max_new_tokens}
@@ -238,9 +210,6 @@ def launch(
         port: port on 127.0.0.1; 0 takes a free one.
         browser: open the page in the user's browser, where there is a display.
         say: shows the address to the user.
-
-    Raises:
-        UserError: the extra is not installed, the port cannot be used, or the models cannot be loaded.
     """
     try:
         import starlette  # noqa: F401
@@ -264,21 +233,13 @@ def launch(
 
 
 def warm_up(playground: Playground) -> None:
-    """Decode a few tokens, because the first forwards are slower than the others.
-
-    Raises:
-        UserError: the decoder refuses such requests, which is better known before the page opens.
-    """
+    """Decode a few tokens, because the first forwards are slower than the others."""
     for _ in playground.answer(Question("Hello.", playground.start, 2 * playground.decoder.block + 2)):
         pass
 
 
 def claim(port: int) -> socket.socket:
-    """A socket that listens on a port of this machine.
-
-    Raises:
-        UserError: the port is in use or not permitted.
-    """
+    """A socket that listens on a port of this machine."""
     listener = socket.socket()
     if os.name == "posix":  # elsewhere this option would take a port from another process
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

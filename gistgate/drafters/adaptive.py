@@ -1,4 +1,4 @@
-"""Several drafters, of which every row has the one that promises most; and none any more where drafting does not pay.
+"""Several drafters, of which every row has the one that promises most; none where drafting does not pay.
 
 A proposal of n tokens that are each accepted with probability a is worth tau = 1 + a + .. + a^n tokens for the price of
 v + n c plain forwards. The speed tau / (v + n c) decides: the row takes the drafter with the highest one, of those
@@ -11,17 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.suffix import SuffixDrafter
+from gistgate.drafters.text import RowDrafter, occurrences
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,9 @@ class Option:
     """A drafter to choose from, and when."""
 
     drafter: Drafter
-    cost: float = 0.0
-    """c: a drafted token in plain forwards of the target."""
-    min_match: int = 0
-    """Only where the latest so many tokens of the text occurred in it before; 0: always."""
-    prior: float | None = None
-    """Acceptance that it begins every request with; None: that of all."""
+    cost: float = 0.0  # c: a drafted token in plain forwards of the target
+    min_match: int = 0  # only where the latest so many tokens of the text occurred in it before; 0: always
+    prior: float | None = None  # acceptance that it begins every request with; None: that of all
 
 
 @dataclass(frozen=True)
@@ -42,8 +40,7 @@ class Recent:
     """How often a drafter's tokens were accepted lately, in one row."""
 
     accepted: float
-    tested: float
-    """Accepted ones and the first refused one of every round."""
+    tested: float  # accepted ones and the first refused one of every round
     proposed: float = 0.0
     rounds: float = 0.0
 
@@ -68,7 +65,17 @@ def speed(rate: float, num: int, cost: float, verify: float) -> float:
     return sum(rate**step for step in range(num + 1)) / (verify + num * cost)
 
 
-class AdaptiveDrafter(Drafter):
+@dataclass
+class RowChoice:
+    """What is known of one row."""
+
+    recent: list[Recent]  # of every option
+    taken: tuple[int, int] = (-1, 0)  # the option that was taken and the tokens it proposed
+    guess: tuple[int, list[int]] = (0, [])
+    """The length of the text, and what the text itself proposed behind it but was not taken."""
+
+
+class AdaptiveDrafter(RowDrafter):
     """One drafter for every row and round, or none.
 
     Each request counts its rounds by outcome: `choice_0` and so on by the place of the option, `choice_none` where
@@ -97,27 +104,17 @@ class AdaptiveDrafter(Drafter):
             prior: acceptance that a drafter begins every request with.
             weight: tested tokens that the prior counts for: few give up after one unlucky round.
             memory: what a round counts for after the next one.
-
-        Raises:
-            UserError: nothing to choose from, trees, two models, or a number out of its range.
         """
         drafters = [option.drafter for option in options]
         with_model = [place for place, one in enumerate(drafters) if one.model is not None]
         if not options or len(with_model) > 1 or any(one.nodes for one in drafters):
             raise UserError("choice: the options are one or more drafters of chains, at most one of them a model.")
-        if (
-            verify <= 0
-            or block < 1
-            or min(one.cost for one in options) < 0
-            or min(one.min_match for one in options) < 0
-        ):
+        costs = [min(option.cost, option.min_match) for option in options]
+        if not (verify > 0 and block >= 1 and min(costs) >= 0 and 0 <= prior <= 1 and weight > 0 and 0 < memory <= 1):
             raise UserError(
-                f"choice: verify {verify:g} is above 0, block {block} is 1 or more, cost and min_match are 0 or more. "
-                "Change the one that is not."
-            )
-        if not 0 <= prior <= 1 or weight <= 0 or not 0 < memory <= 1:
-            raise UserError(
-                f"choice: prior {prior:g} lies in [0, 1], weight {weight:g} is above 0, memory {memory:g} in (0, 1]."
+                f"choice: verify {verify:g} is above 0, block {block} 1 or more, cost and min_match 0 or more, prior "
+                f"{prior:g} in [0, 1], weight {weight:g} above 0 and memory {memory:g} in (0, 1]. Change the one that "
+                "is not."
             )
         self.options, self.verify, self.block, self.memory = tuple(options), verify, block, memory
         self.gives_q = all(one.gives_q for one in drafters)
@@ -126,45 +123,33 @@ class AdaptiveDrafter(Drafter):
         self._fresh = [Recent(one * weight, weight) for one in priors]
         self._keeper = with_model[0] if with_model else 0
         self.model = drafters[self._keeper].model
-        self._begin(1)
-
-    def _begin(self, batch: int) -> None:
-        self.rows = [list(self._fresh) for _ in range(batch)]
-        self._taken: list[tuple[int, int]] = [(-1, 0)] * batch
-        """Of each row the option that was taken and the tokens it proposed."""
         self._asked: list[int] = []
+        super().start(1)
+
+    def new_row(self) -> RowChoice:
+        return RowChoice(list(self._fresh))
 
     def start(self, batch: int) -> None:
-        self._begin(batch)
+        super().start(batch)
+        self._asked = []
         for option in self.options:
             option.drafter.start(batch)
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **request: Any) -> Draft:
         drafts: dict[int, Draft] = {}
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
+        rows = self.rows_of(texts)
         notes = [""] * len(texts)
 
         def ask(place: int) -> Draft:
             if place not in drafts:
-                drafts[place] = self.options[place].drafter.propose(
-                    texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
-                )
+                drafter = self.options[place].drafter
+                drafts[place] = drafter.propose(texts, num_draft, vocabulary=vocabulary, **request)
             return drafts[place]
 
-        for row, text in enumerate(texts):
-            self._taken[row], notes[row] = self._pick(row, text, ask)
+        for at, (row, text) in enumerate(zip(rows, texts, strict=True)):
+            row.taken, notes[at] = self._pick(at, text, ask)
         self._asked = [place for place, draft in drafts.items() if draft.ids.shape[1]]
-        joined = replace(join(drafts, self._taken, vocabulary), notes=notes)
+        joined = replace(join(drafts, [row.taken for row in rows], vocabulary), notes=notes)
         if not joined.ids.shape[1]:  # an empty draft is never settled
             self._tell([0] * len(texts))
         return joined
@@ -181,13 +166,13 @@ class AdaptiveDrafter(Drafter):
         """Options worth asking, the most promising first; None when none ever will be in this request."""
         speeds = [
             speed(recent.rate, self.block, option.cost, self.verify)
-            for option, recent in zip(self.options, self.rows[row], strict=True)
+            for option, recent in zip(self.options, self.rows[row].recent, strict=True)
         ]
         paying = [place for place, found in enumerate(speeds) if found > 1]
         if not paying:  # now nothing is tried any more, so that no rate will change
             return None
         longest = max(self.options[place].min_match for place in paying)
-        match = match_length(text, longest)
+        match = next((length for length, _ in occurrences(text, longest)), 0)
         paying = [place for place in paying if self.options[place].min_match <= match]
         return sorted(paying, key=lambda place: -speeds[place])
 
@@ -197,33 +182,31 @@ class AdaptiveDrafter(Drafter):
             option.drafter.observe(block, acceptance)
 
     def keep(self, accepted: Sequence[int]) -> None:
-        for row, ((place, found), num) in enumerate(zip(self._taken, accepted, strict=True)):
+        for row, num in zip(self.rows, accepted, strict=True):
+            place, found = row.taken
             if place >= 0:
-                self.rows[row][place] = self.rows[row][place].after(found, num, self.memory)
+                row.recent[place] = row.recent[place].after(found, num, self.memory)
         self._tell(accepted)
 
     def _tell(self, accepted: Sequence[int]) -> None:
         """Tell those that proposed what stayed: nothing where a row took another one's."""
         for asked in self._asked:
-            mine = [num if place == asked else 0 for (place, _), num in zip(self._taken, accepted, strict=True)]
+            mine = [num if row.taken[0] == asked else 0 for row, num in zip(self.rows, accepted, strict=True)]
             self.options[asked].drafter.keep(mine)
         self._asked = []
 
     def select(self, rows: Sequence[int]) -> None:
-        self.rows, self._taken = [self.rows[row] for row in rows], [self._taken[row] for row in rows]
+        super().select(rows)
         for option in self.options:
             option.drafter.select(rows)
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        self.rows += [list(self._fresh) for _ in texts]
-        self._taken += [(-1, 0)] * len(texts)
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        super().admit(present, texts, caches, lengths)
         nothing = [RowCache([]) for _ in texts], [0] * len(texts)
         for place, option in enumerate(self.options):
             option.drafter.admit(present, texts, *((caches, lengths) if place == self._keeper else nothing))
 
-    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+    def read(self, texts: Texts) -> list[RowCache]:
         return self.options[self._keeper].drafter.read(texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:
@@ -232,15 +215,6 @@ class AdaptiveDrafter(Drafter):
     def restore(self, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.start(len(lengths))
         self.options[self._keeper].drafter.restore(caches, lengths)
-
-
-def match_length(text: Sequence[int], most: int) -> int:
-    """The longest end of the text, of at most `most` tokens, that occurred in it before."""
-    for length in range(min(most, len(text) - 1), 0, -1):
-        end = list(text[-length:])
-        if any(text[s] == end[0] and list(text[s : s + length]) == end for s in range(len(text) - length)):
-            return length
-    return 0
 
 
 def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary: int) -> Draft:
@@ -263,27 +237,18 @@ def join(drafts: dict[int, Draft], taken: Sequence[tuple[int, int]], vocabulary:
     return Draft(ids, valid, q_BKV, forwards)
 
 
-# ---- What the parts of a round cost on one machine; a measurement, and then numbers like any other.
-
-
 @dataclass(frozen=True)
 class Costs:
     """What forwards of a pair cost, one row at a time."""
 
-    step: float
-    """One plain target step, in seconds."""
-    draft: float
-    """c: one draft step, in target steps."""
-    verify: Mapping[int, float]
-    """v(K): verifying K drafted tokens and the one before them, in target steps, by K."""
+    step: float  # one plain target step, in seconds
+    draft: float  # c: one draft step, in target steps
+    verify: Mapping[int, float]  # v(K): verifying K drafted tokens and the one before them, in target steps, by K
 
     def verification(self, block: float) -> float:
         """v at any K: linear between the measured ones, and the nearest of them outside."""
         known = sorted(self.verify)
         return float(np.interp(block, known, [self.verify[k] for k in known]))
-
-
-# ---- Texts and a draft model together: of every row the one whose proposal promises more tokens for its price.
 
 
 UNPROVEN = 0.5
@@ -296,12 +261,10 @@ class ModelOrTextDrafter(AdaptiveDrafter):
     """A choice between the request's own text and a draft model, by the tokens that each has found."""
 
     def __init__(self, drafter: ModelDrafter, costs: Costs, block: int) -> None:
-        """Choose between repetitions in the text and `drafter`.
+        """Choose between repetitions in the text and `drafter`, which drafts to the end that its policy finds.
 
-        Args:
-            drafter: drafts with a model, to the end that its policy finds.
-            costs: c and v of this pair, measured; a short copy is read at the price of its own length.
-            block: K, at which the draft model's promise is made until it has drafted.
+        `costs` are c and v of this pair, measured; a short copy is read at the price of its own length. `block` is K,
+        at which the draft model's promise is made until it has drafted.
         """
         options = [Option(SuffixDrafter(), prior=UNPROVEN), Option(drafter, costs.draft)]
         super().__init__(options, costs.verification(block), block=block, weight=WEIGHT)
@@ -311,49 +274,25 @@ class ModelOrTextDrafter(AdaptiveDrafter):
     @property
     def binding(self) -> dict[str, object]:
         verify = {str(num): price for num, price in sorted(self.costs.verify.items())}
-        return {
-            **self.options[1].drafter.binding,
-            "cost": self.costs.draft,
-            "verify": verify,
-            "block": self.block,
-        }
-
-    def _begin(self, batch: int) -> None:
-        super()._begin(batch)
-        self._guesses: list[tuple[int, list[int]]] = [(0, [])] * batch
-        """Of each row the length of its text, and what the text proposed behind it but was not taken."""
+        model = self.options[1].drafter.binding
+        return {**model, "cost": self.costs.draft, "verify": verify, "block": self.block}
 
     def _pick(self, row: int, text: Sequence[int], ask: Callable[[int], Draft]) -> tuple[tuple[int, int], str]:
-        self._prove(row, text)
+        known = self.rows[row]
+        start, guess = known.guess
+        written = list(text[start : start + len(guess)])
+        if guess and written:  # an untaken proposal counts by how much of it was written after all
+            agreed = next((n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b), len(written))
+            known.recent[0] = known.recent[0].after(len(written), agreed, self.memory)
         suffix = ask(0)
-        found, (by_text, by_model) = int(suffix.valid[row].sum()), self.rows[row]
+        found, (by_text, by_model) = int(suffix.valid[row].sum()), known.recent
         drafted, v = by_model.drafted(self.block), self.costs.verification
         promised = speed(by_text.rate, found, 0.0, v(found))
         drafting = speed(by_model.rate, drafted, self.costs.draft, v(drafted))
-        self._guesses[row] = (len(text), suffix.ids[row, :found].tolist())
+        known.guess = (len(text), suffix.ids[row, :found].tolist())
         if found and promised >= max(drafting, 1.0):
-            self._guesses[row] = (0, [])
+            known.guess = (0, [])
             return (0, found), "choice_0"
         if drafting <= 1:
             return (-1, 0), "choice_gave_up"
         return (1, int(ask(1).valid[row].sum())), "choice_1"
-
-    def _prove(self, row: int, text: Sequence[int]) -> None:
-        """Count how much of an untaken proposal was written after all."""
-        start, guess = self._guesses[row]
-        written = list(text[start : start + len(guess)])
-        if not guess or not written:
-            return
-        agreed = next((n for n, (a, b) in enumerate(zip(guess, written, strict=False)) if a != b), len(written))
-        recent: Recent = self.rows[row][0]
-        self.rows[row][0] = recent.after(len(written), agreed, self.memory)
-
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        super().admit(present, texts, caches, lengths)
-        self._guesses += [(0, []) for _ in texts]
-
-    def select(self, rows: Sequence[int]) -> None:
-        super().select(rows)
-        self._guesses = [self._guesses[row] for row in rows]

@@ -11,13 +11,13 @@ Axis letters: B rows, K drafted tokens, k tokens of the inner drafter, V vocabul
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache, left_padded
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
@@ -28,12 +28,7 @@ class CascadeDrafter(ModelDrafter):
     """Proposes exactly what the draft model alone would, in fewer of its forwards where `inner` guesses well."""
 
     def __init__(self, model: PreTrainedModel, inner: Drafter | None = None, inner_block: int = 4) -> None:
-        """`inner`, prompt lookup unless another is given, proposes up to `inner_block` tokens per forward of `model`.
-
-        Raises:
-            UserError: the inner drafter has a model, proposes trees, learns from the rows that verify it or shares
-                texts, in which unverified drafts would stay; or the block is below 1.
-        """
+        """`inner`, by default prompt lookup, proposes up to `inner_block` tokens per forward of `model`."""
         inner = PromptLookup() if inner is None else inner
         if inner_block < 1 or inner.model is not None or inner.learns or inner.nodes or inner.shared:
             raise UserError(
@@ -52,27 +47,17 @@ class CascadeDrafter(ModelDrafter):
         super().select(rows)
         self.inner.select(rows)
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         super().admit(present, texts, caches, lengths)
         self.inner.admit(present, texts, [RowCache([]) for _ in texts], [0] * len(texts))
 
     def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
+        self, texts: Texts, num_draft: int, *, vocabulary: int, sampling: Sampling, want_q: bool, **request: Any
     ) -> Draft:
-        self._levels = None
         if not sampling.greedy or want_q:
-            return super().propose(
-                texts, num_draft, vocabulary=vocabulary, sampling=sampling, uniforms=uniforms, want_q=want_q
-            )
+            self._levels = None
+            request |= {"vocabulary": vocabulary, "sampling": sampling, "want_q": want_q}
+            return super().propose(texts, num_draft, **request)
         self._levels = [len(text) for text in texts]
         grown, forwards = [list(text) for text in texts], 0
         while any(len(g) - len(text) < num_draft for g, text in zip(grown, texts, strict=True)):

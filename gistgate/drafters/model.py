@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import Reader, RowCache, left_padded, remembered
 from gistgate.core.rule import draw
 
@@ -43,7 +43,7 @@ class ModelDrafter(Drafter):
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -89,12 +89,10 @@ class ModelDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self.reader.select(rows)
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         self.reader.admit(texts, caches, lengths)
 
-    def read(self, texts: Sequence[Sequence[int]]) -> list[RowCache]:
+    def read(self, texts: Texts) -> list[RowCache]:
         return remembered(self.model, texts)
 
     def snapshot(self, rows: Sequence[int]) -> list[RowCache]:

@@ -15,7 +15,6 @@ Axis letters: B rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,14 +35,11 @@ IDENTITY = ((0.0, 0.0), (1.0, 1.0))
 class Stopping:
     """A policy. It depends on texts and models alone, never on a clock."""
 
-    floor: float
-    """Estimated survival below which a draft ends, in [0, 1]."""
+    floor: float  # estimated survival below which a draft ends, in [0, 1]
     points: tuple[tuple[float, float], ...] = IDENTITY
     """(draft's probability, share accepted) with straight lines between, both from 0 to 1 and never falling."""
-    joint: bool = True
-    """True: that all tokens so far survive; False: the last one, given those before it."""
-    measured: dict[str, Any] = field(default_factory=dict)
-    """What it was made for: rule, settings, K, costs and counts."""
+    joint: bool = True  # the survival of all tokens so far; False: of the last one, given those before it
+    measured: dict[str, Any] = field(default_factory=dict)  # what it was made for: rule, settings, K, costs and counts
 
     def __post_init__(self) -> None:
         flat = [value for point in self.points for value in point]
@@ -114,35 +110,22 @@ class Drafts:
 
 
 def stopping_from(said: Any) -> Stopping:
-    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file.
-
-    Raises:
-        UserError: the number is no probability, or the file is missing or damaged.
-    """
+    """A policy from what a user says: a number, which is a confidence threshold as in transformers, or a file."""
     try:
         threshold = float(said)
     except (TypeError, ValueError):
-        return load_stopping(said)
-    if not (math.isfinite(threshold) and 0 <= threshold <= 1):
+        value = read_json(said)
+        try:
+            points = tuple((float(x), float(y)) for x, y in value["points"])
+            stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"{said} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
+            ) from error
+        return stopping
+    if not 0 <= threshold <= 1:
         raise UserError(
             f"A draft cannot end where its confidence is below {said}. Give a probability, such as 0.4, or the file "
             "that `gistgate fit-draft` wrote."
         )
     return Stopping(threshold, joint=False)
-
-
-def load_stopping(path: str | Path) -> Stopping:
-    """A saved policy.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    value = read_json(path)
-    try:
-        points = tuple((float(x), float(y)) for x, y in value["points"])
-        stopping: Stopping = dataclass_from(Stopping, {**value, "points": points, "floor": float(value["floor"])})
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UserError(
-            f"{path} says nothing about when drafts end: {error}. Write it with `gistgate fit-draft`."
-        ) from (error)
-    return stopping

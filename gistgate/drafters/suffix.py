@@ -18,14 +18,10 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
-from gistgate.core.reader import RowCache
+from gistgate.core.drafter import Texts
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
-from gistgate.drafters.text import ragged
-
-# ---- A suffix tree with counts over texts that grow at their ends and can be taken out again (arXiv 2411.04975).
-
+from gistgate.drafters.text import RowDrafter, ragged
 
 Pick = Callable[[dict[int, int], int], int]
 """Chooses the next token from {token: times it follows} and the times that anything or nothing follows."""
@@ -52,8 +48,7 @@ class Node:
     __slots__ = ("children", "count", "place", "text")
 
     def __init__(self, text: Text | None = None, place: int = 0) -> None:
-        self.count = 1
-        """Times that the run occurs, at the ends of texts too."""
+        self.count = 1  # times that the run occurs, at the ends of texts too
         self.text, self.place = text, place
         """Where a suffix that is alone from here on continues: its text and the place of the next token."""
         self.children: dict[int, Node] = NOTHING if text is not None else {}
@@ -63,14 +58,12 @@ class Place(NamedTuple):
     """Where a run of tokens ends in the tree."""
 
     node: Node
-    ahead: int = 0
-    """Tokens beyond the node, along its text."""
-    length: int = 0
-    """Tokens of the run."""
+    ahead: int = 0  # tokens beyond the node, along its text
+    length: int = 0  # tokens of the run
 
 
 class SuffixTree:
-    """All suffixes of some texts, cut to `depth` tokens."""
+    """All suffixes of some texts, cut to `depth` tokens, with counts; texts grow at their ends and can be taken out."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
@@ -168,9 +161,6 @@ class SuffixTree:
         return ids, score
 
 
-# ---- Answers that several requests draft from: whose they are is said once, and the oldest leave first.
-
-
 class SharedSuffixes:
     """A suffix tree for the answers of several requests and decoders of one process, bounded in tokens.
 
@@ -180,28 +170,21 @@ class SharedSuffixes:
     """
 
     def __init__(self, capacity: int = 100_000, depth: int = 32, tenant: str | None = None) -> None:
-        """An empty tree.
+        """An empty tree for the requests of `tenant` (None: everybody's).
 
-        Args:
-            capacity: tokens held at most, about 1 kB each; texts leave whole, the oldest first.
-            depth: longest run of tokens that is counted, match and proposal together.
-            tenant: whose requests it serves; None: everybody's.
-
-        Raises:
-            UserError: a size out of range, or a tenant without a name.
+        At most `capacity` tokens are held, about 1 kB each; texts leave whole, the oldest first. `depth` is the longest
+        run of tokens that is counted, match and proposal together.
         """
         if capacity < 1 or depth < 2:
             raise UserError(
-                f"suffix: a shared capacity of {capacity} or depth of {depth} tokens is too small. "
-                "Take at least 1 and 2."
+                f"suffix: a shared capacity of {capacity} tokens is 1 or more, a depth of {depth} 2 or more"
             )
-        if tenant is not None and not tenant:
+        if tenant == "":
             raise UserError("suffix: the tenant has no name. Name one, or leave tenant away to serve everybody.")
         self.capacity, self.tenant = capacity, tenant
         self.tree = SuffixTree(depth)
         self.lock = Lock()
-        self.size = 0
-        """Tokens held."""
+        self.size = 0  # tokens held
         self._texts: list[Text] = []
 
     def extend(self, text: Text, ids: Sequence[int]) -> None:
@@ -225,13 +208,10 @@ class SharedSuffixes:
 class Match(NamedTuple):
     """The best of all match lengths."""
 
-    score: float
-    """Sum of the path probabilities."""
-    length: int
-    """Matched tokens; of equal scores the longer match wins."""
+    score: float  # sum of the path probabilities
+    length: int  # matched tokens; of equal scores the longer match wins
     tree: SuffixTree
-    place: Place
-    """Where the matched tokens end."""
+    place: Place  # where the matched tokens end
     ids: list[int]
 
 
@@ -240,37 +220,29 @@ class RowTexts:
     """What is known of one row."""
 
     tree: SuffixTree
-    own: Text = field(default_factory=Text)
-    """The whole text, in the row's own tree."""
-    answer: Text = field(default_factory=Text)
-    """What came behind the prompt, in the shared tree."""
-    prompt: int = -1
-    """Tokens of the text when it was first seen: the prompt, which is never shared; -1 before that."""
-    given: int = 0
-    """Tokens of the text that the shared tree has or shall not have."""
+    own: Text = field(default_factory=Text)  # the whole text, in the row's own tree
+    answer: Text = field(default_factory=Text)  # what came behind the prompt, in the shared tree
+    prompt: int = -1  # tokens of the text when it was first seen: the prompt, which is never shared; -1 before that
+    given: int = 0  # tokens of the text that the shared tree has or shall not have
 
 
 @dataclass
-class SuffixDrafter(Drafter):
+class SuffixDrafter(RowDrafter):
     """For every match length walk the most frequent continuation; the path with the best score wins.
 
     Only accepted tokens are counted. A match of l tokens is followed for at most `factor` * l + `offset` tokens.
     """
 
-    factor: float = 1.0
-    """Tokens proposed for every matched one."""
-    offset: float = 0.0
-    """Tokens proposed besides."""
+    factor: float = 1.0  # tokens proposed for every matched one
+    offset: float = 0.0  # tokens proposed besides
     min_probability: float = 0.1
     """Where the path probability (product of child count / node count) falls below this, a proposal ends."""
-    depth: int = 32
-    """Longest run of tokens that is counted, match and proposal together."""
+    depth: int = 32  # longest run of tokens that is counted, match and proposal together
     scope: Literal["request", "tenant", "global"] = "request"
     """Whose texts are used: the request's own; those of one tenant as well; everybody's as well."""
     shared: SharedSuffixes | None = None
     """The answers of earlier requests; needed by the scopes "tenant" and "global" and refused by "request"."""
-    tenant: str | None = None
-    """Whose requests these are, for the scope "tenant"; has to be the shared object's tenant."""
+    tenant: str | None = None  # whose requests these are, for the scope "tenant"; has to be the shared object's tenant
     q_from_counts: bool = False
     """Give the counts as draft probabilities q. A request that samples then has its tokens drawn from them (child count
     / sum of the likely children's, with the request's temperature, top-k and top-p), which is what keeps ratio tests
@@ -288,10 +260,6 @@ class SuffixDrafter(Drafter):
                 f"suffix: min_probability {self.min_probability:g} must lie in [0, 1] and depth {self.depth} be 2 or "
                 "more. Change the one that does not."
             )
-        self._check_scope()
-        self.rows: list[RowTexts] = []
-
-    def _check_scope(self) -> None:
         if self.scope not in ("request", "tenant", "global"):
             raise UserError(f"suffix: there is no scope '{self.scope}'. Use 'request', 'tenant' or 'global'.")
         if (self.scope == "request") != (self.shared is None):
@@ -312,20 +280,12 @@ class SuffixDrafter(Drafter):
         """True when the counts serve as draft probabilities."""
         return self.q_from_counts
 
-    def start(self, batch: int) -> None:
-        self.rows = [RowTexts(SuffixTree(self.depth)) for _ in range(batch)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        self.rows += [RowTexts(SuffixTree(self.depth)) for _ in texts]
+    def new_row(self) -> RowTexts:
+        return RowTexts(SuffixTree(self.depth))
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -333,14 +293,13 @@ class SuffixDrafter(Drafter):
         uniforms: Tensor | None,
         want_q: bool,
     ) -> Draft:
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
         with_q = self.q_from_counts and (want_q or not sampling.greedy)
+        rows = self.rows = self.rows_of(texts)
         chains: list[list[int]] = []
         picked: list[list[tuple[list[int], Tensor]]] = []
         with nullcontext() if self.shared is None else self.shared.lock:
             for index, text in enumerate(texts):
-                row = self.rows[index] = self._read(self.rows[index], text)
+                row = rows[index] = self._read(rows[index], text)
                 match = self.best(row, text, num_draft, vocabulary)
                 odds: list[tuple[list[int], Tensor]] = []
                 if match is not None and with_q:

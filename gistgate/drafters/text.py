@@ -1,27 +1,23 @@
-"""Token Recycling: for every token remember what the target found likely behind it (arXiv 2408.08696).
-
-The chain of the most likely successors; the paper verifies a tree over the k that are remembered.
+"""Drafters that read texts alone: prompt lookup, and what the target found likely behind each token.
 
 Axis letters: B rows, K drafted tokens, V vocabulary, k successors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import RowCache
 from gistgate.core.utils import UserError
-
-# ---- How drafters that read texts put their chains together.
 
 
 def shared(ids: Sequence[int], vocabulary: int) -> list[int]:
@@ -54,32 +50,43 @@ def right_padded(rows: Sequence[Sequence[int]], widest: int, filler: int = 0) ->
     return torch.tensor(padded, dtype=torch.long).view(len(rows), widest)
 
 
-# ---- Prompt lookup: copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
+class RowDrafter(Drafter):
+    """What drafters share that know something of each row: `new_row` is what they know of one at first."""
+
+    rows: list[Any] | tuple[()] = ()
+    new_row: Callable[[], Any]
+
+    def rows_of(self, texts: Texts) -> list[Any]:
+        """What is known of the rows; a batch that was not begun is begun here."""
+        if len(self.rows) != len(texts):
+            self.start(len(texts))
+        return list(self.rows)
+
+    def start(self, batch: int) -> None:
+        self.rows = [self.new_row() for _ in range(batch)]
+
+    def select(self, rows: Sequence[int]) -> None:
+        self.rows = [self.rows[row] for row in rows]
+
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
+        self.rows = [*self.rows, *(self.new_row() for _ in texts)]
 
 
 @dataclass
 class PromptLookup(Drafter):
-    """For n = n_max .. 1 find the last n tokens earlier in the text; the first n that hits wins."""
+    """Copy what followed the latest n-gram when it occurred before (apoorvumang/prompt-lookup-decoding).
 
-    n_max: int = 3
-    """Longest n-gram looked for, in tokens."""
-    pick: Literal["first", "last"] = "first"
-    """Which earlier occurrence is copied."""
+    For n = n_max .. 1 the last n tokens are looked for earlier in the text; the first n that hits wins.
+    """
+
+    n_max: int = 3  # longest n-gram looked for, in tokens
+    pick: Literal["first", "last"] = "first"  # which earlier occurrence is copied
 
     def __post_init__(self) -> None:
         if self.n_max < 1 or self.pick not in ("first", "last"):
             raise UserError(f"lookup: n_max {self.n_max} must be 1 or more and pick '{self.pick}' 'first' or 'last'.")
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         return ragged([shared(self.continuation(text, num_draft), vocabulary) for text in texts])
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
@@ -98,20 +105,19 @@ class RowSuccessors:
 
     table: np.ndarray | None = None
     """A [V, k], the successors of every token, the likeliest first; None before the row's first text."""
-    read: int = UNKNOWN
-    """The token that the target reads in front of the latest proposal."""
+    read: int = UNKNOWN  # the token that the target reads in front of the latest proposal
 
 
 @dataclass
-class TokenRecycling(Drafter):
-    """x_1 = A[last token], x_2 = A[x_1], ...; a token without successors ends the proposal.
+class TokenRecycling(RowDrafter):
+    """Token Recycling (arXiv 2408.08696): x_1 = A[last token], x_2 = A[x_1], ..., as far as successors are known.
 
+    This is the chain of the most likely successors; the paper verifies a tree over the k that are remembered.
     A is filled from the target's rows, which `observe` is given after every verification.
     """
 
     learns = True
-    k: int = 8
-    """Successors remembered for every token; a chain follows the first."""
+    k: int = 8  # successors remembered for every token; a chain follows the first
     reset: Literal["request", "keep"] = "request"
     """"request": every row begins with an empty A; "keep": one A for all, which goes on through requests (as in the
     paper) and lets the texts of some be told from the speed of others, under loose rules from their texts as well."""
@@ -122,48 +128,21 @@ class TokenRecycling(Drafter):
     def __post_init__(self) -> None:
         if self.k < 1 or self.reset not in ("request", "keep"):
             raise UserError(f"recycle: k {self.k} must be 1 or more and reset '{self.reset}' 'request' or 'keep'.")
-        self.rows: list[RowSuccessors] = []
         self._kept: np.ndarray | None = None
+        self.new_row = RowSuccessors
 
-    def start(self, batch: int) -> None:
-        self.rows = [RowSuccessors() for _ in range(batch)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        self.rows += [RowSuccessors() for _ in texts]
-
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
-        return ragged(
-            [self._chain(row, text, num_draft, vocabulary) for row, text in zip(self.rows, texts, strict=True)]
-        )
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
+        rows = zip(self.rows_of(texts), texts, strict=True)
+        return ragged([self._chain(row, text, num_draft, vocabulary) for row, text in rows])
 
     def _chain(self, row: RowSuccessors, text: Sequence[int], num_draft: int, vocabulary: int) -> list[int]:
         if row.table is None:
             row.table = self._table(vocabulary)
             if self.from_text:
                 fill_from_text(row.table, text)
-        row.read = text[-1]
+        row.read = token = text[-1]
         ids: list[int] = []
-        token = row.read
-        while len(ids) < num_draft and token < vocabulary:
-            token = int(row.table[token, 0])
-            if token == UNKNOWN:
-                break
+        while len(ids) < num_draft and token < vocabulary and (token := int(row.table[token, 0])) != UNKNOWN:
             ids.append(token)
         return ids
 
@@ -171,16 +150,11 @@ class TokenRecycling(Drafter):
         """The A [V, k] that a row begins with."""
         if self.k > vocabulary:
             raise UserError(f"recycle: k {self.k} exceeds the vocabulary of {vocabulary} tokens. Lower k.")
-        if self.reset == "keep" and self._kept is not None:
-            if len(self._kept) != vocabulary:
-                raise UserError(
-                    f"recycle: this drafter remembers {len(self._kept)} tokens' successors and the target has "
-                    f"{vocabulary} tokens. Make a drafter for every target."
-                )
-            return self._kept
-        table_Vk = np.full((vocabulary, self.k), UNKNOWN, dtype=np.int32)
-        if self.reset == "keep":
-            self._kept = table_Vk
+        table_Vk = self._kept
+        if table_Vk is None or self.reset == "request":
+            table_Vk = np.full((vocabulary, self.k), UNKNOWN, dtype=np.int32)
+            self._kept = table_Vk if self.reset == "keep" else None
+        assert len(table_Vk) == vocabulary, "a drafter that keeps its table serves one target"
         return table_Vk
 
     def observe(self, block: Block, acceptance: Acceptance) -> None:

@@ -90,10 +90,10 @@ class GatedLM(HFLM):
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
             decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
-            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, block, ...), settings
-                of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named certificate
-                does not cover (sampled, or with another chat template or system text) are refused, and so is a gate
-                that has nothing certified. With speculate_up_to=auto the first batch is measured.
+            kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings
+                of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named
+                certificate does not cover (sampled, or with another chat template or system text) are refused, and so
+                is a gate that has nothing certified. With speculate_up_to=auto the first batch is measured.
         """
         options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.is_in_segments = options.segments is not None

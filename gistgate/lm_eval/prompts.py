@@ -82,10 +82,6 @@ class PromptMaker:
             "max_new_tokens": self.task.max_new_tokens,
         }
 
-    def problem(self, doc: Document) -> str:
-        """What makes two documents the same problem."""
-        return self.task.problem(doc)
-
 
 def fresh_prompts(
     maker: PromptMaker, docs: Sequence[Document], order: random.Random, seen: set[str]
@@ -135,7 +131,7 @@ def unused_prompts(
 ) -> list[Prompt]:
     """At most `count` prompts of `docs` in random order, without the problems of `used` and of the hashes `learned`."""
     seen, hashes = problems_of(maker.task, used), set(learned.split())
-    seen |= {problem for problem in map(maker.problem, docs) if hashes_of([problem]) in hashes}
+    seen |= {problem for problem in map(maker.task.problem, docs) if hashes_of([problem]) in hashes}
     return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))
 
 

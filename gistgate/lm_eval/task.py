@@ -1,4 +1,8 @@
-"""How documents of a task become prompts: few-shot examples, system text and chat template, as lm-eval builds them."""
+"""An lm-eval task defines meaning: its prompts, its stops, what an answer is worth, and which answers are the same.
+
+Everything is lm-eval's own: the prompts are identical to those that the harness serves, and a metric behind a filter
+judges as it does there.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +28,10 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.core.utils import UserError, first_line
 from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
 
-# ---- Find an lm-eval task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
+# ---- Find a task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
 
 
-log_task_files = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 TASKS = Path("data/tasks")
 SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
@@ -57,12 +61,14 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
     """The index of tasks, and what it knows of the task `name` before any document is loaded."""
     manager = TaskManager(include_path=folder and str(folder), include_defaults=folder is None)
     if folder is not None and name not in manager.all_tasks:
-        log_task_files.info("The task '%s' is not in %s; scanning lm-eval's own tasks.", name, folder)
+        log.info("The task '%s' is not in %s; scanning lm-eval's own tasks.", name, folder)
         manager = TaskManager(include_path=str(folder))
     entry = manager.task_index.get(name)
     if entry is None:
+        near = difflib.get_close_matches(name, manager.all_subtasks, n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else f"Write {name}.yaml or choose another task."
         place = f"{folder} or in lm-eval" if folder else "lm-eval"
-        raise UserError(f"There is no task '{name}' in {place}. {hint(name, manager.all_subtasks)}")
+        raise UserError(f"There is no task '{name}' in {place}. {hint}")
     if name not in manager.all_subtasks:
         raise UserError(f"'{name}' is a group of tasks. Name one task of it in params.yaml.")
     output_type = (entry.cfg or {}).get("output_type", "generate_until")
@@ -77,12 +83,6 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
 def check_name(name: str) -> None:
     """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents."""
     entry_of(name, None)
-
-
-def hint(name: str, known: list[str]) -> str:
-    """A sentence that helps after a mistyped name."""
-    near = difflib.get_close_matches(name, known, n=1)
-    return f"Did you mean '{near[0]}'?" if near else f"Write {name}.yaml or choose another task."
 
 
 def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:
@@ -177,9 +177,7 @@ class Prompter:
 
     def evaluation_arguments(self) -> dict[str, Any]:
         """How lm-eval has to be called to serve the prompts of `test_contexts`."""
-        arguments = self._prompting(None)
-        del arguments["chat_template"]  # the model brings it
-        return arguments
+        return {name: value for name, value in self._prompting(None).items() if name != "chat_template"}  # the model's
 
     def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
         """How lm-eval shall build contexts; examples become turns of their own in a chat."""
@@ -332,11 +330,6 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
     return filters[name], metric
 
 
-# ---- An evaluation task defines meaning: its contexts, its stops, and which answers count as the same.
-
-
-log = logging.getLogger(__name__)
-
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names under which a task may limit its answers, in lm-eval's order of priority."""
 
@@ -430,8 +423,7 @@ class Task(Prompter, Judge):
         return text
 
 
-# ---- The files that an lm-eval task consists of: its YAML, what that includes, and the Python beside it.
-
+# ---- The files that a task consists of: its YAML, what that includes, and the Python beside it.
 
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
@@ -440,24 +432,18 @@ FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")
 
 
 def files_of(task: Path) -> list[Path]:
-    """The file of a task, those that it includes and those with its functions; empty where there is none.
+    """The file of a task, those that it includes and those with its functions, each once; empty where there is none.
 
     Modules of installed packages do not count.
     """
-    return list(dict.fromkeys(walked(task)))
-
-
-def name_in(text: str) -> str | None:
-    """The name that a task's YAML gives it; None where an included file does."""
-    found = NAME.search(text)
-    return found[1] if found else None
-
-
-def walked(task: Path) -> list[Path]:
-    """As `files_of`; a file that two others name stands there twice."""
     if not task.is_file():
         return []
     text = task.read_text(encoding="utf-8")
     modules = [task.parent / f"{name.replace('.', '/')}.py" for name in FUNCTION.findall(text)]
-    included = [path for name in INCLUDE.findall(text) for path in walked(task.parent / name)]
-    return [task, *included, *(path for path in modules if path.is_file())]
+    included = [path for name in INCLUDE.findall(text) for path in files_of(task.parent / name)]
+    return list(dict.fromkeys([task, *included, *(path for path in modules if path.is_file())]))
+
+
+def name_in(text: str) -> str | None:
+    """The name that a task's YAML gives it; None where an included file does."""
+    return found[1] if (found := NAME.search(text)) else None

@@ -21,10 +21,8 @@ LEAST = 200
 class Round(NamedTuple):
     """One whole draft."""
 
-    confidences: list[float]
-    """Draft's probability of each of its tokens."""
-    accepted: int
-    """Tokens of it that stayed."""
+    confidences: list[float]  # the draft's probability of each of its tokens
+    accepted: int  # tokens of it that stayed
 
 
 @dataclass
@@ -36,29 +34,23 @@ class DraftRecorder:
     wants_q: bool = True
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        told = zip(block.draft_q.tolist(), block.valid.sum(-1).tolist(), acceptance.length.tolist(), strict=True)
-        self.rounds += [Round(q[:num], length) for q, num, length in told if num]
+        drafts = zip(block.draft_q.tolist(), block.valid.sum(-1).tolist(), acceptance.length.tolist(), strict=True)
+        self.rounds += [Round(q[:num], length) for q, num, length in drafts if num]
 
 
 @dataclass(frozen=True)
 class Promise:
     """What a policy would have made of the recorded rounds, at the measured costs."""
 
-    tau: float
-    """Tokens per round."""
-    drafted: float
-    """Draft tokens per round."""
-    speed: float
-    """tau / (v + n c): speed against plain decoding."""
+    tau: float  # tokens per round
+    drafted: float  # draft tokens per round
+    speed: float  # tau / (v + n c): speed against plain decoding
 
 
 def fit_stopping(decoder: Decoder, prompts: Sequence[Sequence[int]], **request: Any) -> Stopping:
     """Record rounds of a decoder whose drafts have K tokens each, measure costs, and fit the policy of its rule.
 
     Costs are measured once, with a clock, and are then numbers of the policy like any other.
-
-    Raises:
-        UserError: the drafter has no model or ends its drafts already, or there are too few rounds.
     """
     drafter = decoder.drafter
     if drafter is None or drafter.model is None or drafter.stops_early or drafter.nodes or not decoder.block:
@@ -77,31 +69,27 @@ def fit(rounds: Sequence[Round], costs: Costs, rule: str, block: int) -> Stoppin
     """The policy with the best speed over these rounds, had each draft ended where the policy says.
 
     At that floor another token costs what it saves: c is its survival times what a token costs otherwise.
-
-    Raises:
-        UserError: there are too few tested tokens, or scikit-learn is missing.
     """
     points = accepted_by_confidence(rounds)
-    free = Stopping(0.0, points)
-    floors = sorted({0.0, *(round(one, 4) for r in rounds for one in estimates(free, r.confidences))})
-    tried = [Stopping(floor, points) for floor in floors[:: max(1, len(floors) // 100)]]
+    free, floors = Stopping(0.0, points), {0.0}
+    for one in rounds:
+        survival = 1.0
+        for confidence in one.confidences:
+            survival = free.after(survival, confidence)
+            floors.add(round(survival, 4))
+    tried = [Stopping(floor, points) for floor in sorted(floors)[:: max(1, len(floors) // 100)]]
     best = max(tried, key=lambda one: (promise(one, rounds, costs).speed, -one.floor))
-    verify = {str(num): round(price, 4) for num, price in sorted(costs.verify.items())}
-    prices = {"cost": round(costs.draft, 4), "verify": verify}
-    measured = {"rule": rule, "block": block, **prices, "rounds": len(rounds)}
-    shown = {
+    expected = {
         name: {key: round(value, 3) for key, value in vars(promise(one, rounds, costs)).items()}
         for name, one in (("whole drafts", free), ("policy", best))
     }
-    return Stopping(best.floor, points, measured={**measured, "expected": shown})
+    verify = {str(num): round(price, 4) for num, price in sorted(costs.verify.items())}
+    measured = {"rule": rule, "block": block, "cost": round(costs.draft, 4), "verify": verify, "rounds": len(rounds)}
+    return Stopping(best.floor, points, measured={**measured, "expected": expected})
 
 
 def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float], ...]:
-    """An isotonic map from the draft's probability of a token to the share accepted, given that those before it were.
-
-    Raises:
-        UserError: there are too few tested tokens, or scikit-learn is missing.
-    """
+    """An isotonic map from the draft's probability of a token to the share accepted once those before it were."""
     tested = [(q, place < r.accepted) for r in rounds for place, q in enumerate(r.confidences[: r.accepted + 1])]
     if len(tested) < LEAST:
         raise UserError(
@@ -114,19 +102,8 @@ def accepted_by_confidence(rounds: Sequence[Round]) -> tuple[tuple[float, float]
         raise UserError("Fitting a policy needs scikit-learn. Install gistgate with the extra `pipeline`.") from error
     fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip")
     fitted.fit([min(q, 1.0) for q, _ in tested], [float(stays) for _, stays in tested])
-    rounded = {
-        round(float(x), 4): round(float(y), 4) for x, y in zip(fitted.X_thresholds_, fitted.y_thresholds_, strict=True)
-    }
-    return tuple(sorted(rounded.items()))
-
-
-def estimates(stopping: Stopping, confidences: Sequence[float]) -> list[float]:
-    """Estimated survival behind every token of a draft."""
-    found, estimate = [], 1.0
-    for confidence in confidences:
-        estimate = stopping.after(estimate, confidence)
-        found.append(estimate)
-    return found
+    ends = zip(fitted.X_thresholds_, fitted.y_thresholds_, strict=True)
+    return tuple(sorted({round(float(x), 4): round(float(y), 4) for x, y in ends}.items()))
 
 
 def promise(stopping: Stopping, rounds: Sequence[Round], costs: Costs) -> Promise:

@@ -1,4 +1,4 @@
-"""Whether speculation can pay for a pair, before hours are spent on a gate.
+"""Whether speculation can pay for a pair, before hours are spent on a gate, and which limit of tokens answers need.
 
 With c the cost of one draft step, v(K) that of verifying K + 1 tokens, both in target steps, and tau(K) the tokens that
 one verification leaves, speculation is tau(K) / (v(K) + K c) times as fast as plain decoding (arXiv 2211.17192). A gate
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gistgate.core.block import Acceptance, Block
@@ -17,12 +17,9 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Row, Statistics, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
-from gistgate.measure.speed import Clock
 
-WORTH = 1.05
-"""Speed against plain decoding below which speculation is not worth its memory."""
-ROOM = 1.1
-"""How many times as fast as strict speculation a gate has to be able to become, to be worth its labels."""
+WORTH = 1.05  # speed against plain decoding below which speculation is not worth its memory
+ROOM = 1.1  # how many times as fast as strict speculation a gate has to be able to become, to be worth its labels
 
 TIMED = 4
 """Prompts on which costs are measured: they vary less from prompt to prompt than the number of accepted tokens does."""
@@ -30,19 +27,20 @@ REPEATS = 3
 """Runs of every answer, of which the least time counts: costs are differences of two times that both include the
 reading of the prompt."""
 
+ROOM_LENGTHS = 1.5
+"""Proposed limit, as a multiple of the longest answer: the longest of n is exceeded by one in n + 1 further answers."""
+STEP = 10  # a proposed limit is a multiple of so many tokens
+NEXT = 4  # the limit to measure with where too many answers are cut, as a multiple of the last one
+
 
 @dataclass(frozen=True)
 class Outlook:
     """What one K promises."""
 
-    block: int
-    """K, in tokens."""
-    tau: float
-    """Mean accepted length of strict verification, the target's own token included."""
-    strict: float
-    """Speed of strict verification, as a multiple of plain decoding."""
-    ceiling: float
-    """Speed if every draft were accepted: no gate can be faster."""
+    block: int  # K, in tokens
+    tau: float  # mean accepted length of strict verification, the target's own token included
+    strict: float  # speed of strict verification, as a multiple of plain decoding
+    ceiling: float  # speed if every draft were accepted: no gate can be faster
 
 
 def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
@@ -52,11 +50,7 @@ def outlook(costs: Costs, histogram: Mapping[int, int], block: int) -> Outlook:
 
 
 def tau_at(histogram: Mapping[int, int], block: int) -> float:
-    """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there.
-
-    Raises:
-        UserError: nothing was decoded.
-    """
+    """Mean accepted length at K = `block`, had the drafts of a strict run with a larger K been cut there."""
     rounds = sum(histogram.values())
     if not rounds:
         raise UserError("Nothing was decoded, so nothing can be said about this pair. Pass prompts with an answer.")
@@ -94,10 +88,8 @@ def advice(outlooks: Sequence[Outlook]) -> str:
 class Effort:
     """What labels for a gate would cost, from a strict run."""
 
-    per_prompt: float
-    """Mismatches of an answer: labels that one training prompt gives."""
-    seconds: float
-    """Seconds of one label: half an answer, decoded alone. Batches divide it."""
+    per_prompt: float  # mismatches of an answer: labels that one training prompt gives
+    seconds: float  # seconds of one label: half an answer, decoded alone; batches divide it
 
 
 @dataclass
@@ -117,13 +109,6 @@ def labelling(counted: Statistics, mismatches: int, prompts: int) -> Effort:
     return Effort(mismatches / prompts, counted.seconds["total"] / prompts / 2)
 
 
-def strict_run(
-    decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
-) -> Statistics:
-    """What strict verification at K = `block` counts on these prompts, one after the other."""
-    return total([answer.statistics for answer in strict_answers(decoder, prompts, block, observer, **request)])
-
-
 def strict_answers(
     decoder: Decoder, prompts: Sequence[Sequence[int]], block: int, observer: Mismatches | None = None, **request: Any
 ) -> list[Generation]:
@@ -136,9 +121,6 @@ def measure(decoder: Decoder, prompts: Sequence[Sequence[int]], blocks: Sequence
     """Costs of the pair of a strict decoder, from decoding prompts plainly and with every K of `blocks`.
 
     The first TIMED of `prompts` are decoded, each REPEATS times to its end and to its first K + 1 tokens for every K.
-
-    Raises:
-        UserError: there is no prompt or no drafter, or every answer ends in its first round.
     """
     if not prompts or decoder.drafter is None:
         raise UserError("Costs are measured on prompts and with a drafter. Pass at least one prompt and a draft.")
@@ -159,47 +141,30 @@ def later_rounds(decoder: Decoder, prompts: Sequence[Sequence[int]], request: di
 
     Every prompt is decoded to its end and for its first K + 1 tokens alone, and the difference is taken.
     """
-    clock = Clock("measured", decoder)
+    decoder.generate([prompts[0]], **request)  # warms up
     first = {**request, "max_new_tokens": decoder.block + 1}
-    clock.run(prompts[0], **request)  # warms up
-    whole = total([fastest(clock, ids, request) for ids in prompts])
-    begun = total([fastest(clock, ids, first) for ids in prompts])
+    whole, begun = (total([fastest(decoder, ids, asked) for ids in prompts]) for asked in (request, first))
     if whole.forwards <= begun.forwards:
         raise UserError("Every answer ended in its first round, so no later round can be timed. Pass other prompts.")
     seconds = {part: max(spent - begun.seconds.get(part, 0.0), 1e-9) for part, spent in whole.seconds.items()}
     return Statistics(whole.forwards - begun.forwards, whole.draft_forwards - begun.draft_forwards, seconds=seconds)
 
 
-def fastest(clock: Clock, ids: Sequence[int], request: dict[str, Any]) -> Statistics:
+def fastest(decoder: Decoder, ids: Sequence[int], request: dict[str, Any]) -> Statistics:
     """What one answer counts, with the least time of REPEATS runs for each part: other programs only add time."""
-    runs = [clock.run(ids, **request)[1].statistics for _ in range(REPEATS)]
+    runs = [decoder.generate([ids], **request)[0].statistics for _ in range(REPEATS)]
     parts = {part: min(run.seconds.get(part, 0.0) for run in runs) for part in runs[0].seconds}
-    return replace(runs[0], seconds=parts)
-
-
-# ---- How long answers get, and which limit of tokens that asks for: what suits one pair cuts the answers of another.
-
-
-ROOM_LENGTHS = 1.5
-"""Proposed limit, as a multiple of the longest answer: the longest of n is exceeded by one in n + 1 further answers."""
-STEP = 10
-"""A proposed limit is a multiple of so many tokens."""
-NEXT = 4
-"""The limit to measure with where too many answers are cut, as a multiple of the last one."""
+    return Statistics(runs[0].forwards, runs[0].draft_forwards, seconds=parts)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """The lengths of some answers."""
+    """The lengths of some answers; a limit of tokens that suits one pair cuts the answers of another."""
 
-    answers: int
-    """How many there are."""
-    cut: int
-    """Those that the limit ended."""
-    longest: int
-    """Length of the longest of the others, in tokens; 0 where there is none."""
-    limit: int
-    """Longest answer that was allowed, in tokens."""
+    answers: int  # how many there are
+    cut: int  # those that the limit ended
+    longest: int  # length of the longest of the others, in tokens; 0 where there is none
+    limit: int  # longest answer that was allowed, in tokens
 
     @property
     def enough(self) -> int:

@@ -1,8 +1,8 @@
-"""Verify strictly and count what a rule would have accepted: no id changes.
+"""Shadow mode: verify strictly and count what a rule would have accepted, so that no id changes.
 
 Inside one block of a chain the count is exact, because the target's rows behind a mismatch were computed on the draft.
 Across blocks it is an estimate: a loose text would have gone on differently. Of a tree only the path that strict
-verification takes would be counted, so trees are refused (`gistgate.measure.shadow`).
+verification takes would be counted, so trees are refused.
 
 Axis letters: B rows, K drafted tokens.
 """
@@ -25,8 +25,7 @@ from gistgate.core.utils import UserError
 Watcher = Callable[[Block, Acceptance], None]
 """Sees every block with what the rule would have accepted of it."""
 
-INNER = "rule."
-"""Prefix of what the watched rule remembers."""
+INNER = "rule."  # prefix of what the watched rule remembers
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,8 @@ class Shadow(Rule):
     strict block counts those that begin behind a mismatch too often; both figures are kept.
     """
 
-    rule: Rule
-    """What would have been accepted."""
-    watcher: Watcher | None = None
-    """Sees the judged blocks."""
+    rule: Rule  # what would have been accepted
+    watcher: Watcher | None = None  # sees every block
     id: ClassVar[str] = "shadow"
     knob: ClassVar[str | None] = None
     looser: ClassVar[Literal["up", "down"]] = "up"
@@ -55,21 +52,10 @@ class Shadow(Rule):
         "shadow_carried",  # and strict accepts behind them
     )
 
-    @property
-    def needs(self) -> frozenset[str]:  # type: ignore[override]
-        return self.rule.needs
-
-    @property
-    def verifier(self) -> Any:  # type: ignore[override]
-        return self.rule.verifier
-
-    @property
-    def temperatures(self) -> str:  # type: ignore[override]
-        return self.rule.temperatures
-
-    @property
-    def alternative(self) -> str:  # type: ignore[override]
-        return self.rule.alternative
+    needs = property(lambda self: self.rule.needs)
+    verifier = property(lambda self: self.rule.verifier)
+    temperatures = property(lambda self: self.rule.temperatures)
+    alternative = property(lambda self: self.rule.alternative)
 
     def context(self, tokenizer: Any, think_markers: Sequence[str]) -> Context:
         return self.rule.context(tokenizer, think_markers)
@@ -124,15 +110,8 @@ def until_end(block: Block, length_B: Tensor) -> Tensor:
     return torch.minimum(length_B, before_B)
 
 
-# ---- Shadow mode: decode strictly, and count what the rule of a decoder would have accepted.
-
-
 def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
-    """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted.
-
-    Raises:
-        UserError: without drafts there is nothing to accept; of a tree the rule would see the strict path alone.
-    """
+    """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted."""
     if decoder.drafter is None:
         raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
     if decoder.drafter.nodes:
@@ -147,24 +126,15 @@ def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
 class WouldBe:
     """What a rule would have done, from the counters of a shadow run."""
 
-    strict: float
-    """tau of the strict text that was emitted."""
-    tau: float
-    """Estimate of the rule's tau, from blocks that follow each other."""
-    first_step: float
-    """The same from every strict block for itself, wherever it begins."""
-    loose_per_100: float
-    """Estimate of loosely accepted tokens per hundred."""
-    differing: float
-    """Share of the strict blocks of which the rule would have kept another number of tokens."""
+    strict: float  # tau of the strict text that was emitted
+    tau: float  # estimate of the rule's tau, from blocks that follow each other
+    first_step: float  # the same from every strict block for itself, wherever it begins
+    loose_per_100: float  # estimate of loosely accepted tokens per hundred
+    differing: float  # share of the strict blocks of which the rule would have kept another number of tokens
 
 
 def would_be(counted: Statistics) -> WouldBe:
-    """Read the counters of a shadow run.
-
-    Raises:
-        UserError: there are none.
-    """
+    """Read the counters of a shadow run."""
     extra = counted.extra
     if not extra.get("shadow_judged"):
         raise UserError("These statistics come from no shadow run. Decode with shadow mode on.")

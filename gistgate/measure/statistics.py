@@ -1,92 +1,31 @@
-"""Statistics of two methods that ran on the same prompts: claims on the test split, not certificates."""
+"""Bootstrap intervals and a test for two methods that ran on the same prompts: claims about them, not certificates.
+
+Percentile intervals need numpy alone, since a machine that only decodes need not have scipy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import binomtest, bootstrap
-from torch import Tensor
 
 from gistgate.core.utils import UserError
 
-# ---- Ratios with intervals where only torch is installed.
-
-
-RESAMPLES_INTERVALS = 9999
-"""Bootstrap resamples, as many as the pipeline's reports draw."""
-Columns = Mapping[str, Tensor]
-"""What was measured on each prompt, by name: [R, N], one row for each resample."""
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A figure, such as how many times faster, with its two-sided bootstrap interval."""
-
-    mean: float
-    """The figure of what was seen."""
-    low: float
-    """Lower end."""
-    high: float
-    """Upper end."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Plain JSON."""
-        return asdict(self)
-
-
-def ratio_of_sums_intervals(
-    reference: Sequence[float], own: Sequence[float], level: float = 0.9, seed: int = 0
-) -> Ratio:
-    """sum(reference) / sum(own) over the same batches [N], with a paired percentile bootstrap interval.
-
-    `gistgate.measure.statistics` does the same with scipy, which a machine with a GPU need not have.
-
-    Raises:
-        UserError: the seconds are not paired, or not positive.
-    """
-    if len(reference) != len(own) or not own or min(*reference, *own) <= 0:
-        raise UserError("A speed ratio needs positive seconds for every batch on both sides. Measure again.")
-    columns = {"reference": reference, "own": own}
-    return over_prompts(lambda seen: {"": seen["reference"].sum(-1) / seen["own"].sum(-1)}, columns, level, seed)[""]
-
-
-def over_prompts(
-    figures: Callable[[Columns], Columns], columns: Mapping[str, Sequence[float]], level: float = 0.9, seed: int = 0
-) -> dict[str, Ratio]:
-    """Every figure [R] of these columns [N], with its percentile bootstrap interval over prompts."""
-    seen = {name: torch.tensor(column, dtype=torch.float64)[None] for name, column in columns.items()}
-    num = next(iter(seen.values())).shape[1]
-    drawn = torch.randint(num, (RESAMPLES_INTERVALS, num), generator=torch.Generator().manual_seed(seed))
-    resampled = figures({name: column[0, drawn] for name, column in seen.items()})
-    ends = torch.tensor([(1 - level) / 2, (1 + level) / 2], dtype=torch.float64)
-    return {
-        name: Ratio(float(value), *resampled[name].quantile(ends).tolist()) for name, value in figures(seen).items()
-    }
-
-
 Array = NDArray[np.float64]
-
-RESAMPLES = 9999
-"""Bootstrap resamples."""
-BATCH = 500
-"""Resamples held in memory at once."""
+RESAMPLES, AT_ONCE = 9999, 500  # bootstrap resamples, and how many are in memory at a time
+FEWEST = 8  # rounds from which on a bootstrap is drawn: over three or four it holds far less often than it says
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and its two-sided bootstrap interval."""
+    """A figure of what was seen, with its two-sided bootstrap interval."""
 
     mean: float
-    """The value on the prompts that were seen."""
     low: float
-    """Lower end."""
     high: float
-    """Upper end."""
 
     def as_dict(self) -> dict[str, float]:
         """Plain JSON."""
@@ -98,8 +37,10 @@ def mcnemar(loose: ArrayLike, strict: ArrayLike) -> float:
 
     1.0 when no pair is discordant. Scores between 0 and 1 count by which of the two is larger (a sign test).
     """
-    difference = pairs(loose, strict)
-    losses, gains = int((difference < 0).sum()), int((difference > 0).sum())
+    from scipy.stats import binomtest
+
+    a, b = paired(loose, strict)
+    losses, gains = int((a < b).sum()), int((a > b).sum())
     return float(binomtest(losses, losses + gains, 0.5).pvalue) if losses + gains else 1.0
 
 
@@ -107,7 +48,8 @@ def accuracy_difference(
     loose: ArrayLike, strict: ArrayLike, level: float = 0.9, seed: int = 0, method: Literal["BCa", "percentile"] = "BCa"
 ) -> Interval:
     """mean(loose - strict) with its paired bootstrap interval over prompts; negative means that looseness costs."""
-    return interval(np.mean, pairs(loose, strict), level=level, seed=seed, method=method)
+    a, b = paired(loose, strict)
+    return interval(np.mean, a - b, level=level, seed=seed, method=method)
 
 
 def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0.9, seed: int = 0) -> Interval:
@@ -115,14 +57,11 @@ def ratio_of_sums(numerator: ArrayLike, denominator: ArrayLike, level: float = 0
 
     For speed the numerator holds the reference's seconds [N], the denominator the method's: above 1 is faster.
     Repeats of a prompt are added up first, since they are not independent.
-
-    Raises:
-        UserError: the seconds are not paired, or not positive.
     """
-    a, b = paired(numerator, denominator)
-    if not ((a > 0).all() and (b > 0).all()):
+    columns = paired(numerator, denominator)
+    if not all((column > 0).all() for column in columns):
         raise UserError("A speed ratio needs positive seconds for every prompt. Run the benchmark again.")
-    return interval(lambda x, y, axis: x.sum(axis) / y.sum(axis), a, b, level=level, seed=seed)
+    return interval(lambda x, y, axis: x.sum(axis) / y.sum(axis), *columns, level=level, seed=seed)
 
 
 def ratio_of_rates(
@@ -131,14 +70,7 @@ def ratio_of_rates(
     """Tokens per second of one way of decoding, divided by those of a reference, with its interval over prompts.
 
     Rounding, and looseness, make answers longer or shorter, so that seconds alone do not say how fast tokens come.
-
-    Args:
-        times: seconds [N] of the reference; `own_times` are those of the way itself.
-        tokens: new tokens [N] of the reference; `own_tokens` likewise.
-        more: level and seed of the interval.
-
-    Raises:
-        UserError: the columns are not paired, or not positive.
+    `times` and `tokens` [N] are those of the reference; `more` is the level and seed of the interval.
     """
     columns = [*paired(times, tokens), *paired(own_times, own_tokens)]
     if len({len(column) for column in columns}) > 1 or not all((column > 0).all() for column in columns):
@@ -146,6 +78,19 @@ def ratio_of_rates(
             "A speed per token needs positive seconds and tokens for every prompt. Run the benchmark again."
         )
     return interval(lambda t, n, s, m, axis: t.sum(axis) * m.sum(axis) / (n.sum(axis) * s.sum(axis)), *columns, **more)
+
+
+def over_rounds(figure: Callable[..., Any], *columns: ArrayLike) -> dict[str, Any]:
+    """A figure of columns [N] over whole rounds as plain JSON; `kind` says what its ends are.
+
+    Below FEWEST rounds they are the lowest and the highest round.
+    """
+    rounds = [np.asarray(column, float) for column in columns]
+    if len(rounds[0]) >= FEWEST:
+        return {**interval(figure, *rounds).as_dict(), "kind": "bootstrap"}
+    each = figure(*(column[:, None] for column in rounds), axis=-1)
+    mean = float(figure(*rounds, axis=-1))
+    return {"mean": mean, "low": float(each.min()), "high": float(each.max()), "kind": "range"}
 
 
 def interval(
@@ -157,34 +102,32 @@ def interval(
 ) -> Interval:
     """A figure of columns [N] with its bootstrap interval; rows are drawn as a whole, so columns stay paired.
 
-    Args:
-        figure: takes the columns and `axis`, as numpy's reductions do.
+    `figure` takes the columns and `axis`, as numpy's reductions do. BCa corrects the ends for bias and acceleration
+    (B. Efron, Journal of the American Statistical Association 82 (1987) 171).
     """
-    value = float(figure(*columns, axis=-1))
+    value, num = float(figure(*columns, axis=-1)), len(columns[0])
     if all(np.ptp(column) == 0 for column in columns):  # every resample is the same
         return Interval(value, value, value)
-    ends = bootstrap(
-        columns,
-        figure,
-        n_resamples=RESAMPLES,
-        batch=BATCH,
-        paired=True,
-        vectorized=True,
-        confidence_level=level,
-        method=method,
-        rng=np.random.default_rng(seed),
-    ).confidence_interval
-    return Interval(value, float(ends.low), float(ends.high))
+    rng, drawn = np.random.default_rng(seed), []
+    for first in range(0, RESAMPLES, AT_ONCE):
+        rows = rng.integers(0, num, (min(AT_ONCE, RESAMPLES - first), num))
+        drawn.append(figure(*(column[rows] for column in columns), axis=-1))
+    resampled, tail = np.concatenate(drawn), (1 - level) / 2
+    ends = [tail, 1 - tail]
+    if method == "BCa":
+        from scipy.special import ndtr, ndtri
 
-
-def pairs(loose: ArrayLike, strict: ArrayLike) -> Array:
-    """loose - strict [N]."""
-    a, b = paired(loose, strict)
-    return a - b
+        bias = ndtri(((resampled < value).mean() + (resampled <= value).mean()) / 2)
+        without = np.array([figure(*(np.delete(column, row) for column in columns), axis=-1) for row in range(num)])
+        influence = (num - 1) * (without.mean() - without)
+        acceleration = (influence**3).sum() / num**3 / (6 * ((influence**2).sum() / num**2) ** 1.5)
+        shifted = [bias + ndtri(end) for end in ends]
+        ends = [float(ndtr(bias + one / (1 - acceleration * one))) for one in shifted]
+    return Interval(value, *(float(np.percentile(resampled, 100 * end)) for end in ends))
 
 
 def paired(a: ArrayLike, b: ArrayLike) -> tuple[Array, Array]:
-    """Two arrays of equal length; UserError when they are empty, of different length or not finite."""
+    """Two arrays [N] of the same prompts."""
     x, y = np.asarray(a, float).ravel(), np.asarray(b, float).ravel()
     if len(x) != len(y) or not len(x):
         raise UserError(

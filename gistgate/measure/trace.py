@@ -15,15 +15,10 @@ from gistgate.core.request import Generation, Row
 class TracedToken:
     """One token of an answer."""
 
-    text: str
-    """What it adds to the text."""
-    reason: str
-    """strict, loose, carried, own or loop."""
-    kept: float | None
-    """The gate's probability that the draft token keeps the meaning; None for the target's own, without a gate, and
-    where a segment was to be judged and none was finished."""
-    probability: float
-    """The target's probability of the token."""
+    text: str  # what it adds to the text
+    reason: str  # strict, loose, carried, own or loop
+    kept: float | None  # the gate's probability that the draft token keeps the meaning; None where no gate judged it
+    probability: float  # the target's probability of the token
 
     def as_dict(self) -> dict[str, Any]:
         """Plain JSON."""
@@ -37,8 +32,8 @@ class Watch:
     wants_q: bool = False
 
     def __init__(self) -> None:
+        # (gate's probability, target's probability) per token, those behind the stop included
         self.seen: list[tuple[float | None, float]] = []
-        """(gate's probability, target's probability) per token, those behind the stop included."""
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
         length = int(acceptance.length[0])
@@ -63,11 +58,10 @@ def trace(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any) 
 
 def pieces(tokenizer: Any, ids: Sequence[int]) -> list[str]:
     """What each token adds to the decoded text; their sum is the text."""
-    texts = [tokenizer.decode(ids[:end]) for end in range(len(ids) + 1)]
     parts, shown = [], ""
-    for text in texts[1:]:
+    for end in range(1, len(ids) + 1):
         # Half a character decodes to a placeholder: it is shown with the token that completes it.
-        text = text.rstrip("\ufffd")
+        text = tokenizer.decode(ids[:end]).rstrip("\ufffd")
         parts.append(text[len(shown) :])
         shown = text
     return parts

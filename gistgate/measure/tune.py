@@ -8,18 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
-
-from transformers import PreTrainedModel
 
 from gistgate.core.certificate import Certificate, OperatingPoint, check_parts, load_certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
-from gistgate.measure.speed import Clock, Lap, interleaved, without_loops
-from gistgate.measure.statistics import Ratio
-from gistgate.measure.statistics import ratio_of_sums_intervals as ratio_of_sums
+from gistgate.measure.speed import contender, race, without_loops
+from gistgate.measure.statistics import Interval, ratio_of_sums
 from gistgate.models.build import (
     MODEL,
     NONE,
@@ -37,8 +33,8 @@ from gistgate.models.loading import Target, load_draft
 from gistgate.models.options import DecodeOptions, PromptFile
 
 PLAIN = "plain"
-FEWEST = 4
-"""Prompts without which two halves say nothing."""
+FEWEST = 4  # prompts without which two halves say nothing
+BLOCKS = (2, 4, 8)  # K of the strict candidates
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,8 @@ class Candidate:
 
     name: str
     decoder: Decoder
-    certificate: Certificate | None = None
-    """Its certificate; None for plain and strict decoding, which lose nothing."""
-    point: OperatingPoint | None = None
-    """The certified setting."""
+    certificate: Certificate | None = None  # None for plain and strict decoding, which lose nothing
+    point: OperatingPoint | None = None  # the certified setting
 
     @property
     def is_strict(self) -> bool:
@@ -62,16 +56,11 @@ class Candidate:
 class Finding:
     """What the race showed."""
 
-    screened: Mapping[str, float]
-    """Speed of every candidate against plain decoding on the first half of the prompts."""
-    strict: Candidate
-    """The fastest strict candidate of the first half."""
-    loose: Candidate | None
-    """The fastest certified candidate of the first half; None where nothing is certified."""
-    to_plain: Mapping[str, Ratio]
-    """Speed of these two against plain decoding on the second half."""
-    to_strict: Ratio | None
-    """Speed of the certified one against the strict one on the second half."""
+    screened: Mapping[str, float]  # speed of every candidate against plain decoding on the first half of the prompts
+    strict: Candidate  # the fastest strict candidate of the first half
+    loose: Candidate | None  # the fastest certified candidate of the first half; None where nothing is certified
+    to_plain: Mapping[str, Interval]  # speed of these two against plain decoding on the second half
+    to_strict: Interval | None  # speed of the certified one against the strict one on the second half
 
     @property
     def winner(self) -> Candidate | None:
@@ -83,11 +72,7 @@ class Finding:
 
 
 def tune(candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], **request: Any) -> Finding:
-    """Race the candidates, among them plain decoding and at least one strict one; `request` goes to the decoders.
-
-    Raises:
-        UserError: there are too few prompts.
-    """
+    """Race the candidates, among them plain decoding and at least one strict one; `request` goes to the decoders."""
     if len(prompts) < FEWEST:
         raise UserError(
             f"Tuning needs at least {FEWEST} prompts, half of them to choose and half to decide, and {len(prompts)} "
@@ -114,31 +99,22 @@ def times_of(
     candidates: Sequence[Candidate], prompts: Sequence[Sequence[int]], request: dict[str, Any]
 ) -> dict[str, list[float]]:
     """Seconds of every candidate on every prompt that none of them answered with a loop."""
-    rounds = interleaved([Clock(one.name, one.decoder) for one in candidates], prompts, **request)
-    laps: Sequence[Lap] = without_loops(rounds) or rounds
-    return {one.name: [lap[one.name][0] for lap in laps] for one in candidates}
-
-
-# ---- Everything that `gistgate tune` may choose from: plain decoding, strict decoding, and what certificates permit.
-
-
-BLOCKS = (2, 4, 8)
-"""K of the strict candidates."""
+    field = [contender(one.name, one.decoder, request, any_engine=True) for one in candidates]
+    laps, _ = without_loops(race(field, [[ids] for ids in prompts]))
+    return {one.name: [lap[one.name][0].seconds for lap in laps] for one in candidates}
 
 
 class Workshop:
-    """The parts that all candidates are made of, loaded once."""
+    """Everything that `gistgate tune` may choose from, made of parts that are loaded once."""
 
     def __init__(self, target: Target, options: DecodeOptions, asking: PromptFile) -> None:
         self.target, self.options, self.asking = target, options, asking
         model, tokenizer = target.model, target.tokenizer
-        self.draft: PreTrainedModel | None = None
-        if options.draft is not None:
-            self.draft = load_draft(options.draft, model, tokenizer, **options.lighter)
+        draft = options.draft
+        self.draft = None if draft is None else load_draft(draft, model, tokenizer, **options.lighter)
         self.gate = load_gate(options.gate, model, self.draft, tokenizer)
         self.sources = Sources(model, tokenizer, self.draft, options.datastore, options.corpus, options.stop_drafting)
-        self.refused: list[str] = []
-        """Why certificates could not take part, a sentence for each."""
+        self.refused: list[str] = []  # why certificates could not take part, a sentence for each
 
     def candidates(self, certificates: Sequence[str]) -> list[Candidate]:
         """Plain decoding, what the certificates permit, and strict decoding with every K and the drafters of both."""
@@ -149,13 +125,11 @@ class Workshop:
             for drafter in dict.fromkeys([*own, *(one.certificate.drafter for one in certified if one.certificate)])
             for block in BLOCKS
         ]
-        plain = Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE)))
-        return [plain, *strict, *certified]
+        return [Candidate(PLAIN, self.decoder(Choice(STRICT, {}, 0, NONE))), *strict, *certified]
 
     def drafter(self, name: str) -> Drafter | None:
-        """A drafter; only those that can end their drafts are told when to."""
-        told = self.sources if name in STOPPING else replace(self.sources, stopping=None)
-        return make_drafter(name, told)
+        """A drafter; only those that can end their drafts learn when to."""
+        return make_drafter(name, self.sources if name in STOPPING else replace(self.sources, stopping=None))
 
     def decoder(self, choice: Choice) -> Decoder:
         """The decoder of a choice; a strict one asks no gate."""
@@ -164,39 +138,35 @@ class Workshop:
         return assemble(self.target.model, self.target.tokenizer, choice, drafter, gate, engine=self.options.engine)
 
     def certified(self, place: str) -> Iterator[Candidate]:
-        """The settings of one certificate that keep the budget and hold for these parts."""
+        """The settings of one certificate that keep the budget and hold for these parts and requests, each once."""
         certificate = load_certificate(place)
         try:
             self.check(certificate)
         except UserError as error:
             self.refused.append(f"{place}: {error}")
             return
-        for point in self.permitted(certificate, place):
+        # A certificate that somebody names may be about any score, the one beside the gate is about the task's own.
+        asked = self.options if str(place) == str(self.options.gate) else replace(self.options, certificate=place)
+        most = certified_point(asked, certificate)
+        if most is None:
+            self.refused.append(f"{place}: nothing in it is certified for the budget.")
+            return
+        within = [point for point in certificate.certified if point.budget <= most.budget + 1e-9]
+        for point in {repr(point.settings): point for point in within}.values():
             settings = ", ".join(f"{name} {value}" for name, value in point.settings.items())
             name = f"{certificate.rule} {settings}, {certificate.drafter} K={certificate.block}"
             choice = Choice(certificate.rule, dict(point.settings), certificate.block, certificate.drafter)
             yield Candidate(name, self.decoder(choice), certificate, point)
 
     def check(self, certificate: Certificate) -> None:
-        """Refuse a certificate of other parts or other requests.
-
-        Raises:
-            UserError: what differs.
-        """
+        """Refuse a certificate of other parts or other requests."""
         gate = self.gate if certificate.scope.get("gate") is not None else None
-        drafting = binding_of(self.drafter(certificate.drafter))
-        used: dict[str, Any] = {"engine": self.options.engine, "guards": self.options.guards, "drafting": drafting}
-        used["settings"] = certificate.fixed
-        data: Path | None = self.sources.behind(certificate.drafter)
-        check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, data=data, **used)
+        used: dict[str, Any] = {
+            "engine": self.options.engine,
+            "guards": self.options.guards,
+            "drafting": binding_of(self.drafter(certificate.drafter)),
+            "settings": certificate.fixed,
+            "data": self.sources.behind(certificate.drafter),
+        }
+        check_parts(certificate, gate, self.target.model, self.draft, self.target.tokenizer, **used)
         self.asking.check(certificate, self.target)
-
-    def permitted(self, certificate: Certificate, place: str) -> list[OperatingPoint]:
-        """The certified settings within the budget, each once; beside the gate only the task's own score counts."""
-        asked = self.options if str(place) == str(self.options.gate) else replace(self.options, certificate=place)
-        most = certified_point(asked, certificate)
-        if most is None:
-            self.refused.append(f"{place}: nothing in it is certified for the budget.")
-            return []
-        within = [point for point in certificate.certified if point.budget <= most.budget + 1e-9]
-        return list({repr(point.settings): point for point in within}.values())

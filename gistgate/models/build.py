@@ -28,7 +28,7 @@ from gistgate.models.options import DecodeOptions, take_options
 from gistgate.rules import RULES, complete, make_rule, meant
 
 if TYPE_CHECKING:
-    from gistgate.retrieval.suffix_array import SuffixArray
+    from gistgate.retrieval.corpus import SuffixArray
 
 # ---- Which rule, setting, K and drafter run: one pure function, whose answers are the table in docs/choosing.md.
 
@@ -409,7 +409,7 @@ def read_corpus(sources: Sources) -> SuffixArray:
         UserError: there is no file, or no text in it.
     """
     from gistgate.core.files import read_text
-    from gistgate.retrieval.suffix_array import SuffixArray
+    from gistgate.retrieval.corpus import SuffixArray
 
     if sources.corpus is None or sources.tokenizer is None:
         raise UserError(

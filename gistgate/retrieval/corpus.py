@@ -1,21 +1,99 @@
 """Corpus retrieval: propose what most often follows the latest tokens in a given corpus, after REST (arXiv 2311.08252).
 
 Where REST verifies a tree of the 64 most frequent continuations, this proposes the chain of the most frequent ones.
+
+Axis letters: N tokens of the corpus with one end mark behind every document, M those that are no end marks, H hits,
+K tokens behind each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from torch import Tensor
 
-from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.block import Draft
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import ragged
-from gistgate.retrieval.suffix_array import SuffixArray
+
+END = -1
+"""Stands behind every text that is stored, so that none goes on with another; what lies behind it means nothing."""
+
+
+@dataclass(frozen=True)
+class SuffixArray:
+    """The places of a corpus, sorted by the `depth` tokens that begin there: runs are found by bisection."""
+
+    tokens: np.ndarray  # the documents one after another, each with its end mark [N]; int32
+    order: np.ndarray  # every place that holds a token, sorted [M]; int32, int64 where int32 is too small
+    depth: int  # tokens that count for the order: the longest run that can be found
+
+    @classmethod
+    def build(cls, documents: Iterable[Sequence[int]], depth: int = 16) -> SuffixArray:
+        """Sort the token ids of documents; takes about 60 bytes of memory for every token meanwhile."""
+        parts = [np.asarray([*document, END], dtype=np.int64) for document in documents if len(document)]
+        if not parts:
+            raise UserError("The corpus is empty. Give at least one document with a token in it.")
+        tokens_N = np.concatenate(parts)
+        order_N = sorted_places(tokens_N, depth)
+        order_M = order_N[tokens_N[order_N] != END]
+        size = np.int32 if len(tokens_N) < 2**31 else np.int64
+        return cls(tokens_N.astype(np.int32), order_M.astype(size), depth)
+
+    def run(self, index: int, length: int) -> list[int]:
+        """The first `length` tokens at a place of the order."""
+        place = int(self.order[index])
+        found: list[int] = self.tokens[place : place + length].tolist()
+        return found
+
+    def find(self, run: Sequence[int]) -> tuple[int, int]:
+        """The part of the order, from and up to, where `run` of at most `depth` tokens begins; empty where nowhere."""
+        wanted, length = list(run), len(run)
+        places = range(len(self.order))
+        first = bisect_left(places, wanted, key=lambda index: self.run(index, length))
+        return first, bisect_right(places, wanted, lo=first, key=lambda index: self.run(index, length))
+
+    def longest_end(self, text: Sequence[int], n_min: int, n_max: int) -> tuple[int, int, int]:
+        """Length of the longest end of `text`, of n_min .. n_max tokens, that occurs, and its part of the order.
+
+        The length is 0 where none occurs; n_max is at most the depth.
+        """
+        best = (0, 0, 0)
+        # Where an end occurs all shorter ones do, so that the longest is found by bisection.
+        low, high = n_min, min(n_max, len(text))
+        while low <= high:
+            length = (low + high) // 2
+            first, last = self.find(text[-length:])
+            if first < last:
+                best, low = (length, first, last), length + 1
+            else:
+                high = length - 1
+        return best
+
+
+def spaced(first: int, last: int, most: int) -> np.ndarray:
+    """At most `most` numbers from `first` to `last` - 1, evenly spaced."""
+    num = last - first
+    return first + (np.arange(min(num, most)) * num) // max(1, min(num, most))
+
+
+def sorted_places(tokens_N: np.ndarray, depth: int) -> np.ndarray:
+    """The places of a corpus in the order of the `depth` tokens or more that begin there [N], by prefix doubling."""
+    rank_N = np.unique(tokens_N, return_inverse=True)[1] + 1
+    order_N = np.argsort(rank_N, kind="stable")
+    length = 1
+    while length < depth and rank_N.max() < len(rank_N):
+        behind_N = np.zeros_like(rank_N)  # 0: the corpus ends before
+        behind_N[:-length] = rank_N[length:]
+        key_N = rank_N * (len(rank_N) + 1) + behind_N
+        order_N = np.argsort(key_N, kind="stable")
+        rank_N[order_N] = 1 + np.cumsum(np.diff(key_N[order_N], prepend=key_N[order_N[0]]) > 0)
+        length *= 2
+    return order_N
 
 
 @dataclass
@@ -23,12 +101,9 @@ class CorpusDrafter(Drafter):
     """Find the longest end of the text, of n_max .. n_min tokens, that the corpus contains, and go on as it does."""
 
     corpus: SuffixArray
-    n_max: int = 16
-    """Longest end looked for, in tokens."""
-    n_min: int = 2
-    """Shortest one, in tokens."""
-    max_hits: int = 5000
-    """Occurrences that are counted at most; of more, evenly spaced ones."""
+    n_max: int = 16  # longest end looked for, in tokens
+    n_min: int = 2  # shortest one, in tokens
+    max_hits: int = 5000  # occurrences that are counted at most; of more, evenly spaced ones
 
     def __post_init__(self) -> None:
         if not 1 <= self.n_min <= self.n_max <= self.corpus.depth or self.max_hits < 1:
@@ -36,18 +111,9 @@ class CorpusDrafter(Drafter):
                 f"corpus: n_min {self.n_min} to n_max {self.n_max} must lie in 1 .. {self.corpus.depth}, the depth of "
                 f"the suffix array, and max_hits {self.max_hits} be 1 or more. Change the one that does not."
             )
-        self._largest = self.corpus.largest
+        self._largest = int(self.corpus.tokens.max())
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         if self._largest >= vocabulary:
             raise UserError(
                 f"corpus: it holds the token id {self._largest}, but the target has only {vocabulary} ids. Build it "
@@ -57,11 +123,13 @@ class CorpusDrafter(Drafter):
 
     def continuation(self, text: Sequence[int], num_draft: int) -> list[int]:
         """At most `num_draft` tokens; empty when the corpus does not contain the end of the text."""
-        length, first, last = self.corpus.longest_end(text, self.n_min, self.n_max)
+        corpus = self.corpus
+        length, first, last = corpus.longest_end(text, self.n_min, self.n_max)
         if not length:
             return []
-        ids: list[int] = []
-        next_HK = self.corpus.following(first, last, length, num_draft, self.max_hits)
+        begin_H1 = corpus.order[spaced(first, last, self.max_hits), None].astype(np.int64) + length
+        index_HK = (begin_H1 + np.arange(num_draft)).clip(max=len(corpus.tokens) - 1)  # the last one is an end mark
+        next_HK, ids = corpus.tokens[index_HK], []
         for step in range(num_draft):
             # Hits whose document has ended have no say any more; equally frequent tokens: the smallest id.
             tokens, counts = np.unique(next_HK[next_HK[:, step] >= 0, step], return_counts=True)

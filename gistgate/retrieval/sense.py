@@ -14,32 +14,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
-from gistgate.core.drafter import Drafter
-from gistgate.core.reader import RowCache
+from gistgate.core.block import Acceptance, Block, Draft
+from gistgate.core.drafter import Texts
 from gistgate.core.utils import UserError
-from gistgate.drafters.text import ragged
+from gistgate.drafters.text import RowDrafter, ragged
+from gistgate.retrieval.corpus import END, SuffixArray, spaced
 from gistgate.retrieval.index import Index, index_for
 from gistgate.retrieval.store import Datastore
-from gistgate.retrieval.suffix_array import END, SuffixArray, spaced
 from gistgate.trees.tree import Trees, tree
-
-# ---- Candidates vote on what comes next: a chain along the heaviest branch of their trie, or its heaviest nodes.
 
 
 class Votes(NamedTuple):
     """Candidates and what they weigh."""
 
-    ids: np.ndarray
-    """Their tokens [H, K]."""
-    weights: np.ndarray
-    """Positive numbers [H]."""
+    ids: np.ndarray  # their tokens [H, K]
+    weights: np.ndarray  # positive numbers [H]
 
     def scaled(self, total: float) -> Votes:
         """The same candidates, weighing `total` together."""
@@ -69,15 +63,9 @@ def chain(votes: Votes, min_share: float) -> list[int]:
 
 
 def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[int]]:
-    """The heaviest nodes of the candidates' trie, parents before children.
+    """The heaviest `nodes` nodes of the candidates' trie that have `min_share` of all votes, parents before children.
 
-    Args:
-        votes: the candidates.
-        nodes: most nodes.
-        min_share: least share of all votes that a node has.
-
-    Returns:
-        Tokens of the nodes, and the number of each one's parent (-1: none).
+    Returns their tokens, and the number of each one's parent (-1: none).
     """
     rows, weights = votes.ids.tolist(), votes.weights.tolist()
     ids: list[int] = []
@@ -109,25 +97,20 @@ def trie(votes: Votes, nodes: int, min_share: float) -> tuple[list[int], list[in
 class RowStates:
     """The dynamic part of one row: its own states, and the tokens they predicted."""
 
-    keys: list[np.ndarray] = field(default_factory=list)
-    """One [P] for every token of `tokens`; the last is the query."""
-    note: str = ""
-    """Why the latest proposal was made without states."""
+    keys: list[np.ndarray] = field(default_factory=list)  # one [P] for every token of `tokens`; the last is the query
+    note: str = ""  # why the latest proposal was made without states
     tokens: list[int] = field(default_factory=list)
 
 
 @dataclass
-class SenseDrafter(Drafter):
+class SenseDrafter(RowDrafter):
     """Compare texts alone until `observe` has given the first states."""
 
     learns = True
     store: Datastore
-    n_max: int = 8
-    """Longest end of the text that is looked up, in tokens."""
-    n_min: int = 1
-    """Shortest that counts as an occurrence; without a state to ask, a single token does."""
-    hits: int = 128
-    """Occurrences in the store that vote at most; of more, evenly spaced ones."""
+    n_max: int = 8  # longest end of the text that is looked up, in tokens
+    n_min: int = 1  # shortest that counts as an occurrence; without a state to ask, a single token does
+    hits: int = 128  # occurrences in the store that vote at most; of more, evenly spaced ones
     fill: int = 1
     """Where the text has fewer occurrences, the nearest states fill up. A chain follows the best candidates alone, so
     that they matter only where it has none."""
@@ -135,29 +118,22 @@ class SenseDrafter(Drafter):
     """What an occurrence of the text is worth, in cosines: a large one ranks all of them before states alone."""
     temperature: float = 0.1
     """A vote weighs exp(score / temperature): near 0 the best score decides, a large one counts votes."""
-    min_share: float = 0.4
-    """Where fewer of the votes agree on the proposal so far, it ends; 0 never ends it."""
-    own_share: float = 0.375
-    """Share of the votes that the request's own text has where both have candidates."""
-    semantic: bool = True
-    """False: all votes weigh the same and states are never asked for."""
-    index: Index | None = None
-    """How the store is searched by states; default: `index_for` where the target computes."""
+    min_share: float = 0.4  # where fewer of the votes agree on the proposal so far, it ends; 0 never ends it
+    own_share: float = 0.375  # share of the votes that the request's own text has where both have candidates
+    semantic: bool = True  # false: all votes weigh the same and states are never asked for
+    index: Index | None = None  # how the store is searched by states; default: `index_for` where the target computes
 
     def __post_init__(self) -> None:
-        if self.hits < 1 or self.fill < 0 or not 1 <= self.n_min <= self.n_max:
+        counts = self.hits >= 1 and self.fill >= 0 and 1 <= self.n_min <= self.n_max
+        if not (counts and self.temperature > 0 and 0 <= self.min_share <= 1 and 0 <= self.own_share < 1):
             raise UserError(
-                f"sen: hits {self.hits} is 1 or more, fill {self.fill} 0 or more, and n_min {self.n_min} lies in "
-                f"1 .. n_max {self.n_max}. Change the one that does not."
-            )
-        if not (self.temperature > 0 and 0 <= self.min_share <= 1 and 0 <= self.own_share < 1):
-            raise UserError(
-                f"sen: temperature {self.temperature:g} is above 0, min_share {self.min_share:g} in [0, 1] and "
+                f"sen: hits {self.hits} is 1 or more, fill {self.fill} 0 or more, n_min {self.n_min} in 1 .. n_max "
+                f"{self.n_max}, temperature {self.temperature:g} above 0, min_share {self.min_share:g} in [0, 1] and "
                 f"own_share {self.own_share:g} in [0, 1). Change the one that is not."
             )
         empty = not self.store.config.num_keys
         self.lexicon = None if empty else SuffixArray.build(self.store.answers, self.n_max)
-        self.rows: list[RowStates] = []
+        self.new_row = RowStates
         self._keys = self.store.keys.numpy()
         self._projection = self.store.projection
 
@@ -171,27 +147,7 @@ class SenseDrafter(Drafter):
         """Hidden states that blocks have to carry."""
         return frozenset({self.store.config.layer}) if self.semantic else frozenset()
 
-    def start(self, batch: int) -> None:
-        self.rows = [RowStates() for _ in range(batch)]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
-        self.rows += [RowStates() for _ in texts]
-
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         found = self.candidates(texts, num_draft, vocabulary)
         draft = ragged([[] if votes is None else chain(votes, self.min_share) for votes in found])
         return replace(draft, notes=self.notes)
@@ -201,11 +157,10 @@ class SenseDrafter(Drafter):
         """Of each row why states were not asked: "sen_no_state", "sen_not_finite", "sen_empty_store" or ""."""
         return [row.note for row in self.rows]
 
-    def candidates(self, texts: Sequence[Sequence[int]], num: int, vocabulary: int) -> list[Votes | None]:
+    def candidates(self, texts: Texts, num: int, vocabulary: int) -> list[Votes | None]:
         """What votes in every row."""
-        if len(self.rows) != len(texts):
-            self.start(len(texts))
-        return [self.votes(row, text, num, vocabulary) for row, text in zip(self.rows, texts, strict=True)]
+        rows = zip(self.rows_of(texts), texts, strict=True)
+        return [self.votes(row, text, num, vocabulary) for row, text in rows]
 
     def votes(self, row: RowStates, text: Sequence[int], num: int, vocabulary: int) -> Votes | None:
         """All candidates of at most `num` tokens, none of them outside the vocabulary; None without any."""
@@ -235,7 +190,7 @@ class SenseDrafter(Drafter):
         if self.lexicon is None:
             row.note = "sen_empty_store"
             return None
-        length, first, last = self.lexicon.longest_end(text, self.least(query), self.n_max)
+        length, first, last = self.lexicon.longest_end(text, 1 if query is None else self.n_min, self.n_max)
         numbers_H, scores_H = np.zeros(0, dtype=np.int64), np.zeros(0)
         if length:
             places_H = self.lexicon.order[spaced(first, last, self.hits)].astype(np.int64) + length - 1
@@ -243,25 +198,14 @@ class SenseDrafter(Drafter):
             cosines_H = 0.0 if query is None else self._keys[numbers_H].astype(np.float32) @ query
             scores_H = np.zeros(len(numbers_H)) + self.priority + cosines_H
         if query is not None and len(numbers_H) < self.fill:
-            near_H, cosines_H = self.near(query, numbers_H)
-            numbers_H, scores_H = np.concatenate([numbers_H, near_H]), np.concatenate([scores_H, cosines_H])
+            cosines_H, near_H = (one[0].numpy() for one in self.search.search(torch.from_numpy(query)[None], self.fill))
+            fresh_H = np.flatnonzero((near_H >= 0) & ~np.isin(near_H, numbers_H))[: self.fill - len(numbers_H)]
+            numbers_H, scores_H = np.append(numbers_H, near_H[fresh_H]), np.append(scores_H, cosines_H[fresh_H])
         return self.weighed(self.store.tokens, self.store.places[numbers_H] + 1, scores_H, num)
-
-    def least(self, query: np.ndarray | None) -> int:
-        """Tokens that an occurrence has at least."""
-        return 1 if query is None else self.n_min
-
-    def near(self, query: np.ndarray, known_H: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers and cosines of the keys nearest to the query, `fill` together with the known ones."""
-        found = self.search.search(torch.from_numpy(query)[None], self.fill)
-        cosines_H, numbers_H = (one[0].numpy() for one in found)
-        fresh_H = (numbers_H >= 0) & ~np.isin(numbers_H, known_H)
-        missing = self.fill - len(known_H)
-        return numbers_H[fresh_H][:missing], cosines_H[fresh_H][:missing]
 
     def earlier(self, row: RowStates, text: Sequence[int], query: np.ndarray | None, num: int) -> Votes | None:
         """What followed the longest end of the text earlier in it; where no state is known, the cosine is 0."""
-        places = longest_matches(text, self.least(query), self.n_max)
+        places = longest_matches(text, 1 if query is None else self.n_min, self.n_max)
         if not places:
             return None
         unknown = len(text) - len(row.keys)
@@ -304,40 +248,26 @@ def longest_matches(text: Sequence[int], n_min: int, n_max: int) -> list[int]:
     return places if length >= n_min else []
 
 
-# ---- SENSE's retrieval as a tree: the heaviest nodes of all candidates, not one chain (arXiv 2606.00021).
-
-
 @dataclass
 class SenseTree(SenseDrafter):
-    """Greedy requests, and sampled ones by the rules that walk trees of different siblings."""
+    """SENSE's retrieval as a tree: the heaviest nodes of all candidates, not one chain.
+
+    Greedy requests, and sampled ones by the rules that walk trees of different siblings.
+    """
 
     form = Trees
-    nodes: int = 16
-    """Most nodes of a tree."""
-    min_share: float = 0.02
-    """Least share of the votes that a node has."""
-    n_min: int = 4
-    """Shortest occurrence beside a state: shorter ones say less, and a tree has room for many."""
-    fill: int = 32
-    """Candidates, states included."""
-    priority: float = 0.1
-    """What an occurrence of the text is worth, in cosines."""
+    nodes: int = 16  # most nodes of a tree
+    min_share: float = 0.02  # least share of the votes that a node has
+    n_min: int = 4  # shortest occurrence beside a state: shorter ones say less, and a tree has room for many
+    fill: int = 32  # candidates, states included
+    priority: float = 0.1  # what an occurrence of the text is worth, in cosines
 
     def __post_init__(self) -> None:
         if self.nodes < 1:
             raise UserError(f"sen-tree: {self.nodes} nodes make no tree. Use 1 or more.")
         super().__post_init__()
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         grown = [
             ([], []) if votes is None else trie(votes, self.nodes, self.min_share)
             for votes in self.candidates(texts, num_draft, vocabulary)

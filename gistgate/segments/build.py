@@ -1,4 +1,4 @@
-"""A folder of segment probes as a decoder: at what its certificate says, or as the user wants it."""
+"""The decoder that accepts segments: from loaded parts, or from a folder of probes at what its certificate says."""
 
 from __future__ import annotations
 
@@ -31,9 +31,6 @@ from gistgate.segments.judging import (
 from gistgate.segments.probes import Probes, load_probes
 from gistgate.segments.writing import Boundaries, RewritingDrafter, SegmentDrafter
 
-# ---- The decoder that accepts segments, put together from loaded parts.
-
-
 SEGMENT_RULES: dict[str, type[SegmentRule]] = {rule.id: rule for rule in (SegmentRule, SegmentDraw)}
 """Segment rules by id."""
 OPINIONS: dict[str, Callable[[Probes, PreTrainedModel, PreTrainedTokenizerBase], Opinion]] = {
@@ -48,6 +45,10 @@ DRAFTERS: dict[str, type[SegmentDrafter]] = {"token": SegmentDrafter, "segment":
 segment to the end."""
 SETTINGS = ("opinion", "risk", "replacement", *(item.name for item in fields(SegmentRule)))
 """The settings of segments, those of the rule included."""
+DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
+"""What runs where neither certificate nor user says otherwise."""
+REFUSE_ALL = {"threshold": 2.0}
+"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
 GATE = "gate"
 """Folder of the token gate inside an exported folder of probes."""
 
@@ -70,10 +71,6 @@ def segment_decoder(
 
     Everything else is the ordinary loop: keys and values are kept by ids, and nothing is tokenised again. Where a
     `token_gate` is given, tokens of refused segments pass while P(harm) <= `risk`. `replacement`: see DRAFTERS.
-
-    Raises:
-        UserError: an unknown style or replacement, a limit that leaves no room for a segment, or a token gate beside a
-            rule that drops refused segments.
     """
     if limit < 2:
         raise UserError(f"A segment of at most {limit} tokens is none. Set the limit to 2 or more.")
@@ -87,12 +84,26 @@ def segment_decoder(
     return Decoder(target, drafter, rule, limit, gate=judge, tokenizer=tokenizer, observer=observer, **parts)
 
 
-DEFAULTS: dict[str, Any] = {"rule": SegmentRule.id, "opinion": "probe", "risk": None, "replacement": "token"}
-"""What runs where neither certificate nor user says otherwise."""
-OF_BLOCKS = ("block", "drafter", "stop_drafting")
-"""Wishes about blocks of K tokens."""
-REFUSE_ALL = {"threshold": 2.0}
-"""The setting that refuses every segment: it runs where nothing is certified and nothing was said."""
+def decoder_of(
+    probes: Probes,
+    choice: Choice,
+    target: PreTrainedModel,
+    draft: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gate: Gate | None,
+    **parts: Any,
+) -> Decoder:
+    """The decoder of loaded probes at chosen settings."""
+    settings, risk = choice.settings, choice.settings["risk"]
+    if risk is not None and gate is None:
+        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
+    rule = SEGMENT_RULES[choice.rule](
+        **{item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
+    )
+    opinion = OPINIONS[settings["opinion"]](probes, target, tokenizer)
+    own = {"style": probes.style, "limit": probes.limit, "replacement": settings["replacement"], "risk": risk or 0.0}
+    own |= {"token_gate": None if risk is None else gate, "vocabulary": num_ids(tokenizer)}
+    return segment_decoder(target, draft, tokenizer, opinion, rule, **{**own, **parts})
 
 
 @dataclass(frozen=True)
@@ -100,18 +111,13 @@ class Segments:
     """A loaded folder of probes."""
 
     probes: Probes
-    gate: Gate | None
-    """The token gate inside the folder; None without one."""
+    gate: Gate | None  # the token gate inside the folder; None without one
 
 
 def load_segments(
     folder: str | Path, target: PreTrainedModel, draft: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> Segments:
-    """Probes and token gate of a folder, checked against their partners.
-
-    Raises:
-        UserError: a file is missing or damaged, or was made for other models.
-    """
+    """Probes and token gate of a folder, checked against their partners."""
     place = Path(folder) / GATE
     gate = Gate.load(place, target=target, draft=draft, tokenizer=tokenizer) if place.is_dir() else None
     return Segments(load_probes(folder, target, draft), gate)
@@ -123,11 +129,7 @@ def take_segment_settings(arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def choose_segments(probes: Probes, rule: str | None, settings: dict[str, Any]) -> Choice:
-    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens.
-
-    Raises:
-        UserError: there is no such rule, opinion or setting.
-    """
+    """The certified choice where nothing is said, else what is said on top of it. Pure, as `choose` is for tokens."""
     certified = probes.certificate
     known = {**DEFAULTS, "rule": certified.get("rule", SegmentRule.id), **certified.get("settings", {})}
     wanted = {**known, **({} if rule is None else {"rule": rule}), **settings}
@@ -153,42 +155,33 @@ def build_segments(
     policy: Policy = "warn",
     **parts: Any,
 ) -> Decoder:
-    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given.
-
-    Raises:
-        UserError: no draft model or tokenizer, a folder for other models, or settings that do not exist.
-    """
+    """The decoder of the probes in `options.segments`, with the folder's own token gate where no other is given."""
     if draft is None:
         raise UserError("Segments are written by a draft model, and there is none. Name it as draft=<name or folder>.")
     if tokenizer is None:
         raise UserError("A tokenizer tells where segments end, and there is none. Pass tokenizer= as well.")
-    check_wishes(options)
+    for name in ("block", "drafter", "stop_drafting"):
+        if getattr(options, name) is not None:
+            raise UserError(f"Segments have no {name}: the draft model writes each to its end. Leave it away.")
     own = options.segments
     if not isinstance(own, Segments):
         own = load_segments(own, target, draft, tokenizer)
     check_budget(options, own.probes.certificate)
     choice = choose_segments(own.probes, options.rule, options.settings)
-    choice = refusing_all(with_gate_doubt(choice, gate, own.gate), gate)
+    if gate is not None and choice.settings["risk"] is not None:
+        if gate.strict_reason is not None:  # it may not decide here, so that nothing keeps the risk: all are refused
+            settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
+            choice = replace(
+                choice, rule=SegmentRule.id, settings=settings, doubts=(gate.strict_reason,), fell_back=True
+            )
+        elif own.gate is None or gate_hash(gate) != gate_hash(own.gate):  # another folder may hold the same gate
+            choice = replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
     choice.warn(policy, stacklevel=4)
     return decoder_of(own.probes, choice, target, draft, tokenizer, gate or own.gate, **parts)
 
 
-def check_wishes(options: DecodeOptions) -> None:
-    """Refuse wishes that segments cannot keep: the draft model writes each to its end.
-
-    Raises:
-        UserError: one of them is named.
-    """
-    if named := next((name for name in OF_BLOCKS if getattr(options, name) is not None), None):
-        raise UserError(f"Segments have no {named}: the draft model writes each to its end. Leave it away.")
-
-
 def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
-    """Refuse a budget or a confidence that the certificate of the segments does not reach.
-
-    Raises:
-        UserError: it does not, or nothing is certified.
-    """
+    """Refuse a budget or a confidence that the certificate of the segments does not reach."""
     if options.budget is None and options.confidence is None:
         return
     budget, confidence = certificate.get("budget"), certificate.get("confidence")
@@ -199,55 +192,3 @@ def check_budget(options: DecodeOptions, certificate: dict[str, Any]) -> None:
             f"These probes are certified for a budget of {budget:g} with confidence {confidence:g} alone. Name these, "
             "or calibrate the probes for what you want."
         )
-
-
-def with_gate_doubt(choice: Choice, given: Gate | None, own: Gate | None) -> Choice:
-    """The choice, with a doubt where another token gate speaks than the one that was certified.
-
-    A certificate holds for the folder's own gate, which another folder may hold as well.
-    """
-    if given is None or choice.settings["risk"] is None or (own is not None and gate_hash(given) == gate_hash(own)):
-        return choice
-    return replace(choice, doubts=(*choice.doubts, "the token gate is not the folder's own"))
-
-
-def refusing_all(choice: Choice, gate: Gate | None) -> Choice:
-    """All segments refused in place of a choice whose risk is kept by a token gate that may not decide here."""
-    if gate is None or gate.strict_reason is None or choice.settings["risk"] is None:
-        return choice
-    settings = {name: value for name, value in DEFAULTS.items() if name != "rule"} | REFUSE_ALL
-    doubts = (gate.strict_reason,)
-    return replace(choice, rule=SegmentRule.id, settings=settings, doubts=doubts, fell_back=True)
-
-
-def decoder_of(
-    probes: Probes,
-    choice: Choice,
-    target: PreTrainedModel,
-    draft: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    gate: Gate | None,
-    **parts: Any,
-) -> Decoder:
-    """The decoder of loaded probes.
-
-    Raises:
-        UserError: a risk without a token gate, or parts that `segment_decoder` refuses.
-    """
-    settings, risk = choice.settings, choice.settings["risk"]
-    if risk is not None and gate is None:
-        raise UserError("A risk is kept by a token gate, and none was given. Pass gate=<folder>, or leave risk away.")
-    own = {item.name: settings[item.name] for item in fields(SegmentRule) if item.name in settings}
-    return segment_decoder(
-        target,
-        draft,
-        tokenizer,
-        OPINIONS[settings["opinion"]](probes, target, tokenizer),
-        SEGMENT_RULES[choice.rule](**own),
-        style=probes.style,
-        limit=probes.limit,
-        replacement=settings["replacement"],
-        token_gate=None if risk is None else gate,
-        risk=risk or 0.0,
-        **{"vocabulary": num_ids(tokenizer), **parts},
-    )

@@ -1,19 +1,20 @@
-"""Steps judged by other means than a probe: a score by the target, a reward model, the target's own step.
+"""Segments accepted or refused as a whole (arXiv 2602.03708), by probes or by other means.
 
 SpecReason (arXiv 2504.07891), reward-guided decoding (RSD, 2501.19324) and Lookahead Reasoning (2506.19830), each as an
 opinion on the draft's segment: the loop, the replacement of what is refused and the counting are the decoder's.
 
-Axis letters: B rows, V vocabulary.
+Axis letters: B rows, K drafted tokens, V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections.abc import Callable, Collection, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,38 +29,25 @@ from gistgate.core.utils import UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
 
-# ---- Accept or refuse a whole segment (arXiv 2602.03708).
-
-
 NO_SEGMENT = -1.0
 """In place of an opinion where there is no finished segment; 0 is an opinion."""
+GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 
 @dataclass(frozen=True)
-class SegmentRule(Rule):
+class SegmentRule(Rule, id="segment", knob="threshold", looser="down", needs=frozenset({"gate"}), grid=GRID):
     """Accept a segment whose opinion reaches a threshold: the form that can be certified."""
 
-    threshold: float = 0.9
-    """Least opinion of an accepted segment; 1 leaves refused segments to a token gate, above 1 refuses all."""
-    shortcut: Literal["none", "top2"] = "none"
-    """Whether a segment passes when all its tokens are among the target's two most probable."""
-    partial: bool = True
-    """Of a refused segment the tokens up to the first refused one stay; False drops all of it."""
-    ratio: float = 1.0
-    """Inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict."""
-    id: ClassVar[str] = "segment"
-    knob: ClassVar[str | None] = "threshold"
-    looser: ClassVar[Literal["up", "down"]] = "down"
-    needs: ClassVar[frozenset[str]] = frozenset({"gate"})
-    grid: ClassVar[tuple[float, ...]] = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+    threshold: float = 0.9  # least opinion; 1 leaves refused segments to a token gate, above 1 refuses all
+    shortcut: Literal["none", "top2"] = "none"  # top2: passes when all its tokens are the target's two most probable
+    partial: bool = True  # of a refused segment the tokens up to the first refused one stay; False drops all of it
+    ratio: float = 1.0  # inside a refused segment a token passes with p(x) / p(t*) of at least this; 1 is strict
 
     def __post_init__(self) -> None:
-        if not self.threshold >= 0:
-            raise UserError(f"segment: threshold is {self.threshold}, but it cannot be negative. Above 1 is strict.")
-        if self.shortcut not in ("none", "top2"):
-            raise UserError(f"segment: there is no shortcut '{self.shortcut}'. Use none or top2.")
-        if not 0 < self.ratio <= 1:
-            raise UserError(f"segment: ratio is {self.ratio}, but it lies in (0, 1]. 1 is strict.")
+        self.check(
+            self.threshold >= 0 and 0 < self.ratio <= 1,
+            "threshold is 0 or more (above 1 is strict), ratio in (0, 1] (1 is strict), shortcut none or top2",
+        )
         if self.ratio < 1 and not self.partial:
             raise UserError("segment: ratio lets tokens of a refused segment stay, partial=False none. Leave one away.")
 
@@ -68,15 +56,13 @@ class SegmentRule(Rule):
         return self.partial
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.gate_probs is None:
-            raise UserError("segment judges by an opinion on the segment, and none was given. Use segment_decoder().")
+        assert block.gate_probs is not None, "decoders with this rule are made by segment_decoder()"
         if not block.draft_ids.shape[1]:
             return block.valid
         stays_BK = self.passes(block, block.gate_probs)
         if self.ratio == 1:
             return stays_BK
-        gap_BK = block.draft_logprob - block.top_logprob[:, :-1]
-        return stays_BK | (gap_BK >= math.log(self.ratio))
+        return stays_BK | (block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.ratio))
 
     def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
         """Where opinion or shortcut lets tokens stay [B, K]: everywhere in a row, or where a token gate is sure.
@@ -103,16 +89,11 @@ class SegmentRule(Rule):
 
 
 @dataclass(frozen=True)
-class SegmentDraw(SegmentRule):
+class SegmentDraw(SegmentRule, id="segment-draw", knob=None, needs=frozenset({"gate", "uniforms"}), grid=()):
     """Accept with the opinion as probability, reproducibly for the request's seed; `threshold` plays no part.
 
     The released code does so with the ratio of two probes, and takes the shortcut first.
     """
-
-    id: ClassVar[str] = "segment-draw"
-    knob: ClassVar[str | None] = None
-    grid: ClassVar[tuple[float, ...]] = ()
-    needs: ClassVar[frozenset[str]] = frozenset({"gate", "uniforms"})
 
     def _stays(self, block: Block, opinion_BK: Tensor) -> Tensor:
         assert block.uniforms is not None
@@ -120,70 +101,162 @@ class SegmentDraw(SegmentRule):
         return (block.uniforms[:, :1] * 4096.0) % 1.0 < opinion_BK
 
 
-# ---- What stands in the gate's place when segments are judged: one number per row, at all its positions.
+class Opinion:
+    """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for it."""
 
-
-class Opinion(Protocol):
-    """Gives each row's segment a number in [0, 1]; rows without a finished one are not asked for it.
-
-    One that takes forwards of the target has `spent` as well, how many the last call took for each row, and one that
-    leaves `notes` on rows has them counted by name.
-    """
-
-    layers: frozenset[str]
-    wants_q: bool
+    layers: frozenset[str] = frozenset()
+    wants_q = False
+    spent: Sequence[int] = ()  # forwards of the target that the last call took for each row, where it takes any
+    notes: Sequence[str | None] = ()  # what the last call says of each row, to be counted
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        """[B]"""
-        ...
+        """The opinions [B]."""
+        raise NotImplementedError
 
 
-class Semantic:
+class Semantic(Opinion):
     """Semantic probabilities of both models: P_t, or the ratio min(1, P_t / P_d)."""
 
     layers = frozenset({"post"})
-    wants_q = False
 
     def __init__(self, target: Probe, draft: Probe | None = None) -> None:
         """With a draft probe the ratio is the opinion, without one P_t alone."""
         self.target, self.draft = target.eval(), None if draft is None else draft.eval()
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        self._follow(block.logits.device)
-        target: Tensor = self.target(block.hidden["post"][:, :-1].to(block.logits.device), block.valid).sigmoid()
+        device = block.logits.device
+        for probe in (self.target, self.draft):
+            if probe is not None and probe.first.weight.device != device:  # a folder is read into main memory
+                probe.to(device)
+        target: Tensor = self.target(block.hidden["post"][:, :-1].to(device), block.valid).sigmoid()
         if self.draft is None:
             return target
-        draft: Tensor = self.draft(drafter.states.to(target.device), block.valid).sigmoid()
+        draft: Tensor = self.draft(drafter.states.to(device), block.valid).sigmoid()
         return (target / draft.clamp_min(1e-6)).clamp_max(1.0)
 
-    def _follow(self, device: torch.device) -> None:
-        for probe in (self.target, self.draft):
-            if probe is not None and probe.first.weight.device != device:  # a probe folder is read into main memory
-                probe.to(device)
 
-
-class MeanLogprob:
+class MeanLogprob(Opinion):
     """Control without a probe: exp of the mean of ln p(x) - ln p(t*) over the segment."""
-
-    layers: frozenset[str] = frozenset()
-    wants_q = False
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         gap = (block.draft_logprob - block.top_logprob[:, :-1]).masked_fill(~block.valid, 0.0)
         return (gap.sum(-1) / block.valid.sum(-1).clamp_min(1)).exp()
 
 
-class Constant:
+class Constant(Opinion):
     """Control: every segment is as good as the other."""
-
-    layers: frozenset[str] = frozenset()
-    wants_q = False
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
 
     def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
         return torch.full(block.draft_ids.shape[:1], self.rate, device=block.logits.device)
+
+
+class StepOpinion(Opinion):
+    """What the opinions below share: they look at texts, and only at those of finished segments."""
+
+    spent: list[int]
+    notes: list[str | None]
+
+    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
+        valid = block.valid.sum(-1).tolist()
+        rows = [row for row, length in enumerate(drafter.lengths) if 0 < length == valid[row]]
+        self.spent, self.notes = [0] * len(valid), [None] * len(valid)
+        scores = torch.zeros(len(valid), device=block.logits.device)
+        if rows:
+            steps = [block.draft_ids[row, : valid[row]].tolist() for row in rows]
+            found = self.judge(rows, [list(drafter.texts[row]) for row in rows], steps)
+            scores[torch.tensor(rows, device=scores.device)] = torch.tensor(found, device=scores.device)
+        return scores
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        """A number in [0, 1] for each of these rows' steps, which follow `texts`."""
+        raise NotImplementedError
+
+
+class Score(StepOpinion):
+    """The target is asked for one digit; a non-digit counts as 0.
+
+    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
+    for the question in the context its end is read.
+    """
+
+    QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
+
+    def __init__(
+        self,
+        target: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        question: str = QUESTION,
+        expected: bool = False,
+    ) -> None:
+        """Ask by `question`; `expected` takes the mean digit over its probabilities, not the most probable one."""
+        self.target, self.expected = target, expected
+        self.context = context_of(target.config.get_text_config()) or sys.maxsize
+        self.question = tokenizer.encode(question, add_special_tokens=False)
+        digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
+        if any(len(ids) != 1 for ids in digits):
+            raise UserError("A score is one digit, and this tokenizer has no token for each. Choose another opinion.")
+        self.digits = [ids[0] for ids in digits]
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        asked = [[*text, *step, *self.question][-self.context :] for text, step in zip(texts, steps, strict=True)]
+        z_BV = Reader(self.target, len(asked)).read(*left_padded(asked, self.target.device), keep=1)[:, -1]
+        p_BV, best = z_BV.softmax(-1)[:, self.digits], z_BV.argmax(-1).tolist()
+        mean = (p_BV * torch.arange(10, device=p_BV.device)).sum(-1) / p_BV.sum(-1).clamp_min(1e-12)
+        digits = [self.digits.index(token) if token in self.digits else None for token in best]
+        for row, digit in zip(rows, digits, strict=True):
+            self.spent[row], self.notes[row] = 1, f"score_{'none' if digit is None else digit}"
+        return [one / 9 for one in (mean.tolist() if self.expected else (float(digit or 0) for digit in digits))]
+
+
+class Reward(StepOpinion):
+    """A reward model reads the text up to the step's end: any sequence-classification model with one or two labels."""
+
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: PreTrainedTokenizerBase
+    ) -> None:
+        """Judge by `model`, which reads with `tokenizer` what `source` decodes."""
+        if (labels := model.config.num_labels) > 2:
+            raise UserError(f"A reward model has one label or two, and this has {labels}. Use another.")
+        self.model, self.tokenizer, self.source = model.eval(), deepcopy(tokenizer), source
+        self.tokenizer.truncation_side = "left"  # the step that is judged stands at the end of a long text
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]
+        # One at a time: what a padded row gets depends on where its model looks for the end.
+        found = [self.model(**self._inputs(text)).logits[0].float() for text in read]
+        return [float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]) for z in found]
+
+    def _inputs(self, text: str) -> dict[str, Tensor]:
+        inputs = self.tokenizer(text, return_tensors="pt", truncation=True, return_token_type_ids=False)
+        return {name: ids.to(self.model.device) for name, ids in inputs.items()}
+
+
+class Pair(StepOpinion):
+    """The target writes its own step from the same place; equal ones pass, others are compared by `aligned`.
+
+    The own step costs a forward per token even where the draft's is kept; with a batch of one nothing runs beside it.
+    """
+
+    def __init__(self, writer: SegmentWriter, aligned: Callable[[str, str], float]) -> None:
+        """`writer` writes the target's steps; `aligned` says of two texts, own and drafted, how alike they are."""
+        self.writer, self.aligned = writer, aligned
+
+    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
+        own = self.writer.write(texts, range(len(texts)))
+        for row, step in zip(rows, own, strict=True):
+            self.spent[row] = len(step.ids)
+        decode = self.writer.decoder.tokenizer.decode  # type: ignore[union-attr]
+        said = [(decode(step.ids), decode(ids)) for step, ids in zip(own, steps, strict=True)]
+        equal = [a.lower().split() == b.lower().split() for a, b in said]
+        return [1.0 if same else self.aligned(*pair) for same, pair in zip(equal, said, strict=True)]
+
+
+def same_numbers(own: str, drafted: str) -> float:
+    """For steps of arithmetic: 1 where both name the same numbers in the same order."""
+    return float(re.findall(r"\d+", own) == re.findall(r"\d+", drafted))
 
 
 class SegmentJudge:
@@ -196,10 +269,8 @@ class SegmentJudge:
         self.opinion, self.drafter, self.token_gate, self.risk = opinion, drafter, token_gate, risk
         self.layers = opinion.layers | (frozenset() if token_gate is None else token_gate.layers)
         self.wants_q = opinion.wants_q or (token_gate is not None and token_gate.wants_q)
-        self.lengths: list[int] = []
-        """Tokens of the segment that was judged last in each row; 0 without one."""
-        self.opinions = torch.zeros(0)
-        """The opinion on it [B], before the token gate spoke; NO_SEGMENT without one."""
+        self.lengths: list[int] = []  # tokens of the segment that was judged last in each row; 0 without one
+        self.opinions = torch.zeros(0)  # the opinion on it [B], before the token gate spoke; NO_SEGMENT without one
 
     def __call__(self, block: Block) -> Tensor:
         """The opinion on each row's segment [B, K], NO_SEGMENT without one; 1 where the token gate is sure."""
@@ -215,9 +286,6 @@ class SegmentJudge:
         if self.token_gate is None or not block.draft_ids.shape[1]:
             return score
         return score.masked_fill(1 - self.token_gate(block) <= self.risk, 1.0)
-
-
-# ---- What decoding by segments counts besides: segments, and the target forwards that an opinion took.
 
 
 class Counting:
@@ -238,158 +306,19 @@ class Counting:
         return Counting(self.rule, self.judge, observer)
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: list[Row]) -> None:
-        judged = self.judge.lengths if block.draft_ids.shape[1] else []  # a plain round judges nothing
-        spent = getattr(self.judge.opinion, "spent", [0] * len(rows))
-        notes = getattr(self.judge.opinion, "notes", [None] * len(rows))
-        if any(judged):
-            passed = self.rule.passes(block, self.judge.opinions[:, None]).all(-1)
+        judge, opinion = self.judge, self.judge.opinion
+        if block.draft_ids.shape[1] and any(judge.lengths):  # a plain round judges nothing
+            passed = self.rule.passes(block, judge.opinions[:, None]).all(-1)
             told = torch.stack([passed.long(), acceptance.length], dim=1).tolist()
-            for row, length, (whole, kept), forwards, note in zip(rows, judged, told, spent, notes, strict=True):
+            for at, (row, length, (whole, kept)) in enumerate(zip(rows, judge.lengths, told, strict=True)):
                 if not length:
                     continue
-                row.statistics.forwards += forwards
                 counts = {"segments": 1, "segments_passed": whole, "segments_kept": int(kept >= length)}
-                for name, count in (counts if note is None else {**counts, note: 1}).items():
+                if opinion.spent:
+                    row.statistics.forwards += opinion.spent[at]
+                if opinion.notes and (note := opinion.notes[at]):
+                    counts[note] = 1
+                for name, count in counts.items():
                     row.statistics.extra[name] = row.statistics.extra.get(name, 0.0) + count
         if self.then is not None:
             self.then(block, acceptance, rows)
-
-
-QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "
-"""What the target is asked behind a step, unless a task has a better wording."""
-
-
-class Step:
-    """What these opinions share: they look at texts, and only at those of finished segments."""
-
-    layers: frozenset[str] = frozenset()
-    wants_q = False
-
-    def __init__(self) -> None:
-        self.spent: list[int] = []
-        """Target forwards of the last call, for each row."""
-        self.notes: list[str | None] = []
-        """What the last call says of each row, to be counted."""
-
-    def score(self, block: Block, drafter: SegmentDrafter) -> Tensor:
-        valid = block.valid.sum(-1).tolist()
-        rows = [row for row, length in enumerate(drafter.lengths) if 0 < length == valid[row]]
-        self.spent, self.notes = [0] * len(valid), [None] * len(valid)
-        scores = torch.zeros(len(valid), device=block.logits.device)
-        if rows:
-            steps = [block.draft_ids[row, : valid[row]].tolist() for row in rows]
-            found = self.judge(rows, [list(drafter.texts[row]) for row in rows], steps)
-            scores[torch.tensor(rows, device=scores.device)] = torch.tensor(found, device=scores.device)
-        return scores
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        """A number in [0, 1] for each of these rows' steps, which follow `texts`."""
-        raise NotImplementedError
-
-
-class Score(Step):
-    """The target is asked for one digit; a non-digit counts as 0.
-
-    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
-    for the question in the context its end is read.
-    """
-
-    def __init__(
-        self,
-        target: PreTrainedModel,
-        tokenizer: PreTrainedTokenizerBase,
-        question: str = QUESTION,
-        expected: bool = False,
-    ) -> None:
-        """Ask by `question`; `expected` takes the mean digit over its probabilities instead of the most probable token.
-
-        Raises:
-            UserError: the tokenizer writes a digit as several tokens.
-        """
-        super().__init__()
-        self.target, self.expected = target, expected
-        self.context = context_of(target.config.get_text_config()) or sys.maxsize
-        self.question = tokenizer.encode(question, add_special_tokens=False)
-        digits = [tokenizer.encode(str(digit), add_special_tokens=False) for digit in range(10)]
-        if any(len(ids) != 1 for ids in digits):
-            raise UserError("A score is one digit, and this tokenizer has no token for each. Choose another opinion.")
-        self.digits = [ids[0] for ids in digits]
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        asked = [[*text, *step, *self.question][-self.context :] for text, step in zip(texts, steps, strict=True)]
-        z_BV = Reader(self.target, len(asked)).read(*left_padded(asked, self.target.device), keep=1)[:, -1]
-        p_BV, best = z_BV.softmax(-1)[:, self.digits], z_BV.argmax(-1).tolist()
-        mean = (p_BV * torch.arange(10, device=p_BV.device)).sum(-1) / p_BV.sum(-1).clamp_min(1e-12)
-        found = []
-        for row, token, average in zip(rows, best, mean.tolist(), strict=True):
-            digit = self.digits.index(token) if token in self.digits else None
-            self.spent[row] = 1
-            self.notes[row] = f"score_{'none' if digit is None else digit}"
-            found.append((average if self.expected else float(digit or 0)) / 9)
-        return found
-
-
-class Reward(Step):
-    """A reward model reads the text up to the step's end: any sequence-classification model with one or two labels."""
-
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: PreTrainedTokenizerBase
-    ) -> None:
-        """Judge by `model`, which reads with `tokenizer` what `source` decodes.
-
-        Raises:
-            UserError: the model has more labels than two.
-        """
-        super().__init__()
-        if model.config.num_labels > 2:
-            raise UserError(
-                f"A reward model has one label or two, and this has {model.config.num_labels}. Use another."
-            )
-        self.model, self.tokenizer, self.source = model.eval(), deepcopy(tokenizer), source
-        self.tokenizer.truncation_side = "left"  # the step that is judged stands at the end of a long text
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        read = [self.source.decode([*text, *step]) for text, step in zip(texts, steps, strict=True)]
-        # One at a time: what a padded row gets depends on where its model looks for the end.
-        found = [self.model(**self._inputs(text)).logits[0].float() for text in read]
-        rewards: list[float] = [float(z.sigmoid()[0] if len(z) == 1 else z.softmax(-1)[1]) for z in found]
-        return rewards
-
-    def _inputs(self, text: str) -> dict[str, Tensor]:
-        inputs = self.tokenizer(text, return_tensors="pt", truncation=True, return_token_type_ids=False)
-        return {name: ids.to(self.model.device) for name, ids in inputs.items()}
-
-
-class Pair(Step):
-    """The target writes its own step from the same place; equal ones pass, others are compared by `aligned`.
-
-    The own step costs a forward per token even where the draft's is kept; with a batch of one nothing runs beside it.
-    """
-
-    def __init__(self, writer: SegmentWriter, aligned: Callable[[str, str], float]) -> None:
-        """`writer` writes the target's steps; `aligned` says of two texts, own and drafted, how alike they are."""
-        super().__init__()
-        self.writer, self.aligned = writer, aligned
-
-    def judge(self, rows: list[int], texts: list[list[int]], steps: list[list[int]]) -> list[float]:
-        own = self.writer.write(texts, range(len(texts)))
-        for row, step in zip(rows, own, strict=True):
-            self.spent[row] = len(step.ids)
-        decode = self.writer.decoder.tokenizer.decode  # type: ignore[union-attr]
-        said = [(decode(step.ids), decode(ids)) for step, ids in zip(own, steps, strict=True)]
-        return [1.0 if folded(a) == folded(b) else self.aligned(a, b) for a, b in said]
-
-
-def folded(text: str) -> str:
-    """A text without regard to blanks and case."""
-    return " ".join(text.lower().split())
-
-
-def same_numbers(own: str, drafted: str) -> float:
-    """For steps of arithmetic: 1 where both name the same numbers in the same order."""
-    return float(numbers(own) == numbers(drafted))
-
-
-def numbers(text: str) -> Sequence[str]:
-    """The numbers of a text, in order."""
-    return "".join(sign if sign.isdigit() else " " for sign in text).split()

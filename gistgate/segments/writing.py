@@ -1,10 +1,11 @@
-"""One model writing segments by itself: one token per forward, to the next boundary or to the limit."""
+"""Where segments end, the drafters that propose one, and a model that writes segments by itself."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -13,15 +14,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from gistgate.core.block import Draft, Sampling
 from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Texts
 from gistgate.core.features import tap
 from gistgate.core.reader import RowCache, context_of, num_ids
-from gistgate.core.request import Row
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
-
-# ---- Where a segment ends, told from the text of the tokens and never from fixed ids.
-
 
 STYLES = {
     "blank-line": r"\n[ \t]*\n\s*$",
@@ -33,8 +31,6 @@ STYLES = {
 
 TAIL = 6
 """Tokens in which an ending is looked for: a blank line or a closing quote may take several."""
-MOST_TAILS = 1 << 16
-"""Tails whose verdict is remembered; beyond that all are looked at anew."""
 
 
 class Boundaries:
@@ -43,33 +39,25 @@ class Boundaries:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, style: str, end_ids: Collection[int] = ()) -> None:
         """Take over a style of STYLES, or a regular expression that begins with "re:".
 
-        Args:
-            tokenizer: decodes the tail of a segment.
-            style: the task's setting.
-            end_ids: ids that end a segment whatever they read, such as eos.
-
-        Raises:
-            UserError: an unknown style, or an expression that is none.
+        `end_ids`, such as eos, end a segment whatever they read.
         """
         if not style.startswith("re:") and style not in STYLES:
             raise UserError(f"There is no segment style '{style}'. Use {', '.join(STYLES)}, or 're:' and a pattern.")
         try:
-            self._ending = re.compile(STYLES.get(style, style[3:]))
+            ending = re.compile(STYLES.get(style, style[3:]))
         except re.error as error:
             raise UserError(f"The segment style '{style}' is no regular expression ({error}). Correct it.") from error
-        self.style, self.tokenizer, self.end_ids = style, tokenizer, frozenset(end_ids)
-        self._known: dict[tuple[int, ...], bool] = {}
+
+        @lru_cache(maxsize=1 << 16)
+        def finished(tail: tuple[int, ...]) -> bool:
+            text = tokenizer.decode(list(tail))
+            return tail[-1] in end_ids or (bool(text.strip()) and ending.search(text) is not None)
+
+        self._finished = finished
 
     def ends(self, ids: Sequence[int]) -> bool:
         """Whether a segment of these tokens is finished."""
-        if not ids:
-            return False
-        tail = tuple(ids[-TAIL:])
-        if tail not in self._known:
-            if len(self._known) >= MOST_TAILS:
-                self._known.clear()
-            self._known[tail] = tail[-1] in self.end_ids or self._finished(tail)
-        return self._known[tail]
+        return bool(ids) and self._finished(tuple(ids[-TAIL:]))
 
     def cut(self, ids: Sequence[int]) -> list[list[int]]:
         """The tokens as segments in order; the last may be unfinished."""
@@ -80,13 +68,6 @@ class Boundaries:
                 segments.append([])
         return segments if segments[-1] else segments[:-1]
 
-    def _finished(self, tail: tuple[int, ...]) -> bool:
-        text = self.tokenizer.decode(list(tail))
-        return bool(text.strip()) and self._ending.search(text) is not None
-
-
-# ---- A draft model that proposes one segment, and remembers the states it wrote it from.
-
 
 class SegmentDrafter(ModelDrafter):
     """Drafts every row up to the end of its segment, K tokens at most."""
@@ -95,20 +76,15 @@ class SegmentDrafter(ModelDrafter):
 
     def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
         self.boundaries = boundaries
-        self.texts: Sequence[Sequence[int]] = []
-        """What each row's segment follows."""
-        self.lengths: list[int] = []
-        """Tokens of each row's finished segment; 0 where the limit came first: that is no segment."""
-        self.states = torch.zeros(0)
-        """The draft model's last states that predicted x_1 .. x_K [B, K, D]."""
-        self._chains: list[list[int]] = []
-        self._seen: dict[str, Tensor] = {}
-        self._states: list[Tensor] = []
+        self.texts: Texts = []  # what each row's segment follows
+        self.lengths: list[int] = []  # tokens of each row's finished segment; 0 where the limit came first
+        self.states = torch.zeros(0)  # the draft model's last states that predicted x_1 .. x_K [B, K, D]
         super().__init__(model)
 
-    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
         self.texts, self.lengths = texts, [0] * len(texts)
-        self._chains, self._states = [[] for _ in texts], []
+        self._chains: list[list[int]] = [[] for _ in texts]
+        self._states: list[Tensor] = []
         with tap(self.model, ["post"]) as self._seen:
             draft = super().propose(texts, num_draft, **request)
         self.states = torch.stack(self._states, dim=1)
@@ -127,19 +103,6 @@ class SegmentDrafter(ModelDrafter):
         return all(self.lengths)
 
 
-# ---- What follows a refused segment: the target's own one, to its end, before the draft model is trusted again.
-
-
-@dataclass
-class Own:
-    """A segment that the target writes itself."""
-
-    begin: int
-    """Where in its row's text it begins."""
-    seen: int
-    """Tokens of the text in which its end was looked for."""
-
-
 class RewritingDrafter(SegmentDrafter):
     """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
 
@@ -148,47 +111,33 @@ class RewritingDrafter(SegmentDrafter):
     middle of such a segment goes on with a judged one.
     """
 
-    def __init__(self, model: PreTrainedModel, boundaries: Boundaries) -> None:
-        self.own: list[Own | None] = []
-        """The segment each row's target is writing; None where the next one may be judged."""
-        self._behind: list[int] = []
-        super().__init__(model, boundaries)
-
     def start(self, batch: int) -> None:
         super().start(batch)
-        self.own, self._behind = [None] * batch, [0] * batch
+        self._own: list[int | None] = [None] * batch
+        """Where in each row's text the segment begins that the target is writing; None: the next one may be judged."""
 
-    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **request: Any) -> Draft:
-        self.own = [self._unfinished(own, text) for own, text in zip(self.own, texts, strict=True)]
-        self._behind = [len(text) for text in texts]
+    def propose(self, texts: Texts, num_draft: int, **request: Any) -> Draft:
+        for row, (begin, text) in enumerate(zip(self._own, texts, strict=True)):
+            if begin is not None and any(map(self.boundaries.ends, self.boundaries.cut(text[begin:]))):
+                self._own[row] = None
         draft = super().propose(texts, num_draft, **request)
-        self.lengths = [0 if own else length for own, length in zip(self.own, self.lengths, strict=True)]
+        self.lengths = [length if own is None else 0 for own, length in zip(self._own, self.lengths, strict=True)]
+        self._behind = [len(text) for text in texts]
         return draft
 
     def keep(self, accepted: Sequence[int]) -> None:
         super().keep(accepted)
         for row, kept in enumerate(accepted):
-            whole = 0 < self.lengths[row] <= kept
-            if self.own[row] is None and not whole:
-                self.own[row] = Own(self._behind[row], self._behind[row])
+            if self._own[row] is None and not 0 < self.lengths[row] <= kept:
+                self._own[row] = self._behind[row]
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
-        self.own = [self.own[row] for row in rows]
+        self._own = [self._own[row] for row in rows]
 
-    def admit(
-        self, present: int, texts: Sequence[Sequence[int]], caches: list[RowCache], lengths: Sequence[int]
-    ) -> None:
+    def admit(self, present: int, texts: Texts, caches: list[RowCache], lengths: Sequence[int]) -> None:
         super().admit(present, texts, caches, lengths)
-        self.own += [None] * len(texts)
-        self._behind += [0] * len(texts)
-
-    def _unfinished(self, own: Own | None, text: Sequence[int]) -> Own | None:
-        """The same segment, or None where the text has come to its end since."""
-        if own is None:
-            return None
-        ends = (self.boundaries.ends(text[own.begin : at]) for at in range(own.seen + 1, len(text) + 1))
-        return None if any(ends) else Own(own.begin, len(text))
+        self._own += [None] * len(texts)
 
 
 @dataclass(frozen=True)
@@ -196,8 +145,7 @@ class Written:
     """A piece of text."""
 
     ids: list[int]
-    finished: bool
-    """False where the limit came before a boundary: that is no segment."""
+    finished: bool  # false where the limit came before a boundary: that is no segment
 
 
 class SegmentWriter:
@@ -219,7 +167,7 @@ class SegmentWriter:
 
     def write(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         behind: Sequence[int],
         sampling: Sampling | None = None,
         seeds: Sequence[int] | None = None,
@@ -228,7 +176,9 @@ class SegmentWriter:
 
         Where a text fills the context, nothing is written behind any of them.
         """
-        limit = min(self.limit, self._room(texts))
+        context = context_of(self.decoder.target.config.get_text_config())
+        longest = max(map(len, texts), default=0)
+        limit = self.limit if context is None else min(self.limit, context - longest)
         if limit < 1:
             return [Written([], finished=False) for _ in behind]
         needed = sorted(set(behind))
@@ -243,15 +193,7 @@ class SegmentWriter:
             stops=self.stops,
             sampling=sampling,
             seeds=seeds,
-            is_decided=self._ended,
+            is_decided=lambda row: "segment" if self.boundaries.ends(row.answer) else None,
             remember=False,
         )
         return [Written(one.ids, one.finish != "length" or self.boundaries.ends(one.ids)) for one, _ in done]
-
-    def _room(self, texts: Sequence[Sequence[int]]) -> int:
-        """Tokens that the context leaves behind the longest of these texts."""
-        context = context_of(self.decoder.target.config.get_text_config())
-        return self.limit if context is None else context - max(map(len, texts), default=0)
-
-    def _ended(self, row: Row) -> str | None:
-        return "segment" if self.boundaries.ends(row.answer) else None

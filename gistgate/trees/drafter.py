@@ -1,4 +1,4 @@
-"""A tree on its way: candidates of all levels, which of them were read, and what becomes the draft.
+"""Drafters of trees: a draft model level by level, and prompt lookup over several earlier occurrences.
 
 Axis letters: B rows, W nodes read at a time, R nodes read so far, M candidates, N nodes of the tree, V vocabulary.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gistgate.core.block import Draft, Sampling
-from gistgate.core.drafter import Drafter
+from gistgate.core.drafter import Drafter, Texts
 from gistgate.core.reader import left_padded
 from gistgate.core.rule import draw
 from gistgate.core.utils import UserError
@@ -32,22 +32,15 @@ class Growth:
     def __init__(self, batch: int, device: torch.device, stopping: Stopping | None = None) -> None:
         self.stopping = stopping
         empty = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        self.ids = empty
-        """Token of each candidate [B, M]."""
-        self.source = empty
-        """Which read node it follows [B, M]; -1: the text."""
-        self.score = empty.double()
-        """ln q of its path [B, M]."""
-        self.survival = empty.double()
-        """Estimated survival of each candidate [B, M], where `stopping` ends drafts."""
-        self.open = empty.bool()
-        """Whether each candidate has survivors enough to be followed [B, M]."""
+        self.ids = empty  # token of each candidate [B, M]
+        self.source = empty  # which read node it follows [B, M]; -1: the text
+        self.score = empty.double()  # ln q of its path [B, M]
+        self.survival = empty.double()  # estimated survival of each candidate [B, M], where `stopping` ends drafts
+        self.open = empty.bool()  # whether each candidate has survivors enough to be followed [B, M]
         self.proposed = empty.bool()
         """Whether what each candidate follows is open [B, M]: the token that ends a path is proposed as well."""
-        self.read = empty
-        """Which candidate each read node is [B, R]."""
-        self.read_parents = empty
-        """Which read node each read node follows [B, R]; -1: the text."""
+        self.read = empty  # which candidate each read node is [B, R]
+        self.read_parents = empty  # which read node each read node follows [B, R]; -1: the text
         self._q: list[Tensor] = []
         self._level = 0
         self._frontier = empty.new_full((batch, 1), -1)
@@ -63,38 +56,27 @@ class Growth:
         """R, candidates that were read."""
         return self.read.shape[1]
 
-    def keep(self, q_BWV: Tensor) -> None:
-        """Remember what the nodes just read (at first: the text) say about the next token."""
+    def add(self, q_BWV: Tensor, tokens: Tensor) -> None:
+        """Successors `[B, W, branch]` of the nodes just read (at first: the text), and what these say about them."""
         self._q.append(q_BWV)
-
-    def add(self, tokens: Tensor) -> None:
-        """Successors `[B, W, branch]` of the nodes just read."""
         batch, width, branch = tokens.shape
-        above = torch.zeros(batch, 1, dtype=torch.float64, device=tokens.device)
-        if self.num_read:
-            above = self.score.gather(1, self.read[:, -width:])
-        q_BWb = self._q[-1].gather(-1, tokens).double()
-        score = above[..., None] + q_BWb.log()
-        self._end(q_BWb)
-        self._level = self.size
-        self.ids = torch.cat([self.ids, tokens.flatten(1)], dim=1)
-        self.score = torch.cat([self.score, score.flatten(1)], dim=1)
-        self.source = torch.cat([self.source, self._frontier.repeat_interleave(branch, 1)], dim=1)
-
-    def _end(self, q_BWb: Tensor) -> None:
-        """Note which of the successors with these probabilities are proposed, and which are followed."""
-        batch, width, branch = q_BWb.shape
-        follows = torch.ones(batch, width, dtype=torch.bool, device=q_BWb.device)
-        estimate = follows.double()
+        follows = torch.ones(batch, width, dtype=torch.bool, device=tokens.device)
+        estimate, above = follows.double(), follows.double().log()
         if self.num_read:
             last = self.read[:, -width:]
-            follows, estimate = self.open.gather(1, last), self.survival.gather(1, last)
-        proposed = follows.repeat_interleave(branch, 1)
-        survival, lives = estimate.repeat_interleave(branch, 1), proposed
+            above, follows, estimate = (one.gather(1, last) for one in (self.score, self.open, self.survival))
+        q_BWb = q_BWV.gather(-1, tokens).double()
+        score = above[..., None] + q_BWb.log()
+        proposed, survival = follows.repeat_interleave(branch, 1), estimate.repeat_interleave(branch, 1)
+        lives = proposed
         if self.stopping is not None:
             told = zip(survival.flatten().tolist(), q_BWb.flatten().tolist(), strict=True)
             survival = torch.tensor([self.stopping.after(*one) for one in told]).to(survival).view_as(survival)
             lives = proposed & (survival >= self.stopping.floor)
+        self._level = self.size
+        self.ids = torch.cat([self.ids, tokens.flatten(1)], dim=1)
+        self.score = torch.cat([self.score, score.flatten(1)], dim=1)
+        self.source = torch.cat([self.source, self._frontier.repeat_interleave(branch, 1)], dim=1)
         self.survival = torch.cat([self.survival, survival], dim=1)
         self.open = torch.cat([self.open, lives], dim=1)
         self.proposed = torch.cat([self.proposed, proposed], dim=1)
@@ -144,11 +126,10 @@ class Growth:
         return found
 
 
-# ---- A small language model that drafts trees: where it is unsure it proposes several tokens (arXiv 2406.16858).
-
-
 class TreeDrafter(ModelDrafter):
-    """Level by level, the most probable nodes are read in one forward, and each gets its most probable successors.
+    """A small language model that drafts trees: where it is unsure it proposes several tokens (arXiv 2406.16858).
+
+    Level by level, the most probable nodes are read in one forward, and each gets its most probable successors.
 
     Greedy requests keep the `nodes` most probable candidates of all levels. Sampled ones draw `chains` independent
     continuations, each nodes / chains tokens long: nothing is left out because of what was drawn, so that lossless
@@ -169,16 +150,8 @@ class TreeDrafter(ModelDrafter):
     ) -> None:
         """A drafter around a draft model with the target's vocabulary.
 
-        Args:
-            model: the draft model.
-            nodes: N, most nodes of a tree.
-            width: nodes of a level that get successors, of greedy requests.
-            branch: successors of each of them.
-            chains: continuations of sampled requests.
-            stopping: when a path ends; None: at K tokens or `nodes` nodes.
-
-        Raises:
-            UserError: one of them is less than 1.
+        A tree has `nodes` nodes at most. Of greedy requests `width` nodes of a level get `branch` successors each;
+        sampled ones have `chains` continuations. A path ends where `stopping` says, else at K tokens or `nodes` nodes.
         """
         if min(nodes, width, branch, chains) < 1:
             raise UserError(
@@ -194,7 +167,7 @@ class TreeDrafter(ModelDrafter):
 
     def propose(
         self,
-        texts: Sequence[Sequence[int]],
+        texts: Texts,
         num_draft: int,
         *,
         vocabulary: int,
@@ -209,13 +182,12 @@ class TreeDrafter(ModelDrafter):
         forwards = 1
         for level in range(num_draft):
             q_BWV = sampling.logits(z).softmax(-1)
-            growth.keep(q_BWV)
             if sampling.greedy:
                 tokens = q_BWV.topk(min(self.branch, vocabulary), dim=-1).indices
             else:
                 assert uniforms is not None
                 tokens = self._drawn(q_BWV, growth.size, uniforms.to(device))
-            growth.add(tokens)
+            growth.add(q_BWV, tokens)
             room = self.nodes - growth.size
             full = level == num_draft - 1 or (not sampling.greedy and room < self.chains)
             if full or (self.stopping is not None and growth.ended()):  # without a policy no candidate is closed
@@ -244,20 +216,14 @@ class TreeDrafter(ModelDrafter):
         self._growth = None
 
 
-# ---- Prompt lookup that copies what followed several earlier occurrences, merged into one tree.
-
-
 @dataclass
 class LookupTree(Drafter):
     """Longer matches come first, of equals the later occurrence; one candidate alone is a plain chain."""
 
     form = Trees
-    n_max: int = 3
-    """Longest n-gram looked for, in tokens."""
-    candidates: int = 4
-    """Most different continuations."""
-    nodes: int = 24
-    """Most nodes of the tree."""
+    n_max: int = 3  # longest n-gram looked for, in tokens
+    candidates: int = 4  # most different continuations
+    nodes: int = 24  # most nodes of the tree
 
     def __post_init__(self) -> None:
         if min(self.n_max, self.candidates, self.nodes) < 1:
@@ -266,16 +232,7 @@ class LookupTree(Drafter):
                 " Each has to be at least 1."
             )
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Texts, num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         return merge([self.found(text, num_draft, vocabulary) for text in texts], self.nodes, num_draft)
 
     def found(self, text: Sequence[int], num_draft: int, vocabulary: int) -> list[Candidate]:

@@ -1,4 +1,4 @@
-"""Sampled trees without loss: from the nodes to one path, and the distribution of the token behind it.
+"""Trees of drafted tokens: how the target reads one, which path of it stays, and what of it the caches keep.
 
 Axis letters: B rows, N nodes, V vocabulary.
 """
@@ -21,8 +21,6 @@ from gistgate.core.session import Chains, Judged, Settle
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import right_padded
 
-# ---- What follows from the parents of a tree's nodes: depths, ancestors and paths.
-
 
 def lineage(parents: Tensor) -> Tensor:
     """Whether node m is node n itself or one of its ancestors [B, N, N], for `parents [B, N]`."""
@@ -44,15 +42,12 @@ def depths(parents: Tensor) -> Tensor:
 
 def paths_of(parents: Tensor, valid: Tensor) -> Tensor:
     """The nodes from the text to each leaf among the valid ones [B, P, D], filled up with -1; P and D at least 1."""
-    rows = [leaf_paths(row, known) for row, known in zip(parents.tolist(), valid.tolist(), strict=True)]
+    rows = []
+    for above, known in zip(parents.tolist(), valid.tolist(), strict=True):
+        real = [node for node, there in enumerate(known) if there]
+        inner = {above[node] for node in real}
+        rows.append([path_to(node, above) for node in real if node not in inner])
     return stacked(rows, parents.device)
-
-
-def leaf_paths(parents: Sequence[int], valid: Sequence[bool]) -> list[list[int]]:
-    """The paths to the leaves of one tree, in the order of the leaves."""
-    real = [node for node, known in enumerate(valid) if known]
-    inner = {parents[node] for node in real}
-    return [path_to(node, parents) for node in real if node not in inner]
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
@@ -75,76 +70,41 @@ def stacked(rows: Sequence[Sequence[Sequence[int]]], device: torch.device) -> Te
     return out.to(device)
 
 
-# ---- What a model is told so that it reads a whole tree at once: who sees whom, and where everyone stands.
-
-
 MASKABLE = ("sdpa", "eager")
 """Attention of transformers that takes a mask for every pair of tokens."""
 
 
 def tree_layout(parents: Tensor) -> Layout:
-    """The layout of a read whose last slots, together with those of earlier reads, are the nodes of a tree [B, T]."""
+    """The layout of a read whose last slots, together with those of earlier reads, are the nodes of a tree [B, T].
+
+    From the slots in use, new ones included [B, S], follow the positions of the new tokens [B, N] and the mask
+    [B, 1, N, S] that a model adds to its attention, or one for every kind of layer that it has.
+    """
 
     def arranged(model: PreTrainedModel, used: Tensor, num_new: int) -> tuple[Tensor, Tensor | dict[str, Tensor]]:
-        positions, sees = layout(used, num_new, parents)
-        return positions[:, -num_new:].clamp_min(0), masks(model, positions, sees)
+        slots, nodes, family = used.shape[1], parents.shape[1], lineage(parents)
+        text = used[:, : slots - nodes]
+        positions = torch.cat([text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1)
+        slot, new = torch.arange(slots, device=used.device), torch.arange(slots - num_new, slots, device=used.device)
+        sees = (slot <= new[:, None]).expand(len(used), -1, -1).clone()
+        new_nodes = min(num_new, nodes)
+        sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
+        # padding sees itself: a softmax over nothing is not defined
+        sees = (sees & used[:, None]) | (slot == new[:, None])
+        distance = positions[:, -num_new:, None] - positions[:, None]
+        window = getattr(model.config.get_text_config(), "sliding_window", None)
+        hidden, added = torch.finfo(model.dtype).min, {}
+        for kind in attention_kinds(model):
+            seen = sees if kind == "full_attention" or window is None else sees & (distance < int(window))
+            mask = torch.zeros((), dtype=model.dtype, device=used.device)
+            added[kind] = mask.masked_fill(~seen[:, None], hidden)
+        return positions[:, -num_new:].clamp_min(0), added if len(added) > 1 else next(iter(added.values()))
 
     return arranged
 
 
-def layout(used: Tensor, num_new: int, parents: Tensor) -> tuple[Tensor, Tensor]:
-    """Positions of all slots, and which of them each new token sees.
-
-    Args:
-        used: slots in use, new ones included [B, S].
-        num_new: N; the new tokens stand in the last slots.
-        parents: the tree in the last T slots, read now or before [B, T].
-
-    Returns:
-        Positions [B, S], below 0 where not in use, and who is seen [B, N, S].
-    """
-    slots, nodes = used.shape[1], parents.shape[1]
-    family = lineage(parents)
-    text = used[:, : slots - nodes]
-    positions = torch.cat([text.cumsum(-1) - 1, text.sum(-1, keepdim=True) + family.sum(-1) - 1], dim=1)
-    slot, new = torch.arange(slots, device=used.device), torch.arange(slots - num_new, slots, device=used.device)
-    sees = (slot <= new[:, None]).expand(len(used), -1, -1).clone()
-    new_nodes = min(num_new, nodes)
-    sees[:, num_new - new_nodes :, slots - nodes :] = family[:, nodes - new_nodes :]
-    itself = slot == new[:, None]
-    return positions, (sees & used[:, None]) | itself  # padding sees itself: a softmax over nothing is not defined
-
-
-def masks(model: PreTrainedModel, positions: Tensor, sees: Tensor) -> Tensor | dict[str, Tensor]:
-    """The mask [B, 1, N, S] that `model` adds to its attention, or one for every kind of layer that it has.
-
-    Raises:
-        UserError: attention that takes no such mask.
-    """
-    kinds = attention_kinds(model)
-    window = getattr(model.config.get_text_config(), "sliding_window", None)
-
-    def seen(kind: str) -> Tensor:
-        if kind == "full_attention" or window is None:
-            return sees
-        distance = positions[:, -sees.shape[1] :, None] - positions[:, None]
-        return sees & (distance < int(window))
-
-    added = {kind: additive(seen(kind), model.dtype) for kind in kinds}
-    return added if len(added) > 1 else next(iter(added.values()))
-
-
-def additive(sees: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where seen, the most negative number elsewhere [B, 1, N, S]."""
-    return torch.zeros((), dtype=dtype, device=sees.device).masked_fill(~sees[:, None], torch.finfo(dtype).min)
-
-
 def attention_kinds(model: PreTrainedModel) -> set[str]:
-    """The kinds of attention in the layers of `model`.
-
-    Raises:
-        UserError: one of them cannot be given a tree.
-    """
+    """The kinds of attention in the layers of `model`."""
     config = model.config.get_text_config()
     windowed = bool(getattr(config, "sliding_window", None)) and getattr(config, "use_sliding_window", True)
     kinds = set(getattr(config, "layer_types", None) or ["sliding_attention" if windowed else "full_attention"])
@@ -163,15 +123,12 @@ def attention_kinds(model: PreTrainedModel) -> set[str]:
     return kinds
 
 
-# ---- Several candidate continuations as one tree: those that begin alike share their beginning (arXiv 2606.00021).
-
-
 Candidate = tuple[Sequence[int], float]
 """Tokens that may follow, and how good they are held to be; higher is better."""
 
 
 def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int, forwards: int = 0) -> Draft:
-    """One tree for every row's candidates.
+    """One tree for every row's candidates: those that begin alike share their beginning (arXiv 2606.00021).
 
     Args:
         candidates: for each row any number of (tokens, score), in any order; of equal scores the earlier comes first.
@@ -183,38 +140,35 @@ def merge(candidates: Sequence[Sequence[Candidate]], num_nodes: int, depth: int,
         A draft whose nodes stand in the order of their candidates, parents before children. Where no row branches it
         is a plain chain, without `parents`.
     """
-    tries = [loose_trie(sorted(row, key=lambda one: -one[1]), num_nodes, depth) for row in candidates]
-    return tree([ids for ids, _ in tries], [parents for _, parents in tries], forwards)
-
-
-def loose_trie(ordered: Sequence[Candidate], num_nodes: int, depth: int) -> tuple[list[int], list[int]]:
-    """Tokens of the nodes, and the number of each one's parent (-1: none)."""
-    ids: list[int] = []
-    parents: list[int] = []
-    children: dict[tuple[int, int], int] = {}
-    for tokens, _ in ordered:
-        node = -1
-        for token in tokens[:depth]:
-            step = (node, int(token))
-            if step not in children:
-                if len(ids) == num_nodes:
-                    break
-                children[step] = len(ids)
-                ids.append(step[1])
-                parents.append(node)
-            node = children[step]
-    return ids, parents
+    all_ids: list[list[int]] = []
+    all_parents: list[list[int]] = []
+    for row in candidates:
+        ids: list[int] = []
+        parents: list[int] = []
+        children: dict[tuple[int, int], int] = {}
+        for tokens, _ in sorted(row, key=lambda one: -one[1]):
+            node = -1
+            for token in tokens[:depth]:
+                step = (node, int(token))
+                if step not in children:
+                    if len(ids) == num_nodes:
+                        break
+                    children[step] = len(ids)
+                    ids.append(step[1])
+                    parents.append(node)
+                node = children[step]
+        all_ids.append(ids)
+        all_parents.append(parents)
+    return tree(all_ids, all_parents, forwards)
 
 
 def tree(ids: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], forwards: int = 0) -> Draft:
     """Trees of unequal size as a draft, N as many nodes as the largest; a chain where no row branches."""
     widest = max((len(row) for row in ids), default=0)
     branches = any(parent != node - 1 for row in parents for node, parent in enumerate(row))
-    lengths = torch.tensor([len(row) for row in ids], dtype=torch.long)
-    valid = torch.arange(widest) < lengths[:, None]
-    return Draft(
-        right_padded(ids, widest), valid, None, forwards, right_padded(parents, widest, -1) if branches else None
-    )
+    valid = torch.arange(widest) < torch.tensor([len(row) for row in ids], dtype=torch.long)[:, None]
+    above = right_padded(parents, widest, -1) if branches else None
+    return Draft(right_padded(ids, widest), valid, None, forwards, above)
 
 
 Passing = Callable[[int, float], bool]
@@ -225,14 +179,10 @@ Passing = Callable[[int, float], bool]
 class Nodes:
     """One tree and what both models say about it."""
 
-    ids: list[int]
-    """Token of each node [N]."""
-    children: dict[int, list[int]]
-    """The nodes behind each node, first to be tried first; -1 is the text."""
-    p: Tensor
-    """The target behind the text and behind each node [N + 1, V], float64."""
-    q: Tensor | None
-    """What each node was drawn from [N, V]; None: it was certain."""
+    ids: list[int]  # token of each node [N]
+    children: dict[int, list[int]]  # the nodes behind each node, first to be tried first; -1 is the text
+    p: Tensor  # the target behind the text and behind each node [N + 1, V], float64
+    q: Tensor | None  # what each node was drawn from [N, V]; None: it was certain
 
     def drawn_from(self, node: int) -> Tensor:
         """The distribution [V] that `node` is a draw of, float64."""
@@ -248,20 +198,14 @@ Walk = Callable[[Nodes, Passing], tuple[list[int], Tensor]]
 def nodes_of(block: Block, parents: Tensor) -> list[Nodes]:
     """The trees of a block of nodes."""
     p = block.logprobs.double().exp()
+    rows = zip(block.draft_ids.tolist(), parents.tolist(), block.valid.tolist(), strict=True)
     found = []
-    for row, (ids, above, valid) in enumerate(
-        zip(block.draft_ids.tolist(), parents.tolist(), block.valid.tolist(), strict=True)
-    ):
+    for row, (ids, above, valid) in enumerate(rows):
         children: dict[int, list[int]] = {}
         for node in (node for node, known in enumerate(valid) if known):
             children.setdefault(above[node], []).append(node)
         found.append(Nodes(ids, children, p[row], None if block.q is None else block.q[row]))
     return found
-
-
-def passing_with(uniforms: Sequence[float]) -> Passing:
-    """Tests decided by one number in (0, 1) for every node."""
-    return lambda node, probability: uniforms[node] <= probability
 
 
 def token_wise(nodes: Nodes, passes: Passing) -> tuple[list[int], Tensor]:
@@ -319,20 +263,13 @@ WALKS: dict[str, Walk] = {"exact": token_wise, "traversal": traverse}
 
 
 def walk_of(rule: Any) -> Walk:
-    """How a rule walks sampled trees.
-
-    Raises:
-        UserError: it does not.
-    """
+    """How a rule walks sampled trees."""
     if rule.id not in WALKS:
         raise UserError(
             f"The rule '{rule.id}' samples along chains only, and this drafter returns trees. Use 'exact' or "
             "'traversal', temperature 0, or a drafter of chains such as 'model'."
         )
     return WALKS[rule.id]
-
-
-# ---- From what the target says about the nodes of a tree to the one path that stays.
 
 
 def judge(nodes: Block, parents: Tensor, settle: Settle) -> Judged:
@@ -367,8 +304,9 @@ def best_of(block: Block, acceptance: Acceptance, num_paths: int) -> Tensor:
 def walked(nodes: Block, parents: Tensor, walk: Walk) -> Judged:
     """The same for sampled trees: one path is found on the way, and the target's own token with it."""
     assert nodes.uniforms is not None
-    tests = nodes.uniforms[:, :-1].tolist()
-    rows = [walk(one, passing_with(u)) for one, u in zip(nodes_of(nodes, parents), tests, strict=True)]
+    rows = []
+    for one, tests in zip(nodes_of(nodes, parents), nodes.uniforms[:, :-1].tolist(), strict=True):
+        rows.append(walk(one, lambda node, chance, tests=tests: tests[node] <= chance))  # type: ignore[misc]
     paths = [path for path, _ in rows]
     block = unfold(nodes, stacked([[path] for path in paths], parents.device))
     own = draw(torch.stack([weights for _, weights in rows]), nodes.uniforms[:, -1])
@@ -413,26 +351,10 @@ def taken(values: Tensor, index: Tensor, num_paths: int) -> Tensor:
 
 def rows_of(block: Block, index: Tensor) -> Block:
     """Only these rows of a block [B']."""
-
-    def some(values: Tensor | None) -> Tensor | None:
-        return None if values is None else values[index]
-
-    return replace(
-        block,
-        draft_ids=block.draft_ids[index],
-        valid=block.valid[index],
-        logits=block.logits[index],
-        q=some(block.q),
-        hidden={layer: state[index] for layer, state in block.hidden.items()},
-        gate_probs=some(block.gate_probs),
-        uniforms=some(block.uniforms),
-        begins=some(block.begins),
-        thinking=some(block.thinking),
-        cost=some(block.cost),
-    )
-
-
-# ---- Trees in the loop: how the target reads one, which path of it stays, and what of it the caches keep.
+    fields = ("draft_ids", "valid", "logits", "q", "gate_probs", "uniforms", "begins", "thinking", "cost")
+    known = {name: getattr(block, name) for name in fields}
+    some: dict[str, Any] = {name: values[index] for name, values in known.items() if values is not None}
+    return replace(block, hidden={layer: state[index] for layer, state in block.hidden.items()}, **some)
 
 
 class Trees(Chains):

@@ -9,7 +9,7 @@ import json
 import logging
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -61,15 +61,11 @@ class Requests:
         self.warned = False
         self.entries: OrderedDict[str, Entry] = OrderedDict()
 
-    def find(self, ids: Sequence[str], params: Callable[[str], Any]) -> list[Entry]:
-        """The entries of a batch."""
-        return [self._find(name, params(name)) for name in ids]
-
-    def _find(self, name: str, params: Any) -> Entry:
+    def find(self, name: str, params: Any) -> Entry:
+        """The entry of a request with these sampling parameters."""
         entry = self.entries.get(name)
         if entry is None or entry.params is not params:
-            entry = Entry(self._slot(name), params, self._rule(params))
-            self.entries[name] = entry
+            entry = self.entries[name] = Entry(self._slot(name), params, self._rule(params))
         self.entries.move_to_end(name)
         return entry
 
@@ -240,7 +236,7 @@ class VllmJudge:
 
     def verdict(self, rows: Rows, valid_BK: Tensor, hidden_BRD: Tensor | None, params: Callable[[str], Any]) -> Verdict:
         """What to force in a call; `params` gives the sampling parameters of a request id."""
-        entries = self.requests.find(rows.request_ids, params)
+        entries = [self.requests.find(name, params(name)) for name in rows.request_ids]
         device = valid_BK.device
         slots_B = torch.tensor([entry.slot for entry in entries], device=device)
         block = RowBlock(

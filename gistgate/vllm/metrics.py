@@ -102,11 +102,7 @@ class Collector:
 
 
 def check(url: str, strict: bool | None = None) -> dict[str, str]:
-    """What the workers of a server say about themselves; `strict` demands that nothing (or something) lossy runs.
-
-    Raises:
-        UserError: the server does not answer, the plug-in does not run, or not as demanded.
-    """
+    """What the workers of a server say about themselves; `strict` demands that nothing (or something) lossy runs."""
     try:
         with urlopen(f"{url.rstrip('/').removesuffix('/v1')}/metrics", timeout=TIMEOUT) as answer:
             text = answer.read().decode()

@@ -24,11 +24,7 @@ TESTED = ("0.32",)
 
 
 def install(worker: Any, config: Any, value: Any) -> None:
-    """Hook the model runner of a worker as the configuration `value` says.
-
-    Raises:
-        UserError: the configuration, the engine or this version of vLLM does not fit; the engine then does not start.
-    """
+    """Hook the model runner of a worker as `value` says; a UserError keeps the engine from starting."""
     settings = read_settings(value)
     kind = "V2" if config.use_v2_model_runner else "V1"
     if settings.strict:

@@ -221,11 +221,7 @@ class Policy:
 
 
 def make_policy(settings: Settings, served: Served) -> Policy:
-    """The policy of a configuration.
-
-    Raises:
-        UserError: a rule that cannot run here, or a gate or certificate that does not belong to these models.
-    """
+    """The policy of a configuration; refuses what cannot run here or does not belong to these models."""
     if settings.strict:
         return Policy()
     if served.rounded and (settings.gate is not None or settings.certificate is not None):

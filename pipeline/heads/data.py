@@ -55,15 +55,10 @@ def rows_of(table: Table, features: Sequence[str]) -> Rows:
 
 
 def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, dict[str, int]]:
-    """All rows of some folders of data/features, and the width of every feature.
-
-    Raises:
-        UserError: a folder without rows, or a shard that breaks the schema (file, column and row are named).
-    """
+    """All rows of some folders of data/features, and the width of every feature."""
     wanted = tuple(dict.fromkeys((*features, "scalars")))
     columns = {**ROWS, **feature_columns(wanted)}
     tables: list[Table] = []
-    widths: dict[str, int] = {}
     for folder in folders:
         num_shards(folder)  # refuses a folder without any
         for file in sorted(folder.glob("rows-*.safetensors")):
@@ -71,18 +66,17 @@ def read_rows(folders: Sequence[Path], features: Sequence[str]) -> tuple[Rows, d
             if not len(table["kept"]):
                 continue
             checked(table, columns, file)
-            its_widths = {name: table[name].shape[-1] for name in wanted}
-            if widths and its_widths != widths:
+            its, known = ({name: one[name].shape[-1] for name in wanted} for one in (table, (tables or [table])[0]))
+            if its != known:
                 raise UserError(
-                    f"{file} holds features of widths {its_widths}, the shards before it of {widths}. Read them anew."
+                    f"{file} holds features of widths {its}, the shards before it of {known}. Read them anew."
                 )
-            widths = its_widths
             tables.append({name: table[name] for name in columns})
     if not tables:
         raise UserError(f"{', '.join(map(str, folders))}: no label at all. Raise prompts.train in params.yaml.")
     table = concatenated(tables)
     del tables  # no more than two copies are in memory at any time
-    return rows_of(table, features), {name: widths[name] for name in features}
+    return rows_of(table, features), {name: table[name].shape[-1] for name in features}
 
 
 @dataclass(frozen=True)
@@ -98,16 +92,13 @@ class ProblemParts:
 def split_by_problem(problem_N: Tensor, params: TrainParams, seed: int) -> ProblemParts:
     """Divide the rows by the hash of their problem, so that labels of another policy fall into the same parts."""
     problems = sorted(problem_N.unique().tolist(), key=lambda p: hashlib.sha256(f"{seed}:{p}".encode()).digest())
-    if len(problems) < 4:
+    if (total := len(problems)) < 4:
         raise UserError(
-            f"Mismatches of {len(problems)} problems cannot be split into four parts. "
-            "Raise prompts.train in params.yaml."
+            f"Mismatches of {total} problems cannot be split into four parts. Raise prompts.train in params.yaml."
         )
     parts = {}
-    shares = {"test": params.test_share, "calibration": params.calibration_share, "validation": params.validation_share}
-    total = len(problems)
-    for name, share in shares.items():
-        num = min(max(1, round(share * total)), len(problems) - 1)
+    for name in ("test", "calibration", "validation"):
+        num = min(max(1, round(getattr(params, f"{name}_share") * total)), len(problems) - 1)
         parts[name] = torch.isin(problem_N, torch.tensor(problems[:num]))
         problems = problems[num:]
     return ProblemParts(train=torch.isin(problem_N, torch.tensor(problems)), **parts)

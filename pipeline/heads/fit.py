@@ -44,18 +44,28 @@ for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utili
 def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Linear, dict[str, float]]:
     """Scikit-learn's regression on standardised features, folded into one linear layer on raw ones.
 
-    Returns it, and for each C the log loss per row on folds of unseen problems.
+    Returns it, and for each C the log loss per row on folds of unseen problems; folds whose training labels are all
+    alike are left out.
     """
-    kept = rows.kept.double().numpy()
+    kept, raw = rows.kept.double().numpy(), rows.x.double().numpy()
     if not 0 < kept.mean() < 1:
         raise UserError(
             f"All {len(kept)} training labels are alike (kept: {kept.mean():g}), so nothing can be learnt. "
             "Raise prompts.train in params.yaml."
         )
-    raw = rows.x.double().numpy()
     scaler = StandardScaler().fit(raw)
-    x = scaler.transform(raw)
-    losses = cross_validate(x, kept, rows.problem.numpy(), sorted(strengths), folds)
+    x, problem, losses = scaler.transform(raw), rows.problem.numpy(), dict.fromkeys(sorted(strengths), 0.0)
+    splits = GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem) if len(losses) > 1 else ()
+    for train, unseen in splits:
+        if not 0 < kept[train].mean() < 1:
+            continue
+        index, label, weight = as_classes(kept[unseen])
+        model = None
+        for c in losses:
+            model = fit_at(c, x[train], kept[train], model)
+            probability = model.predict_proba(x[unseen][index])
+            losses[c] += float(log_loss(label, probability, sample_weight=weight, normalize=False, labels=[0, 1]))
+    losses = {c: loss / len(kept) for c, loss in losses.items()}
     model = fit_at(min(losses, key=lambda c: losses[c]), x, kept)
     head = Linear(x.shape[1]).double()
     with torch.no_grad():
@@ -63,25 +73,6 @@ def fit_logistic(rows: Rows, strengths: Sequence[float], folds: int) -> tuple[Li
         head.first.bias.copy_(torch.from_numpy(model.intercept_))
     fold_standardisation(head.first, torch.from_numpy(scaler.mean_), torch.from_numpy(scaler.scale_))
     return head.float().eval(), {f"{c:g}": loss for c, loss in losses.items()}
-
-
-def cross_validate(
-    x: Array, kept: Array, problem: np.ndarray, strengths: Sequence[float], folds: int
-) -> dict[float, float]:
-    """Mean log loss on folds of unseen problems for every C; folds whose training labels are all alike are left out."""
-    losses = dict.fromkeys(strengths, 0.0)
-    if len(strengths) == 1:
-        return losses
-    for train, unseen in GroupKFold(min(folds, len(np.unique(problem)))).split(x, groups=problem):
-        if not 0 < kept[train].mean() < 1:
-            continue
-        index, label, weight = as_classes(kept[unseen])
-        model = None
-        for c in strengths:
-            model = fit_at(c, x[train], kept[train], model)
-            probability = model.predict_proba(x[unseen][index])
-            losses[c] += float(log_loss(label, probability, sample_weight=weight, normalize=False, labels=[0, 1]))
-    return {c: loss / len(kept) for c, loss in losses.items()}
 
 
 def fit_at(c: float, x: Array, kept: Array, start: LogisticRegression | None = None) -> LogisticRegression:
@@ -105,8 +96,7 @@ class EpochBatches(Sampler[Tensor]):
     def __init__(self, num: int, size: int, seed: int) -> None:
         self.num, self.size, self.seed, self.epoch = num, size, seed, 0
 
-    def set_epoch(self, epoch: int) -> None:
-        """Called by Lightning before every epoch."""
+    def set_epoch(self, epoch: int) -> None:  # called by Lightning before every epoch
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -140,29 +130,21 @@ class HeadTraining(pl.LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], _index: int) -> Tensor:
         torch.manual_seed(self.seed * 1_000_003 + self.global_step)
-        loss = self.loss(batch)
-        self.log("training_loss", loss, on_step=False, on_epoch=True, batch_size=len(batch[1]))
-        return loss
+        return self.logged_loss("training_loss", *batch)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], _index: int) -> None:
-        self.log("validation_loss", self.loss(batch), on_epoch=True, batch_size=len(batch[1]), prog_bar=True)
+        self.logged_loss("validation_loss", *batch)
 
-    def loss(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross entropy against the soft labels."""
-        x, kept = batch
-        return binary_cross_entropy_with_logits(self.net(x), kept)
+    def logged_loss(self, name: str, x: Tensor, kept: Tensor) -> Tensor:
+        """Cross entropy against the soft labels, whose mean over an epoch is logged."""
+        loss = binary_cross_entropy_with_logits(self.net(x), kept)
+        self.log(name, loss, on_step=False, on_epoch=True, batch_size=len(kept), prog_bar=name == "validation_loss")
+        return loss
 
     def configure_optimizers(self) -> dict[str, object]:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.params.lr, weight_decay=self.params.weight_decay)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, int(self.trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
-def has_stopped(last: Path, patience: int) -> bool:
-    """Whether an interrupted training had ended for want of a better validation loss."""
-    states = torch.load(last, weights_only=True)["callbacks"] if last.exists() else {}
-    waited = [state["wait_count"] for name, state in states.items() if name.startswith("EarlyStopping")]
-    return any(count >= patience for count in waited)
 
 
 def fit_net(
@@ -174,17 +156,15 @@ def fit_net(
     """
     pl.seed_everything(seed, verbose=False)
     net = build_head(HEADS[kind], head_sizes(kind, train.x.shape[1], params))
-    start_at(float(train.kept.mean()), net)
+    # The untrained net gives the base rate to every row: few rows are lost, and a bias learns slowly.
+    output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
+    nn.init.zeros_(output.weight)
+    nn.init.constant_(output.bias, float(torch.tensor(float(train.kept.mean())).logit(eps=1e-3)))
     std, mean = torch.std_mean(train.x.double(), dim=0, correction=0)
     scale = torch.where(std > 1e-6, std, 1.0)  # a constant feature keeps scale 1
-    best = ModelCheckpoint(
-        scratch,
-        "best",
-        monitor="validation_loss",
-        save_last=True,
-        save_on_train_epoch_end=True,  # a checkpoint in the middle of an epoch would repeat its batches
-        enable_version_counter=False,
-    )
+    # A checkpoint in the middle of an epoch would repeat its batches.
+    saving: Any = {"save_last": True, "save_on_train_epoch_end": True, "enable_version_counter": False}
+    best = ModelCheckpoint(scratch, "best", monitor="validation_loss", **saving)
     stop = EarlyStopping("validation_loss", patience=params.patience, check_on_train_epoch_end=True)
     batches = EpochBatches(len(train), params.batch_size, seed)
     trainer = pl.Trainer(
@@ -206,9 +186,12 @@ def fit_net(
         for rows, order in ((train, batches), (validation, in_order))
     )
     last, training = scratch / "last.ckpt", HeadTraining(net, params, seed)
+    states = torch.load(last, weights_only=True)["callbacks"] if last.exists() else {}
+    waited = [state["wait_count"] for name, state in states.items() if name.startswith("EarlyStopping")]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="pytorch_lightning")  # advice on workers and loggers
-        if not has_stopped(last, params.patience):  # Lightning would train on, since a trainer does not keep that
+        # Lightning would train on where an interrupted training had stopped, since a trainer does not keep that.
+        if not any(count >= params.patience for count in waited):
             trainer.fit(training, seen, unseen, ckpt_path=str(last) if last.exists() else None)
     # Processes of their own leave nothing but files behind.
     ended = torch.load(last, weights_only=True)
@@ -217,17 +200,9 @@ def fit_net(
     net = net.cpu().double()
     assert isinstance(net.first, nn.Linear)
     fold_standardisation(net.first, mean, scale)
-    score = ended["callbacks"][best.state_key]["best_model_score"]
+    score = float(ended["callbacks"][best.state_key]["best_model_score"])
     curves = training.curves if training.curves["training_loss"] else ended["curves"]
-    report = {"validation_loss": float(score), "epochs": ended["epoch"] + 1, "curves": curves}
-    return net.float().eval(), report
-
-
-def start_at(rate: float, net: nn.Module) -> None:
-    """Let the untrained net give the base rate to every row; few rows are lost, and a bias learns slowly."""
-    output = [layer for layer in net.modules() if isinstance(layer, nn.Linear)][-1]
-    nn.init.zeros_(output.weight)
-    nn.init.constant_(output.bias, float(torch.tensor(rate).logit(eps=1e-3)))
+    return net.float().eval(), {"validation_loss": score, "epochs": ended["epoch"] + 1, "curves": curves}
 
 
 def head_sizes(kind: str, input_size: int, params: TrainParams) -> dict[str, float]:

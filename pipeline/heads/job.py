@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -28,8 +28,7 @@ OWN = {"logistic": ("c", "folds"), "linear": NET[:5], **{head: NET for head in H
 """The heads that can be trained, and the other settings that each depends on."""
 
 
-@dataclass(frozen=True)
-class Partners:
+class Partners(NamedTuple):
     """Identities of the pair whose states and drafts were labelled, as the gate's config.json names them."""
 
     target: ModelIdentity
@@ -39,11 +38,9 @@ class Partners:
 
 def partners_of(pair: Pair) -> Partners:
     """The identities of a loaded pair, under the names that the pair's file gives its models."""
-    return Partners(
-        identify_model(pair.target, pair.names.get("target")),
-        identify_model(pair.draft, pair.names.get("draft")) if pair.draft is not None else None,
-        identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer")),
-    )
+    draft = None if pair.draft is None else identify_model(pair.draft, pair.names.get("draft"))
+    tokenizer = identify_tokenizer(pair.tokenizer, pair.names.get("tokenizer"))
+    return Partners(identify_model(pair.target, pair.names.get("target")), draft, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -76,16 +73,15 @@ class Job:
 
     def run(self, rows: Rows, scratch: Path) -> Trained:
         """Fit, calibrate and measure the head, each on problems of their own."""
-        parts = split_by_problem(rows.problem, self.params, self.seed)
-        params = self.params
+        params, kind = self.params, kind_of(self.head)
+        parts = split_by_problem(rows.problem, params, self.seed)
         net: nn.Module
-        if (kind := kind_of(self.head)) == "logistic":
+        if kind == "logistic":
             net, losses = fit_logistic(rows.where(parts.train | parts.validation), params.c, params.folds)
             report: dict[str, Any] = {"loss_by_c": losses}
         else:
-            net, report = fit_net(
-                kind, rows.where(parts.train), rows.where(parts.validation), params, self.seed, scratch
-            )
+            both = (rows.where(parts.train), rows.where(parts.validation))
+            net, report = fit_net(kind, *both, params, self.seed, scratch)
         with torch.no_grad():  # computed as the gate will: in float32
             logits_N = torch.cat([net(part) for part in rows.x.split(65536)])
         fitted = fit_map(params.map, logits_N[parts.calibration], rows.kept[parts.calibration])
@@ -111,34 +107,27 @@ def head_job(
     """The job for one head; `data` holds the hash of every folder of features, `problems` those of all problems."""
     kind = "linear" if kind_of(head) == "logistic" else kind_of(head)
     sizes = {name: value for name, value in head_sizes(kind, 0, params.train).items() if name != "input_size"}
+    judged_by = {  # the metric where the run names one, and the longest answer where the task names none
+        "task": params.task,
+        "max_new_tokens": params.decoding.max_new_tokens,
+        **({"metric": params.task_metric} if params.task_metric else {}),
+        **({"code": True} if params.allow_code else {}),
+    }
+    packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
     config = GateConfig(
         head={"type": kind, **sizes},
         features=dict(widths),
-        target=partners.target,
-        draft=partners.draft,
-        tokenizer=partners.tokenizer,
+        **partners._asdict(),
         map={"type": params.train.map, "num_knots": 0},
-        labels={**judged_by(params), **({"code": True} if params.allow_code else {}), **asdict(params.label)},
+        labels={**judged_by, **asdict(params.label)},
         prompting=asdict(params.prompting),
         provenance={
             "data": dict(data),
             "parameters": settings_of(head, params.train),
             "seed": params.seed,
             "trainer": head,
-            "versions": versions(),
+            "versions": {"python": platform.python_version(), **{name: version(name) for name in packages}},
         },
         problems=problems,
     )
     return Job(head, config, params.train, params.seed)
-
-
-def judged_by(params: Params) -> dict[str, Any]:
-    """The task, its metric where the run names one, and the longest answer where the task names none."""
-    limit = {"max_new_tokens": params.decoding.max_new_tokens}
-    return {"task": params.task, **limit, **({"metric": params.task_metric} if params.task_metric else {})}
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that the weights depend on."""
-    packages = ("torch", "transformers", "scikit-learn", "pytorch-lightning")
-    return {"python": platform.python_version(), **{name: version(name) for name in packages}}

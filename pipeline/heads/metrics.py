@@ -17,15 +17,11 @@ from pipeline.heads.data import Array, ProblemParts, Rows, as_classes
 from pipeline.heads.fit import fit_map
 from pipeline.labels.schema import Policy
 
-BINS = 15
-"""Bins of equal mass for calibration error and reliability."""
+BINS = 15  # of equal mass, for calibration error and reliability
 
 
 def rank_metrics(kept_N: Array, score_N: Array) -> dict[str, float | None]:
-    """AUC, and average precision of the class "lost", of any score that grows with P(kept).
-
-    Both are None where only one class occurs.
-    """
+    """AUC, and average precision of the class "lost", of a score that grows with P(kept); None for one class alone."""
     index, label, weight = as_classes(kept_N)
     if len(np.unique(label)) < 2:
         return {"auc": None, "ap": None}
@@ -49,12 +45,8 @@ def measure(kept_N: Array, score_N: Array, probability_N: Array) -> dict[str, An
     """Number of rows, mean label, AUC, AP, Brier and ECE; all but the number are None without rows."""
     if not len(kept_N):
         return {"n": 0, "kept": None, "auc": None, "ap": None, "brier": None, "ece": None}
-    return {
-        "n": len(kept_N),
-        "kept": float(kept_N.mean()),
-        **rank_metrics(kept_N, score_N),
-        **probability_metrics(kept_N, probability_N),
-    }
+    both = {**rank_metrics(kept_N, score_N), **probability_metrics(kept_N, probability_N)}
+    return {"n": len(kept_N), "kept": float(kept_N.mean()), **both}
 
 
 def reliability(kept_N: Array, probability_N: Array, bins: int = BINS) -> list[dict[str, float]]:
@@ -83,31 +75,24 @@ def precision_recall(kept_N: Array, score_N: Array, points: int = 100) -> list[d
     return [{"precision": float(precision[i]), "recall": float(recall[i])} for i in chosen]
 
 
-def references(rows: Rows) -> dict[str, Tensor]:
-    """Training-free scores that grow with P(kept) [N].
-
-    They are the target's entropy (FLy, arXiv 2511.22972), the draft token's probability against the best one, and the
-    agreement of both models (KL judge, arXiv 2601.04766), which is absent without a draft distribution.
-    """
-    scores = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
-    if rows.kl.isfinite().all():
-        scores["kl"] = -rows.kl
-    return scores
-
-
 def measure_head(
     rows: Rows, parts: ProblemParts, logits_N: Tensor, fitted: nn.Module, map_kind: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """The contents of metrics.json and curves.json: the headline policy, every policy apart, and the references.
 
-    References get the same kind of map as the head, fitted on the same calibration part.
+    References are scores that need no training: the target's entropy (FLy, arXiv 2511.22972), the draft token's
+    probability against the best one, and the agreement of both models (KL judge, arXiv 2601.04766), which is absent
+    without a draft distribution. They get the same kind of map as the head, fitted on the same calibration part.
     """
+    references = {"entropy": rows.scalar("entropy"), "logprob-ratio": -rows.scalar("gap")}
+    if rows.kl.isfinite().all():
+        references["kl"] = -rows.kl
     gated = (rows.policy == Policy.GATED) & parts.test
     policy = "gated" if bool(gated.any()) else "all"
     metrics, curves = measure_score(rows, parts.test, logits_N, fitted, policy)
     metrics["problems"] = {name: int(rows.problem[mask].unique().numel()) for name, mask in vars(parts).items()}
     metrics["references"], curves["references"] = {}, {}
-    for name, score_N in references(rows).items():
+    for name, score_N in references.items():
         its_map = fit_map(map_kind, score_N[parts.calibration], rows.kept[parts.calibration])
         found, curve = measure_score(rows, parts.test, score_N, its_map, policy)
         metrics["references"][name], curves["references"][name] = found, curve
@@ -127,9 +112,5 @@ def measure_score(
     }
     by_policy = {name: measure(*columns) for name, columns in arrays.items()}
     kept, score, probability = arrays[headline]
-    curves = {
-        "policy": headline,
-        "reliability": reliability(kept, probability),
-        "precision_recall": precision_recall(kept, score),
-    }
-    return {"policy": headline, **by_policy[headline], "policies": by_policy}, curves
+    curves = {"reliability": reliability(kept, probability), "precision_recall": precision_recall(kept, score)}
+    return {"policy": headline, **by_policy[headline], "policies": by_policy}, {"policy": headline, **curves}

@@ -3,9 +3,7 @@
 A record holds the draft tokens that its block had from the mismatch on, so the block is rebuilt from the ids and no
 token has to be proposed again: nothing is lost where near ties fall differently. A feature looks at the row in front
 of the mismatch, at the mismatch and at what its block holds behind it; all of these are the same in the rebuilt block,
-whose prefix is the same text. The models read each text once and then the rebuilt blocks, at most K tokens each. A
-forward over the text alone would be no cheaper: the text mostly goes on with the target's token, so it has neither the
-state after the draft token nor the rows behind it.
+whose prefix is the same text. The models read each text once and then the rebuilt blocks, at most K tokens each.
 
 The same `extract` builds the features here and in a served gate, so training and serving cannot drift apart.
 
@@ -20,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gistgate.core.block import Acceptance, Block, Draft, Sampling
+from gistgate.core.block import Acceptance, Block, Draft
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.features import extract, layers_needed
@@ -70,13 +68,22 @@ def rounds(
         if not block.draft_ids.shape[1]:  # a drafter without a model may find nothing anywhere
             continue
         again = block.draft_ids[:, 0].cpu() == part["draft_id"]
-        yield picked(part, again), rows_where(block, again)
+        yield (
+            picked(part, again),
+            Block(
+                block.draft_ids[again],
+                block.valid[again],
+                block.logits[again],
+                q=None if block.q is None else block.q[again],
+                hidden={layer: state[again] for layer, state in block.hidden.items()},
+                protocol=block.protocol,
+            ),
+        )
 
 
 def batches(table: Table, batch_size: int) -> Iterator[Table]:
     """The rows of a table, `batch_size` at a time."""
-    for index in torch.arange(num_rows(table)).split(batch_size):
-        yield picked(table, index)
+    return (picked(table, index) for index in torch.arange(num_rows(table)).split(batch_size))
 
 
 def one_round(
@@ -88,13 +95,13 @@ def one_round(
     **request: Any,
 ) -> Block:
     """Decode one round behind the text in front of every record, with the decoder that reads the texts."""
-    problems = part["problem"].tolist()
+    problems, policies, positions = (part[name].tolist() for name in ("problem", "policy", "position"))
     lengths = [len(prompts[problem]["ids"]) for problem in problems]
-    keys = zip(problems, part["policy"].tolist(), strict=True)
+    keys = zip(problems, policies, strict=True)
     whole = [(*prompts[problem]["ids"], *texts[problem, policy].ids) for problem, policy in keys]
     prefixes.decoder.resume(
         prefixes.of(whole),
-        [(length + position, []) for length, position in zip(lengths, part["position"].tolist(), strict=True)],
+        [(length + position, []) for length, position in zip(lengths, positions, strict=True)],
         lengths,
         is_decided=lambda _row: "read",
         remember=False,
@@ -103,33 +110,12 @@ def one_round(
     return observer.take()
 
 
-def rows_where(block: Block, chosen: Tensor) -> Block:
-    """Some rows of a block, with the fields that one round of a strict rule leaves behind."""
-    return Block(
-        block.draft_ids[chosen],
-        block.valid[chosen],
-        block.logits[chosen],
-        q=None if block.q is None else block.q[chosen],
-        hidden={layer: state[chosen] for layer, state in block.hidden.items()},
-        protocol=block.protocol,
-    )
-
-
 class RecordedTexts(Drafter):
     """Proposes the tokens `blocks [B, K]` (-1: none), without probabilities."""
 
     blocks: Tensor
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **_: Any) -> Draft:
         blocks_BK = self.blocks[:, :num_draft]
         return Draft(blocks_BK.clamp_min(0), blocks_BK >= 0)
 
@@ -139,16 +125,7 @@ class RecordedBlocks(ModelDrafter):
 
     blocks: Tensor
 
-    def propose(
-        self,
-        texts: Sequence[Sequence[int]],
-        num_draft: int,
-        *,
-        vocabulary: int,
-        sampling: Sampling,
-        uniforms: Tensor | None,
-        want_q: bool,
-    ) -> Draft:
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, *, vocabulary: int, **_: Any) -> Draft:
         blocks_BK = self.blocks[:, :num_draft].to(self.model.device)
         valid_BK, x_BK = blocks_BK >= 0, blocks_BK.clamp_min(0)
         ids, known = left_padded(self.reader.unread(texts), self.model.device)
@@ -166,29 +143,32 @@ class FeatureReader:
         self.prompts, self.names = prompts, tuple(names)
         self.drafter = RecordedTexts() if pair.draft is None else RecordedBlocks(pair.draft)
         self.observer = FirstBlocks(layers_needed(self.names), wants_q=True)
-        self.decoder = Decoder(
-            pair.target,
-            self.drafter,
-            make_rule("exact"),
-            block,
-            tokenizer=pair.tokenizer,
-            vocabulary=num_ids(pair.tokenizer),
-            observer=self.observer,
-        )
+        more: Any = {"tokenizer": pair.tokenizer, "vocabulary": num_ids(pair.tokenizer), "observer": self.observer}
+        self.decoder = Decoder(pair.target, self.drafter, make_rule("exact"), block, **more)
 
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **request: Any) -> Table:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
         parts, prefixes = [], PrefixCache(self.decoder, batch_size)
         for part in batches(table, batch_size):
-            self.drafter.blocks = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
+            self.drafter.blocks = blocks_of(part)
             block = one_round(prefixes, self.observer, part, texts, self.prompts, **request)
-            first = torch.zeros(len(block.draft_ids), dtype=torch.long, device=block.draft_ids.device)
-            columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
-            columns["kl"] = divergence(block, torch.arange(len(first), device=first.device), first)
-            columns["same_target"] = (block.top_ids[:, 0] == part["target_id"].to(first.device)).to(torch.int8)
-            parts.append({name: column.cpu() for name, column in columns.items()})
+            parts.append(at_mismatch(block, self.names, part["target_id"]))
         return concatenated(parts)
+
+
+def blocks_of(part: Table) -> Tensor:
+    """The draft tokens from every mismatch on [B, K], -1 behind the draft's end."""
+    return torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
+
+
+def at_mismatch(block: Block, names: Sequence[str], target_id_B: Tensor) -> Table:
+    """The columns of FEATURES that are read from blocks which begin with their mismatches."""
+    first = torch.zeros(len(block.draft_ids), dtype=torch.long, device=block.draft_ids.device)
+    columns = {name: values[:, 0].float() for name, values in extract(block, names).items()}
+    columns["kl"] = divergence(block, torch.arange(len(first), device=first.device), first)
+    columns["same_target"] = (block.top_ids[:, 0] == target_id_B.to(first.device)).to(torch.int8)
+    return {name: column.cpu() for name, column in columns.items()}
 
 
 def divergence(block: Block, at_B: Tensor, at_K: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
@@ -28,31 +27,24 @@ from pipeline.labels.rollouts import (
     Rollout,
     RolloutList,
     RolloutRunner,
-    Runner,
     decided,
     rejoined_at,
 )
 from pipeline.labels.schema import Table, Texts, num_rows, picked
 from pipeline.labels.vllm import Engine, EngineRunner, VllmEngine, check_alone
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, read_pair
-from pipeline.params import LabelParams, MethodParams, Params
+from pipeline.params import LabelParams, Params
 
 CHARACTERS = tuple("0123456789.,-+*/%$^_=:;)]}'\" \n\tax")
 """What may follow a text: an answer that one of them extends or replaces is not given yet."""
-OTHERS = 2
-"""References of other problems, with other answers, that are tried behind a text as well."""
+OTHERS = 2  # references of other problems, with other answers, that are tried behind a text as well
 
 
 class Meaning:
     """Compares answers with the references of their problems, as the task does."""
 
-    def __init__(
-        self,
-        task: Task,
-        tokenizer: PreTrainedTokenizerBase,
-        docs: Sequence[Document],
-        references: dict[int, list[int]],
-    ) -> None:
+    def __init__(self, task: Task, tokenizer: Any, docs: Sequence[Document], references: dict[int, list[int]]) -> None:
         """`docs` by problem; `references`: the target's own answers by problem, as token ids."""
         self.task, self.tokenizer, self.docs, self.references = task, tokenizer, docs, references
         self._texts: dict[int, str] = {}
@@ -93,21 +85,16 @@ class AnswerJudge:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: Any,
         same: Callable[[int, list[int]], bool],
         given: Answered | None,
-        *,
         audit: int,
         rejoin: int | None,
     ) -> None:
-        """Begin with the audit.
+        """Begin with the audit of as many rollouts as `audit` says.
 
-        Args:
-            runner: makes the rollouts.
-            same: (problem, answer) -> whether the meaning is kept.
-            given: tells whether an answer is given; None lets no rollout stop there.
-            audit: rollouts that run to their end before any stops early.
-            rejoin: tokens in a row that have to equal the reference's; None lets no rollout stop there.
+        Afterwards a rollout stops where its answer is `given`, or where `rejoin` tokens in a row equal its reference's;
+        either may be None. `same` tells of (problem, answer) whether the meaning is kept.
         """
         self.runner, self.same, self.given, self.rejoin = runner, same, given, rejoin
         self._left, self._concluded = audit, False
@@ -141,15 +128,13 @@ class AnswerJudge:
         for rollout in rollouts:
             self.take_up(rollout)
         whole = set(self._running)
-        verdicts = RolloutList(
-            rollouts, self.decided, lambda rollout, finished: (finished, self.verdict(rollout, finished)), first=whole
-        ).made_by(self.runner, title=title)
+        listed = RolloutList(rollouts, self.decided, lambda one, ended: (ended.ids, self.verdict(one, ended)), whole)
+        verdicts = listed.made_by(self.runner, title=title)
         # One that ended before the audit did could not stop early where it rejoined; the verdict is the same.
         rejoin = self.rejoin if self._has_audited() else None
         return [
-            kept
-            or (rejoin is not None and rollout not in whole and rejoined_at(rollout, finished.ids, rejoin) is not None)
-            for rollout, (finished, kept) in zip(rollouts, verdicts, strict=True)
+            kept or (rollout not in whole and decided(rollout, answer, rejoin, None) is not None)
+            for rollout, (answer, kept) in zip(rollouts, verdicts, strict=True)
         ]
 
     def _has_audited(self) -> bool:
@@ -159,17 +144,14 @@ class AnswerJudge:
         if not self._concluded:
             if self.rejoin is not None and not is_trustworthy(self._audited, self.rejoin):
                 self.rejoin = None
-            if self.given is not None and not all(self._stops_right(*one) for one in self._audited):
-                self.given = None
+            for rollout, answer, kept in self._audited:
+                given, lengths = self.given, range(rollout.position + 2, len(answer))
+                if given is None:
+                    break
+                first = next((length for length in lengths if given(rollout, answer[:length])), len(answer))
+                if first < len(answer) and self.same(rollout.problem, answer[:first]) != kept:
+                    self.given = None
             self._audited, self._concluded = [], True
-        return True
-
-    def _stops_right(self, rollout: Rollout, answer: list[int], kept: bool) -> bool:
-        """Whether the verdict at the first place where the answer seems given is that of the whole rollout."""
-        assert self.given is not None
-        for length in range(rollout.position + 2, len(answer)):
-            if self.given(rollout, answer[:length]):
-                return self.same(rollout.problem, answer[:length]) == kept
         return True
 
 
@@ -194,21 +176,14 @@ class Tools:
         """Put the parts together; nothing is read yet.
 
         Greedy rollouts go token by token: they fill large batches, in which drafts cost more than they save, and in
-        float32 the ids are the same. Sampled ones speculate, because their draws depend on it.
-
-        Args:
-            decoder: decodes strictly with the pair, speculatively.
-            meaning: compares answers.
-            params: `label` says how many rollouts share a batch, and how many are audited.
-            cost: counts what is spent.
-            engine: makes the rollouts instead of the decoder.
-            request: arguments of the decoder that all prompts share.
+        float32 the ids are the same. Sampled ones speculate, because their draws depend on it. The `decoder` is strict
+        and speculates; an `engine` makes the rollouts instead of it; `request` is what all prompts share.
         """
         self.decoder, self.meaning, self.cost, self.request = decoder, meaning, cost, request
         self.batch_size, self._audit = params.label.batch_size, params.label.audit
         self.prefixes = PrefixCache(decoder, self.batch_size, params.decoding.prompt_memory_mb)
-        self.runner: Runner
-        self.sampler: Runner
+        self.runner: Any
+        self.sampler: Any
         if engine is None:
             self.runner, self.sampler = (
                 RolloutRunner(one, self.prefixes, self.batch_size, cost, **request)
@@ -296,29 +271,22 @@ class Labeller:
         rows = unsure.repeat_interleave(repeats).tolist()
         if not rows:
             return kept, rollouts
-        kept_x, kept_t = self._sampled(table, texts, rows)
+        meaning, drawn = self.tools.meaning, Sampling(temperature=self.params.temperature)
+        sampled = RolloutList(
+            [  # both kinds share batches
+                self._rollout(table, texts, n, token, seed=self.seed * 1_000_003 + place)
+                for token in ("draft_id", "target_id")
+                for place, n in enumerate(rows)
+            ],
+            lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
+            lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
+        )
+        same = sampled.made_by(self.tools.sampler, drawn, self.title and f"{self.title}, sampled")
+        kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
         against_target = (1 + kept_x - kept_t).view(-1, repeats).mean(-1).clamp(0, 1)
         kept[unsure] = repeats * against_target / (1 + repeats)
         rollouts[unsure] = 1 + repeats
         return kept, rollouts
-
-    def _sampled(self, table: Table, texts: Texts, rows: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """1 where a sampled rollout behind the draft token keeps the meaning [len(rows)], and behind the target's."""
-        rollouts = [  # both kinds share batches
-            self._rollout(table, texts, n, token, seed=self.seed * 1_000_003 + place)
-            for token in ("draft_id", "target_id")
-            for place, n in enumerate(rows)
-        ]
-        meaning = self.tools.meaning
-        same = RolloutList(
-            rollouts,
-            lambda rollout, answer: decided(rollout, answer, None, meaning.is_given),
-            lambda rollout, finished: meaning.same(rollout.problem, finished.ids),
-        ).made_by(
-            self.tools.sampler, Sampling(temperature=self.params.temperature), self.title and f"{self.title}, sampled"
-        )
-        kept_x, kept_t = torch.tensor(same, dtype=torch.float32).view(2, -1)
-        return kept_x, kept_t
 
     def _rollout(self, table: Table, texts: Texts, n: int, token: str, seed: int = 0) -> Rollout:
         problem = int(table["problem"][n])

@@ -4,8 +4,7 @@ The walk of arXiv 2504.20039 takes one mismatch after the other, because each ou
 Here many problems walk at once, and a walk is speculated on: a lookahead assumes that its next tokens do no harm, and
 the rollouts behind all of them are made side by side. Up to the first one that does harm the lookahead went the right
 way; what lies behind is given up, and the walk goes on from there. The labels are those of the plain walk. Nothing is
-read twice: rollouts and lookaheads go on from the lookahead's own keys and values. No walk waits for another:
-lookaheads go on as soon as the batch of rollouts has room (`SequentialLabelling.take`).
+read twice, as rollouts and lookaheads go on from the lookahead's own keys and values; and no walk waits for another.
 """
 
 from __future__ import annotations
@@ -30,17 +29,15 @@ from pipeline.heads.data import split_by_problem
 from pipeline.labels.labelling import AnswerJudge, Tools
 from pipeline.labels.rollouts import FinishedRollout, Rollout
 from pipeline.labels.schema import AnswerText, Policy, Table, concatenated, num_rows, picked
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MethodParams, Params
+from pipeline.params import Params
 from pipeline.paths import PILOT
 from pipeline.run import bar
 
-FAR_ENOUGH = "far enough"
-"""Finish of a lookahead that has forced as many tokens as it was asked for."""
-GIVEN_UP = "given up"
-"""Finish of a rollout whose walk has taken another way."""
-WAITING = 2
-"""Rollouts that walks keep under way or waiting for every slot, so that few lookaheads are needed to keep it full."""
+FAR_ENOUGH = "far enough"  # finish of a lookahead that has forced as many tokens as it was asked for
+GIVEN_UP = "given up"  # finish of a rollout whose walk has taken another way
+WAITING = 2  # rollouts that walks keep under way or waiting for every slot, so that few lookaheads are needed
 
 
 class MismatchRecorder:
@@ -53,18 +50,12 @@ class MismatchRecorder:
     def __init__(
         self,
         block: int,
-        more: Callable[[Block], Table] | None = None,
+        more: Callable[[Block], Table] = lambda _block: {},
         layers: Collection[str] = (),
         wants_q: bool = False,
     ) -> None:
-        """Begin without records.
-
-        Args:
-            block: K of the decoder.
-            more: gives further columns for all places of a block, each [B, K, ...].
-            layers: hidden states that `more` reads.
-            wants_q: whether `more` reads draft probabilities.
-        """
+        """`block` is K of the decoder; `more` gives further columns for all places of a block, each [B, K, ...], for
+        which it reads hidden states of these `layers` and, if it `wants_q`, draft probabilities."""
         self.block, self.more, self.layers, self.wants_q = block, more, layers, wants_q
         self._tables: list[Table] = []
 
@@ -76,15 +67,16 @@ class MismatchRecorder:
             return
         index = torch.tensor([row.index for row in rows], device=device)
         length = torch.tensor([len(row.answer) for row in rows], device=device)
-        more = {} if self.more is None else self.more(block)
+        ids_BK = F.pad(torch.where(block.valid, block.draft_ids, -1), (0, self.block - 1), value=-1)
+        places = at_K[:, None] + 1 + torch.arange(self.block - 1, device=device)
         table = {
             "row": index[at_B],
             "position": length[at_B] + at_K,
             "draft_id": block.draft_ids[at_B, at_K],
             "target_id": block.top_ids[at_B, at_K],
-            "behind": behind(block, at_B, at_K, self.block - 1),
+            "behind": ids_BK[at_B[:, None], places].to(torch.int32),
             "accepted": (at_K < acceptance.length[at_B]).to(torch.int8),
-            **{name: values[at_B, at_K] for name, values in more.items()},
+            **{name: values[at_B, at_K] for name, values in self.more(block).items()},
         }
         self._tables.append({name: column.cpu() for name, column in table.items()})
 
@@ -98,13 +90,6 @@ class MismatchRecorder:
         lengths = torch.tensor([len(answer.ids) for answer in answers])
         table = picked(table, table["position"] < lengths[table["row"]])
         return [picked(table, table["row"] == row) for row in range(len(answers))]
-
-
-def behind(block: Block, at_B: Tensor, at_K: Tensor, num: int) -> Tensor:
-    """The `num` draft tokens behind the given places [N, num], -1 behind the draft's end."""
-    ids_BK = torch.where(block.valid, block.draft_ids, -1)
-    places = at_K[:, None] + 1 + torch.arange(num, device=at_K.device)
-    return F.pad(ids_BK, (0, num), value=-1)[at_B[:, None], places].to(torch.int32)
 
 
 def stamped(table: Table, problem: int, policy: Policy, greedy_kept: int = -1) -> Table:
@@ -186,12 +171,6 @@ class Walk:
         """Whether every mismatch of a complete text is judged."""
         return self.at_end and not self.candidates
 
-    def extend(self, met: Table, memory: PrefixState, may_go_on: bool) -> None:
-        """Take over what a lookahead has met on its way from `keep`, and the text that it wrote."""
-        self.memory, self.keep, self.added, self.at_end = memory, len(memory.text), [], not may_go_on
-        rows = range(num_rows(met))
-        self.candidates += [Candidate({name: column[n : n + 1] for name, column in met.items()}) for n in rows]
-
     def begin(self, candidate: Candidate) -> Rollout:
         """The rollout behind a candidate."""
         position, token = int(candidate.record["position"]), int(candidate.record["draft_id"])
@@ -225,13 +204,7 @@ class SequentialLabelling:
     ) -> tuple[list[Table], list[AnswerText]]:
         """Records of every mismatch on the walks, with their outcomes, and the texts that these lie on."""
         self._walks = [
-            Walk(
-                problem,
-                list(prompt),
-                list(reference),
-                PrefixState(list(prompt), RowCache([]), RowCache([])),
-                len(prompt),
-            )
+            Walk(problem, prompt, reference, PrefixState(list(prompt), RowCache([]), RowCache([])), len(prompt))
             for problem, prompt, reference in zip(problems, prompts, references, strict=True)
         ]
         with bar(title="walks", unit="walk", total=len(problems)) as self._bar:
@@ -245,13 +218,11 @@ class SequentialLabelling:
         if not (waiting := self._waiting()):
             self._look_ahead()
             waiting = self._waiting()
-        rollouts = []
-        for walk, candidate in waiting[:num]:
-            rollout = walk.begin(candidate)
+        begun = {walk.begin(candidate): (walk, candidate) for walk, candidate in waiting[:num]}
+        for rollout in begun:
             self.judge.take_up(rollout)
-            self._under_way[rollout] = walk, candidate
-            rollouts.append(rollout)
-        return rollouts
+        self._under_way |= begun
+        return list(begun)
 
     def decided(self, rollout: Rollout, answer: list[int]) -> str | None:
         """Whether its outcome is known, or not wanted any more; the judge audits it all the same."""
@@ -272,19 +243,14 @@ class SequentialLabelling:
 
     def _show(self) -> None:
         """Move the bar to the walks that are over, with the number of labels: a shard may take an hour."""
-        labels = sum(num_rows(table) for walk in self._walks for table in walk.walked)
-        self._bar.set_postfix_str(f"{labels} labels", refresh=False)
+        self._bar.set_postfix_str(f"{sum(len(walk.walked) for walk in self._walks)} labels", refresh=False)
         self._bar.update(sum(walk.over for walk in self._walks) - self._bar.n)
 
     def _waiting(self) -> list[tuple[Walk, Candidate]]:
         """Candidates without a rollout, those first that most likely lie on their walk."""
-        candidates = [
-            (place, walk, candidate)
-            for walk in self._walks
-            for place, candidate in enumerate(walk.candidates)
-            if candidate.rollout is None
-        ]
-        return [(walk, candidate) for _, walk, candidate in sorted(candidates, key=lambda one: one[0])]
+        placed = [(place, walk, one) for walk in self._walks for place, one in enumerate(walk.candidates)]
+        placed.sort(key=lambda one: one[0])
+        return [(walk, candidate) for _, walk, candidate in placed if candidate.rollout is None]
 
     @property
     def _depth(self) -> int:
@@ -313,7 +279,9 @@ class SequentialLabelling:
         for walk, table, (answer, memory) in zip(short, met, done, strict=True):
             assert memory is not None
             self.tools.prefixes.put(memory)
-            walk.extend(table, memory, may_go_on=answer.finish == FAR_ENOUGH)
+            walk.memory, walk.keep, walk.added = memory, len(memory.text), []
+            walk.at_end = answer.finish != FAR_ENOUGH
+            walk.candidates += [Candidate(picked(table, torch.tensor([n]))) for n in range(num_rows(table))]
 
 
 Collect = Callable[[Sequence[int]], tuple[Table, list[AnswerText]]]
@@ -346,16 +314,12 @@ def gated_collector(params: Params, pair: Pair, prompts: Sequence[dict[str, Any]
     """Collects on the pilot gate's own texts; a record names the pilot's P(kept) as `probability`."""
     gate = Gate.load(PILOT, pair.target, pair.draft, pair.tokenizer)
     settings, request = {"risk": params.collect.pilot_risk}, request_of(prompts, pair)
-
-    def opinion(block: Block) -> Table:
-        assert block.gate_probs is not None
-        return {"probability": block.gate_probs}
+    method, block = MethodParams("autojudge"), params.decoding.block
 
     def collect(problems: Sequence[int]) -> tuple[Table, list[AnswerText]]:
-        recorder, slots = MismatchRecorder(params.decoding.block, more=opinion), Slots(params.decoding.batch_size)
-        decoder = make_decoder(
-            pair, MethodParams("autojudge"), settings, params.decoding.block, gate, observer=recorder
-        )
+        recorder = MismatchRecorder(block, more=lambda seen: {"probability": seen.gate_probs})  # type: ignore[dict-item]
+        decoder = make_decoder(pair, method, settings, block, gate, observer=recorder)
+        slots = Slots(params.decoding.batch_size)
         tables, texts = written(decoder, recorder, prompts, problems, Policy.GATED, slots, **request)
         return (concatenated(tables) if tables else {}), texts
 

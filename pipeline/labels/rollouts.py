@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
@@ -25,9 +24,7 @@ from pipeline.run import bar
 
 REJOINED, ANSWERED = "rejoined", "answered"
 """Finish of a rollout that came back to the words of its reference, and of one whose answer nothing can change."""
-REPORTS = Path("reports/labels")
-"""What each pass of the stages `collect` and `label` has cost."""
-
+REPORTS = Path("reports/labels")  # what each pass of the stages `collect` and `label` has cost
 Answered = Callable[["Rollout", list[int]], bool]
 """(rollout, answer so far as token ids) -> whether what the task finds in the answer cannot change any more."""
 Outcome = TypeVar("Outcome")
@@ -71,13 +68,6 @@ class RolloutSource(Protocol):
         """Take in one that has ended."""
 
 
-class Runner(Protocol):
-    """Makes rollouts: the decoder's `RolloutRunner`, or an engine's (pipeline/labels/vllm.py)."""
-
-    def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
-        """Make what `source` asks for until it asks for nothing more; greedily by default."""
-
-
 class RolloutList(Generic[Outcome]):
     """A source of rollouts that are all known beforehand."""
 
@@ -105,21 +95,18 @@ class RolloutList(Generic[Outcome]):
         self._outcomes[rollout] = self.outcome(rollout, finished)
         self._bar.update(1)
 
-    def made_by(self, runner: Runner, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
-        """What is wanted of every rollout, in the order of the rollouts; `title` shows a progress bar."""
+    def made_by(self, runner: Any, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
+        """What is wanted of every rollout, in the order of the rollouts; `runner` is a `RolloutRunner` or an
+        `EngineRunner` of pipeline/labels/vllm.py, and `title` shows a progress bar."""
         with bar(title=title, unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
 
 
 def decided(rollout: Rollout, answer: list[int], rejoin: int | None, answered: Answered | None) -> str | None:
-    """Whether a rollout's outcome is known: it came back to its reference's words, or its answer is given.
+    """Why a rollout's outcome is known: `rejoin` tokens in a row equal its reference's, or its answer is given.
 
-    Args:
-        rollout: which one.
-        answer: what there is of it, as token ids.
-        rejoin: tokens in a row that have to equal the reference's; None: however many do, it goes on.
-        answered: tells whether its answer is given, which ends it; None: never.
+    `answer` is what there is of it, as token ids; a way of telling that is None ends no rollout.
     """
     # All of it is looked at: an audit that was still going on may have passed over the place.
     if rejoin is not None and rejoined_at(rollout, answer, rejoin) is not None:
@@ -135,13 +122,7 @@ def rejoined_at(rollout: Rollout, answer: Sequence[int], num: int) -> int | None
     return next((at for at in starts if tuple(answer[at : at + num]) in grams), None)
 
 
-def stop_of(
-    tokenizer: PreTrainedTokenizerBase | None,
-    *,
-    max_new_tokens: int,
-    eos_ids: Collection[int] = (),
-    stops: Sequence[str] = (),
-) -> Stop:
+def stop_of(tokenizer: Any, *, max_new_tokens: int, eos_ids: Collection[int] = (), stops: Sequence[str] = ()) -> Stop:
     """What ends an answer, of the arguments that all prompts share."""
     return Stop(max_new_tokens, frozenset(eos_ids), tuple(filter(None, stops)), tokenizer)
 
@@ -176,28 +157,23 @@ def report_costs(folder: Path, name: str, count: int) -> None:
     """Write the sums over all shards to reports/labels/<name>.json."""
     parts = [Cost(**read_json(folder / f"cost-{index:05d}.json")) for index in range(count)]
     total = Cost(**{one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Cost)})
-    write_json(
-        REPORTS / f"{name}.json",
-        {
-            **asdict(total),
-            "labels_per_hour": 3600 * total.labels / total.seconds if total.seconds else None,
-            "rollout_tokens_per_label": total.rollout_tokens / total.labels if total.labels else None,
-        },
-    )
+    rates = {
+        "labels_per_hour": 3600 * total.labels / total.seconds if total.seconds else None,
+        "rollout_tokens_per_label": total.rollout_tokens / total.labels if total.labels else None,
+    }
+    write_json(REPORTS / f"{name}.json", {**asdict(total), **rates})
 
 
 class PrefixCache:
     """What both models remember of the texts that rollouts start from: each is read once, whoever asks for it.
 
-    Those used last are kept, up to a limit of memory.
+    Those used last are kept, up to a limit of memory, which those of one call may exceed.
     """
 
     def __init__(self, decoder: Decoder, batch_size: int, limit_mb: int = 1000) -> None:
-        """`decoder` reads what is missing, at most `batch_size` texts at once; `limit_mb` may be exceeded by those of
-        one call."""
+        """`decoder` reads what is missing, at most `batch_size` texts at once."""
         self.decoder, self.batch_size, self.limit = decoder, batch_size, limit_mb * 1_000_000
-        self.read = 0
-        """Texts that were read here; the others were put in."""
+        self.read = 0  # texts that were read here; the others were put in
         self._known: OrderedDict[tuple[int, ...], PrefixState] = OrderedDict()
         self._held = 0
 
@@ -245,10 +221,8 @@ class RolloutRunner:
             source.end(rollout, FinishedRollout(answer.ids, answer.finish))
 
         rows, slots = SourceRows(source, self.prefixes, self.batch_size), Slots(self.batch_size, retire)
-        waiting = Queue(rows, self.batch_size)
-        session = Session(
-            self.decoder.parts, waiting, self.stop, sampling or Sampling(), slots, is_decided=rows.is_decided
-        )
+        waiting, drawn = Queue(rows, self.batch_size), sampling or Sampling()
+        session = Session(self.decoder.parts, waiting, self.stop, drawn, slots, is_decided=rows.is_decided)
         session.run()
         self.cost.use(slots.usage)
 
@@ -259,8 +233,7 @@ class SourceRows(Iterator[QueuedRow]):
     def __init__(self, source: RolloutSource, prefixes: PrefixCache, ahead: int) -> None:
         """`prefixes` are asked for those of `ahead` rollouts at once."""
         self.source, self.prefixes, self.ahead = source, prefixes, ahead
-        self.rollouts: list[Rollout] = []
-        """Those that were taken, by the index of their row."""
+        self.rollouts: list[Rollout] = []  # those that were taken, by the index of their row
         self._next: deque[QueuedRow] = deque()
 
     def __next__(self) -> QueuedRow:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,14 +24,10 @@ from gistgate.core.utils import UserError
 from pipeline import paths
 from pipeline.run import num_shards, read_shards
 
-REFERENCE = paths.reference_of("train")
-"""The target's own answers to the training prompts."""
-PASSES = ("strict", "gated")
-"""Passes of `collect`: strict and sequential texts first, then the texts of the pilot gate."""
+REFERENCE = paths.reference_of("train")  # the target's own answers to the training prompts
+PASSES = ("strict", "gated")  # passes of `collect`: strict and sequential texts, then the texts of the pilot gate
 MISMATCH_FOLDER, LABEL_FOLDER, FEATURE_FOLDER = paths.MISMATCHES, paths.LABELS, paths.FEATURES
-
-Table = dict[str, Tensor]
-"""Columns by name, all with leading axis N (rows)."""
+Table = dict[str, Tensor]  # columns by name, all with leading axis N (rows)
 
 
 def concatenated(tables: Sequence[Table]) -> Table:
@@ -57,8 +53,7 @@ class Policy(IntEnum):
     GATED = 2  # the text of a gate
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """What a column holds; the range includes both ends."""
 
     dtype: torch.dtype
@@ -73,19 +68,18 @@ PLACE = {  # which text a row lies on, and where
     "policy": Column(torch.int8, 0, len(Policy) - 1),  # whose text, a Policy
     "position": Column(torch.int64, 0),  # answer tokens in front of the mismatch
 }
-BLOCK = {  # what stood in the block from the mismatch on; enough to read it again
+BLOCK = {  # its place, and what stood in the block from the mismatch on; enough to read it again
+    **PLACE,
     "draft_id": Column(torch.int64, 0),  # x, the draft token
     "target_id": Column(torch.int64, 0),  # t*, the target's most probable token
     "behind": Column(torch.int32, -1, axes=2),  # [N, K - 1] draft tokens behind x in its block, then -1
 }
 MISMATCHES = {
-    **PLACE,
     **BLOCK,
     "accepted": Column(torch.int8, 0, 1),  # 1 where the rule of this pass accepted x
     "greedy_kept": Column(torch.int8, -1, 1),  # as in LABELS; -1 where no rollout has been made yet
 }
 LABELS = {
-    **PLACE,
     **BLOCK,
     "greedy_kept": Column(torch.int8, 0, 1),  # 1 where the greedy rollout behind x keeps the meaning
     "kept": Column(torch.float32, 0, 1),  # the label: probability that x keeps the meaning
@@ -107,11 +101,7 @@ def feature_columns(names: Iterable[str]) -> dict[str, Column]:
 def checked(
     table: Table, columns: Mapping[str, Column], where: object, remedy: str = "Repeat the stage that writes it."
 ) -> Table:
-    """The table, once every column is there, equally long, of its dtype, finite and in range.
-
-    Raises:
-        UserError: one sentence that names the file, the column and the first bad row.
-    """
+    """The table, once every column is there, equally long, of its dtype, finite and in range."""
     if missing := [name for name in columns if name not in table]:
         raise UserError(f"{where} lacks {', '.join(missing)}. {remedy}")
     num = len(table[next(iter(columns))])
@@ -136,8 +126,7 @@ def _problem_of(values: Tensor, column: Column, num: int) -> str | None:
     return None
 
 
-@dataclass(frozen=True)
-class AnswerText:
+class AnswerText(NamedTuple):
     """One answer in which mismatches were found."""
 
     problem: int  # index of its prompt in the split
@@ -145,8 +134,7 @@ class AnswerText:
     ids: list[int]  # the answer as token ids, without the prompt
 
 
-Texts = dict[tuple[int, int], AnswerText]
-"""Texts by (problem, policy)."""
+Texts = dict[tuple[int, int], AnswerText]  # by (problem, policy)
 
 
 def pack(records: Table, texts: Iterable[AnswerText]) -> Table:

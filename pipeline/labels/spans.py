@@ -1,8 +1,7 @@
 """What two other methods learn from mismatches: judges from labels of whole spans, and CSD from counts of pairs.
 
-    python -m pipeline.labels.spans read      data/labels -> data/spans/rows-00000.safetensors
-    python -m pipeline.labels.spans train     data/spans -> models/table/judge
-    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/table/pairs.safetensors
+    python -m pipeline.labels.spans judge     data/labels -> data/spans, and from that the head `judge`
+    python -m pipeline.labels.spans pairs     data/mismatches/strict -> models/pairs.safetensors
 
 A span (arXiv 2501.19309) is a mismatch together with the draft tokens that follow it in a block which begins with it;
 all of them carry the label of the mismatch. The target's states behind a mistake show the mistake as well. The pairs
@@ -31,8 +30,9 @@ from pipeline.labels.schema import (
     read_labels,
     read_records,
 )
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import load_pair
-from pipeline.params import MethodParams, read_params
+from pipeline.params import read_params
 from pipeline.paths import MODELS, SPANS
 from pipeline.run import run
 from pipeline.stages.train import train, with_features
@@ -43,7 +43,8 @@ PAIRS = MODELS / "pairs.safetensors"
 def main(part: str) -> None:
     if part == "judge":
         read_spans()
-        train_judge()
+        params = read_params()
+        train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
     else:
         count_pairs()
 
@@ -77,12 +78,6 @@ def span_rows(part: Table, block: Block, features: tuple[str, ...], span: int) -
     at_B, at_K = at_B.cpu(), at_K.cpu()
     shared = {name: part[name][at_B] for name in ("problem", "policy", "kept")}
     return {**rows, **shared, "kl": kl, "position": part["position"][at_B] + at_K}
-
-
-def train_judge() -> None:
-    """Train the head `judge` on the labels of spans."""
-    params = read_params()
-    train("logistic", MODELS / "judge", [SPANS], "judge", with_features(params, params.train.span_features))
 
 
 def count_pairs() -> None:

@@ -5,10 +5,10 @@ vLLM is imported when it is started; without it, or with a stand-in for it, ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import safe_open
@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils.hub import cached_file
 
 from gistgate.core.block import Block, Sampling
-from gistgate.core.features import decoder_layers, extract, layers_needed
+from gistgate.core.features import decoder_layers, layers_needed
 from gistgate.core.files import read_json
 from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
-from pipeline.labels.features import batches, divergence
+from pipeline.labels.features import at_mismatch, batches, blocks_of
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.labels.schema import Table, Texts, concatenated
 from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_pair
@@ -40,8 +40,7 @@ SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 """Settings of architectures that change logits behind the output layer."""
 
 
-@dataclass(frozen=True)
-class TextToExtend:
+class TextToExtend(NamedTuple):
     """A text for the engine to go on with."""
 
     text: list[int]  # prompt and answer so far, as token ids
@@ -63,44 +62,37 @@ class EngineRunner:
 
     def serve(self, source: RolloutSource, sampling: Sampling | None = None) -> None:
         """Make what `source` asks for until it asks for nothing more; greedily by default."""
-        rows: dict[Rollout, Row] = {}
-        while rows := self._live(rows, source):
-            texts = [
-                TextToExtend(row.text, min(PORTION, self.stop.max_new_tokens - len(row.answer)), seed_of(row))
-                for row in rows.values()
+        live: dict[Rollout, Row] = {}
+        while True:
+            while len(live) < MOST_LIVE and (taken := source.take(MOST_LIVE - len(live))):
+                fresh = {rollout: rollout.row(0) for rollout in taken}
+                live |= self._extended(fresh, [[rollout.token] for rollout in taken], source)
+            if not live:
+                return
+            texts = [  # no portion of a text repeats the draws of the one before
+                TextToExtend(
+                    row.text,
+                    min(PORTION, self.stop.max_new_tokens - len(row.answer)),
+                    seed=(row.seed * 1_000_003 + len(row.text)) % 2**31,
+                )
+                for row in live.values()
             ]
             portions = self.engine(texts, sampling or Sampling(), sorted(self.stop.eos_ids))
-            for row, portion in zip(rows.values(), portions, strict=True):
-                self._add(row, portion)
+            live = self._extended(live, portions, source)
 
-    def _live(self, rows: dict[Rollout, Row], source: RolloutSource) -> dict[Rollout, Row]:
-        """Those that have to go on, and new ones beside them."""
-        live = self._going_on(rows, source)
-        while len(live) < MOST_LIVE and (taken := source.take(MOST_LIVE - len(live))):
-            fresh = {rollout: rollout.row(0) for rollout in taken}
-            for rollout, row in fresh.items():
-                self._add(row, [rollout.token])
-            live |= self._going_on(fresh, source)
-        return live
-
-    def _going_on(self, rows: dict[Rollout, Row], source: RolloutSource) -> dict[Rollout, Row]:
-        """Hand out the rollouts that have ended and return the others."""
-        for rollout, row in rows.items():
+    def _extended(
+        self, rows: dict[Rollout, Row], new: Sequence[list[int]], source: RolloutSource
+    ) -> dict[Rollout, Row]:
+        """Extend these rollouts, hand out those that have ended and return the others."""
+        for (rollout, row), portion in zip(rows.items(), new, strict=True):
+            keep, row.finish = self.stop.cut(row.answer, portion)
+            row.text += portion[:keep]
             # A decoder would have found that it is decided first.
             row.finish = source.decided(rollout, row.answer) or row.finish
             if row.finish is not None:
                 self.cost.rolled(len(row.answer) - rollout.position - 1)
                 source.end(rollout, FinishedRollout(row.answer, row.finish))
         return {rollout: row for rollout, row in rows.items() if row.finish is None}
-
-    def _add(self, row: Row, new: list[int]) -> None:
-        keep, row.finish = self.stop.cut(row.answer, new)
-        row.text += new[:keep]
-
-
-def seed_of(row: Row) -> int:
-    """Another seed for each portion of a text, so that no portion repeats the draws of the one before."""
-    return (row.seed * 1_000_003 + len(row.text)) % 2**31
 
 
 def check_alone(params: Params) -> None:
@@ -110,16 +102,8 @@ def check_alone(params: Params) -> None:
 
 
 def start_vllm(key: str, source: ModelSource, arguments: Mapping[str, Any], **more: Any) -> Any:
-    """The `vllm.LLM` of a target that reads and writes token ids.
-
-    Args:
-        key: the parameter that asks for vLLM, such as engine.rollouts.
-        source: the target.
-        arguments: what the user adds; `more` is what the stage adds.
-
-    Raises:
-        UserError: vLLM is missing, or the target is one that it is not given.
-    """
+    """The `vllm.LLM` of a target that reads and writes token ids; `key` is the parameter that asks for it, `arguments`
+    is what the user adds, and `more` what the stage adds."""
     instead = f"or set {key} to own in params.yaml."
     try:
         import vllm
@@ -147,17 +131,10 @@ class VllmEngine:
         """New tokens of every text."""
         from vllm import SamplingParams
 
+        shared: Any = {"temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p}
+        shared |= {"stop_token_ids": list(eos_ids), "detokenize": False}
         params = [
-            SamplingParams(
-                temperature=sampling.temperature,
-                top_k=sampling.top_k,
-                top_p=sampling.top_p,
-                seed=None if sampling.greedy else one.seed,
-                max_tokens=one.num,
-                stop_token_ids=list(eos_ids),
-                detokenize=False,
-            )
-            for one in texts
+            SamplingParams(seed=None if sampling.greedy else one.seed, max_tokens=one.num, **shared) for one in texts
         ]
         outputs = self.llm.generate([prompt(one.text) for one in texts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
@@ -167,14 +144,7 @@ class VllmStates:
     """A target that vLLM holds, asked for the states of its layers: `States`."""
 
     def __init__(self, source: ModelSource, layers: Sequence[int], arguments: Mapping[str, Any], folder: Path) -> None:
-        """Start vLLM.
-
-        Args:
-            source: the target.
-            layers: numbers of layers whose outputs are wanted, counted from 1.
-            arguments: those of `vllm.LLM` besides the model and its dtype.
-            folder: where states wait until they are read.
-        """
+        """Start vLLM; the outputs of `layers`, counted from 1, are wanted, and wait in `folder` until they are read."""
         folder.mkdir(parents=True, exist_ok=True)
         connector = {"kv_connector": "ExampleHiddenStatesConnector"} if torch.cuda.is_available() else ON_CPU
         extra = {"kv_connector_extra_config": {"shared_storage_path": str(folder)}}
@@ -221,33 +191,15 @@ def prompt(text: Sequence[int]) -> dict[str, list[int]]:
     return {"prompt_token_ids": list(text)}
 
 
-@dataclass(frozen=True)
-class OutputLayer:
+class OutputLayer(NamedTuple):
     """The end of a target alone: what turns the states of the last layer into logits."""
 
-    norm: nn.Module
-    head: nn.Module
-
-    @torch.no_grad()
-    def post(self, pre: Tensor) -> Tensor:
-        """States behind the final normalisation `[..., D]`, of those in front of it."""
-        found: Tensor = self.norm(pre)
-        return found
-
-    @torch.no_grad()
-    def logits(self, post: Tensor) -> Tensor:
-        """Logits `[..., V]` in float32, of states behind the normalisation `[..., D]`."""
-        found: Tensor = self.head(post)
-        return found.float()
+    norm: nn.Module  # final normalisation
+    head: nn.Module  # logits of normalised states
 
 
 def load_output_layer(source: ModelSource) -> OutputLayer:
-    """Read these two modules and nothing else of a model's weights.
-
-    Raises:
-        UserError: an architecture whose logits are more than the output layer of its normalised states, or weights
-            that are not in safetensors.
-    """
+    """Read these two modules and nothing else of a model's weights."""
     model = load_shape(source)
     config = model.config.get_text_config()
     if any(getattr(config, name, None) not in (None, 1, 1.0) for name in SCALED):
@@ -257,12 +209,11 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
         )
     head, norm = model.get_output_embeddings(), final_norm(model)
     assert isinstance(head, nn.Module)
-    names = {id(weight): name for name, weight in model.named_parameters(remove_duplicate=False)}
-    tied = {name for name, weight in model.named_parameters(remove_duplicate=False) if weight is head.weight}
-    wanted = [(module, key, weight) for module in (norm, head) for key, weight in module.named_parameters()]
-    stored = [weight_of(source, tied if weight is head.weight else {names[id(weight)]}) for _, _, weight in wanted]
-    for (module, key, _), values in zip(wanted, stored, strict=True):
-        setattr(module, key, nn.Parameter(values.to(getattr(torch, source.dtype)), requires_grad=False))
+    for module in (norm, head):
+        for key, weight in list(module.named_parameters()):
+            names = {name for name, one in model.named_parameters(remove_duplicate=False) if one is weight}
+            values = weight_of(source, names).to(getattr(torch, source.dtype))
+            setattr(module, key, nn.Parameter(values, requires_grad=False))
     return OutputLayer(norm, head)
 
 
@@ -284,7 +235,9 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
 
 def weight_of(source: ModelSource, names: set[str]) -> Tensor:
     """The first stored tensor that has one of these names."""
-    for file in weight_files(source):
+    index = stored_file(source, INDEX)
+    files = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
+    for file in filter(None, (stored_file(source, name) for name in files)):
         with safe_open(file, framework="pt") as stored:
             for name in names & set(stored.keys()):
                 found: Tensor = stored.get_tensor(name)
@@ -295,23 +248,10 @@ def weight_of(source: ModelSource, names: set[str]) -> Tensor:
     )
 
 
-def weight_files(source: ModelSource) -> Iterator[Path]:
-    """The model's files of safetensors, in its folder or in the cache of the hub."""
-    index = stored_file(source, INDEX)
-    names = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
-    yield from filter(None, (stored_file(source, name) for name in names))
-
-
-def stored_file(source: ModelSource, name: str) -> Path | None:
-    """Where a file of the model lies; None where it has no such file."""
-    found = cached_file(
-        source.model,
-        name,
-        revision=source.revision,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    )
-    return None if found is None else Path(found)
+def stored_file(source: ModelSource, name: str) -> str | None:
+    """Where a file of the model lies, in its folder or in the cache of the hub; None where it has no such file."""
+    quiet: Any = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+    return cached_file(source.model, name, revision=source.revision, **quiet)
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:
@@ -325,39 +265,27 @@ def numbers_of(names: Sequence[str], last: int) -> list[int]:
     return sorted(numbers)
 
 
+@dataclass
 class StateFeatures:
     """Reads the features of labelled mismatches as `FeatureReader` does, from the states of an engine."""
 
-    def __init__(
-        self,
-        states: States,
-        output: OutputLayer,
-        draft: PreTrainedModel | None,
-        prompts: Sequence[dict[str, Any]],
-        names: Sequence[str],
-        numbers: Sequence[int],
-        vocabulary: int,
-    ) -> None:
-        """`numbers` are the layers of `states`; `vocabulary` is the number of ids that count."""
-        self.states, self.output, self.draft, self.prompts = states, output, draft, prompts
-        self.names, self.numbers, self.vocabulary = tuple(names), list(numbers), vocabulary
+    states: States
+    output: OutputLayer
+    draft: PreTrainedModel | None
+    prompts: Sequence[dict[str, Any]]
+    names: Sequence[str]  # feature ids
+    numbers: Sequence[int]  # layers of `states`
+    vocabulary: int  # number of ids that count
 
     @torch.no_grad()
     def read(self, table: Table, texts: Texts, batch_size: int, **_request: Any) -> Table:
         """The columns `kl` and `same_target` of the schema FEATURES and all features, for every row of `table`."""
-        parts = []
-        for part in batches(table, batch_size):
-            block = self.block(part, texts)
-            first = torch.zeros(len(block.draft_ids), dtype=torch.long)
-            columns = {name: values[:, 0].float() for name, values in extract(block, self.names).items()}
-            columns["kl"] = divergence(block, torch.arange(len(first)), first)
-            columns["same_target"] = (block.top_ids[:, 0] == part["target_id"]).to(torch.int8)
-            parts.append(columns)
-        return concatenated(parts)
+        parts = batches(table, batch_size)
+        return concatenated([at_mismatch(self.block(one, texts), self.names, one["target_id"]) for one in parts])
 
     def block(self, part: Table, texts: Texts) -> Block:
         """The blocks that begin with the mismatches of `part`."""
-        x_BK = torch.cat([part["draft_id"][:, None], part["behind"].long()], dim=1)
+        x_BK = blocks_of(part)
         valid_BK = x_BK >= 0
         places = (part[name].tolist() for name in ("problem", "policy", "position"))
         fronts = [  # the text in front of every mismatch, prompt included
@@ -373,8 +301,8 @@ class StateFeatures:
         states_BRLD = nn.functional.pad(states_BRLD, (0, 0, 0, 0, 0, missing))
         hidden = {f"layer:{number - 1}": states_BRLD[:, :, at] for at, number in enumerate(self.numbers)}
         hidden["pre"] = hidden[f"layer:{self.numbers[-1] - 1}"]
-        hidden["post"] = self.output.post(hidden["pre"])
-        logits = self.output.logits(hidden["post"])[..., : self.vocabulary]
+        hidden["post"] = self.output.norm(hidden["pre"])
+        logits = self.output.head(hidden["post"]).float()[..., : self.vocabulary]
         q_BKV = self.draft_probs(fronts, whole, x_BK.shape[1])
         return Block(x_BK.clamp_min(0), valid_BK, logits, q=q_BKV, hidden=hidden)
 

@@ -32,7 +32,8 @@ from gistgate.models.loading import (
     warn_generation_config,
     whole_model,
 )
-from pipeline.params import MODEL, block, build, nearest
+from pipeline.methods import MODEL
+from pipeline.params import block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
 
 T = TypeVar("T")

@@ -6,6 +6,7 @@ import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,43 +40,33 @@ def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon (Jordan et al., 2024): momentum whose matrix updates are made orthogonal by Newton-Schulz iterations.
 
-    Written by hand because it is twice as fast as torch.optim.Muon, which treats one matrix at a time and always in
-    bfloat16: slow on processors without matrix tiles. Here matrices of equal shape share one batched product in a
-    chosen precision.
+    Twice as fast as torch.optim.Muon, which treats one matrix at a time and always in bfloat16: here matrices of equal
+    shape share one batched product in a chosen precision.
     """
 
-    def __init__(
-        self, params: Iterable[Tensor], lr: float = 0.02, momentum: float = 0.95, dtype: torch.dtype = torch.float32
-    ) -> None:
-        super().__init__(params, {"lr": lr, "momentum": momentum})
+    def __init__(self, params: Iterable[Tensor], lr: float = 0.02, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(params, {"lr": lr, "momentum": 0.95})
         self.dtype = dtype
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update every parameter that has a gradient; returns what the closure computed, if there is one."""
-        loss = closure() if closure is not None else None
-        with torch.no_grad():
-            for group in self.param_groups:
-                self._update(group)
-        return loss
-
-    def _update(self, group: dict[str, Any]) -> None:
-        by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
-        for param in group["params"]:
-            if param.grad is None:
-                continue
-            state = self.state[param]
-            if "momentum" not in state:
-                state["momentum"] = torch.zeros_like(param)
-            average = state["momentum"].lerp_(param.grad, 1 - group["momentum"])
-            update = param.grad.lerp(average, group["momentum"])  # as of Nesterov
-            wide = update if param.shape[0] <= param.shape[1] else update.mT
-            by_shape[tuple(wide.shape)].append((param, wide))
-        for pairs in by_shape.values():
-            updates = orthogonalise(torch.stack([wide for _, wide in pairs]).to(self.dtype))
-            for (param, wide), update in zip(pairs, updates, strict=True):
-                rows, columns = param.shape
-                update = update if wide.shape == param.shape else update.mT
-                param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:
+        """Update every parameter that has a gradient; Lightning's closure computes nothing."""
+        if closure is not None:
+            closure()
+        for group in self.param_groups:
+            by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
+            for param in (one for one in group["params"] if one.grad is not None):
+                average = self.state[param].setdefault("momentum", torch.zeros_like(param))
+                average.lerp_(param.grad, 1 - group["momentum"])
+                update = param.grad.lerp(average, group["momentum"])  # as of Nesterov
+                wide = update if param.shape[0] <= param.shape[1] else update.mT
+                by_shape[tuple(wide.shape)].append((param, wide))
+            for pairs in by_shape.values():
+                updates = orthogonalise(torch.stack([wide for _, wide in pairs]).to(self.dtype))
+                for (param, wide), update in zip(pairs, updates, strict=True):
+                    rows, columns = param.shape
+                    update = update if wide.shape == param.shape else update.mT
+                    param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str]]) -> list[tuple[list[int], int]]:
@@ -117,33 +108,9 @@ def collate(rows: Sequence[tuple[list[int], int]], pad: int) -> tuple[Tensor, Te
     return ids_BT, labels_BT
 
 
-def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
-    """A fresh Llama of the given size with tied embeddings."""
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=padded_size(tokenizer),
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = LlamaForCausalLM(config)
-    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
-    return model
-
-
 def has_fast_bfloat16() -> bool:
-    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16.
-
-    Matrix tiles (AMX) and AVX512_BF16 do; AVX-512 alone computes bfloat16 at about half the speed of float32.
-    """
+    """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16
+    (AVX-512 without AVX512_BF16 or AMX does so at about half the speed of float32)."""
     if torch.cuda.is_available():
         return bool(torch.cuda.is_bf16_supported())
     capabilities: dict[str, bool] = getattr(torch.cpu, "get_capabilities", dict)()
@@ -173,18 +140,16 @@ class LanguageModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.losses = checkpoint["losses"]
 
-    def loss(self, ids_BT: Tensor, labels_BT: Tensor) -> Tensor:
-        """Mean cross entropy of the positions with a label; logits are made for these alone."""
+    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
+        """One step of both optimisers on the mean cross entropy of the positions with a label; logits are made for
+        these alone."""
+        ids_BT, labels_BT = batch
+        factor = learning_rate(int(self.steps_done), self.size.steps, self.warmup)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
             hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
             has_loss = labels_BT[:, 1:] != IGNORED
             logits_NV = self.model.lm_head(hidden_BTD[:, :-1][has_loss])
-        return torch.nn.functional.cross_entropy(logits_NV.float(), labels_BT[:, 1:][has_loss])
-
-    def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
-        """One step of both optimisers."""
-        factor = learning_rate(int(self.steps_done), self.size.steps, self.warmup)
-        loss = self.loss(*batch)
+        loss = torch.nn.functional.cross_entropy(logits_NV.float(), labels_BT[:, 1:][has_loss])
         self.manual_backward(loss)
         for optimizer, peak in zip(self.optimizers(), (self.size.matrix_lr, self.size.lr), strict=True):
             for group in optimizer.param_groups:
@@ -213,13 +178,9 @@ class Batches(pl.LightningDataModule):
         self.rows, self.batches, self.pad, self.save_every = rows, batches, pad, save_every
 
     def train_dataloader(self) -> DataLoader:
-        """The batches of the current epoch."""
         begin = self.trainer.current_epoch * self.save_every
-        indices = self.batches[begin : begin + self.save_every]
-        return DataLoader(indices, batch_size=None, collate_fn=self._collate)  # type: ignore[arg-type]
-
-    def _collate(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        return collate([self.rows[i] for i in indices], self.pad)
+        batches = [[self.rows[i] for i in batch] for batch in self.batches[begin : begin + self.save_every]]
+        return DataLoader(batches, batch_size=None, collate_fn=partial(collate, pad=self.pad))  # type: ignore[arg-type]
 
 
 def train_model(
@@ -231,17 +192,31 @@ def train_model(
     seed: int,
     scratch: Path,
 ) -> tuple[LlamaForCausalLM, list[float]]:
-    """Train a model on `documents`; returns the loss of every step as well.
+    """Train a fresh Llama with tied embeddings on `documents`; returns the loss of every step as well.
 
-    Args:
-        scratch: folder of the checkpoint `<name>.ckpt`; a training that finds one there continues from it.
+    A training that finds the checkpoint `<name>.ckpt` in the folder `scratch` continues from it.
     """
-    model = make_model(size, tokenizer, seed)
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=padded_size(tokenizer),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    model = LlamaForCausalLM(config).train()
+    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
     module = LanguageModule(model, size, params.warmup)
     rows = encode(tokenizer, documents)
     batches = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
     checkpoint = scratch / f"{name}.ckpt"
-    model.train()
     trainer = pl.Trainer(
         max_epochs=math.ceil(size.steps / params.save_every),
         reload_dataloaders_every_n_epochs=1,
@@ -262,19 +237,13 @@ def train_model(
 
 
 @torch.inference_mode()
-def greedy(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: Sequence[str],
-    batch_size: int = 100,
-    max_new_tokens: int = 160,
-) -> list[list[int]]:
-    """Greedy solutions as ids, end token included."""
+def greedy(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, questions: Sequence[str]) -> list[list[int]]:
+    """Greedy solutions of at most 160 tokens as ids, end token included."""
     solutions = []
-    for begin in range(0, len(questions), batch_size):
-        texts = [prompt_text(question) for question in questions[begin : begin + batch_size]]
+    for begin in range(0, len(questions), 100):
+        texts = [prompt_text(question) for question in questions[begin : begin + 100]]
         batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", return_token_type_ids=False)
-        out = model.generate(**batch.to(model.device), max_new_tokens=max_new_tokens, do_sample=False)
+        out = model.generate(**batch.to(model.device), max_new_tokens=160, do_sample=False)
         for row in out[:, batch["input_ids"].shape[1] :].tolist():
             end = row.index(tokenizer.eos_token_id) + 1 if tokenizer.eos_token_id in row else len(row)
             solutions.append(row[:end])
@@ -306,13 +275,9 @@ def strict_mean_accepted_length(
         prompt = tokenizer(prompt_text(question))["input_ids"]
         ids = torch.tensor([prompt + solution], device=draft.device)
         choice = draft(ids[:, :-1]).logits[0, len(prompt) - 1 :].argmax(-1)
-        match = (choice == ids[0, len(prompt) :]).tolist()
-        position = 0
-        while position < len(match):
-            run = 0
-            while run < block and position + run < len(match) and match[position + run]:
-                run += 1
-            position = min(position + run + 1, len(match))
+        match, position = (choice == ids[0, len(prompt) :]).tolist(), 0
+        while position < len(match):  # a round ends behind its first token that differs, or behind `block` equal ones
+            position += [*match[position : position + block], False].index(False) + 1
             rounds += 1
         tokens += len(match)
     return tokens / max(1, rounds)

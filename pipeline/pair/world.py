@@ -12,6 +12,7 @@ import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -52,12 +53,9 @@ class Step:
 
     def apply(self, total: int) -> int:
         """The total after this step."""
-        return {
-            "gain": total + self.amount,
-            "lose": total - self.amount,
-            "double": total * 2,
-            "triple": total * 3,
-        }[self.operation]
+        return {"gain": total + self.amount, "lose": total - self.amount, "double": total * 2, "triple": total * 3}[
+            self.operation
+        ]
 
 
 @dataclass(frozen=True)
@@ -72,19 +70,15 @@ class Problem:
     start: int
     steps: tuple[Step, ...]
     colour: str
-    container: str
     other_colour: str
+    container: str
     other_container: str
     place: str
 
     @property
     def totals(self) -> list[int]:
         """Totals after every step; the last one is the answer."""
-        totals, total = [], self.start
-        for step in self.steps:
-            total = step.apply(total)
-            totals.append(total)
-        return totals
+        return [*accumulate(self.steps, lambda total, step: step.apply(total), initial=self.start)][1:]
 
 
 def core(start: int, steps: list[tuple[str, int]]) -> str:
@@ -99,10 +93,9 @@ def part_of(core: str) -> str:
     return next(part for part, range_ in PARTS.items() if twentieth in range_)
 
 
-def draw_arithmetic(
-    params: WorldParams, part: str, rng: random.Random, num_steps: int
-) -> tuple[int, list[tuple[str, int]]]:
+def draw_arithmetic(params: WorldParams, part: str, rng: random.Random) -> tuple[int, list[tuple[str, int]]]:
     """Draw a start and operations whose totals stay within the world's bounds and whose core belongs to `part`."""
+    num_steps = rng.randint(params.min_steps, params.max_steps)
     while True:
         start = rng.randint(*params.numbers)
         total, steps = start, []
@@ -118,25 +111,12 @@ def draw_arithmetic(
 
 def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     """Draw one problem of `part`."""
-    start, steps = draw_arithmetic(params, part, rng, rng.randint(params.min_steps, params.max_steps))
-    (name, pronoun, possessive), (friend, _, _) = rng.sample(PEOPLE, 2)
-    colour, other_colour = rng.sample(COLOURS, 2)
-    container, other_container = rng.sample(CONTAINERS, 2)
-    days = rng.sample(DAYS, len(steps))
-    return Problem(
-        name=name,
-        pronoun=pronoun,
-        possessive=possessive,
-        friend=friend,
-        items=rng.choice(ITEMS),
-        start=start,
-        steps=tuple(Step(*step, day) for step, day in zip(steps, days, strict=True)),
-        colour=colour,
-        container=container,
-        other_colour=other_colour,
-        other_container=other_container,
-        place=rng.choice(PLACES),
-    )
+    start, drawn = draw_arithmetic(params, part, rng)
+    person, (friend, _, _) = rng.sample(PEOPLE, 2)
+    colours, containers = rng.sample(COLOURS, 2), rng.sample(CONTAINERS, 2)
+    steps = tuple(Step(*step, day) for step, day in zip(drawn, rng.sample(DAYS, len(drawn)), strict=True))
+    items, place = rng.choice(ITEMS), rng.choice(PLACES)
+    return Problem(*person, friend, items, start, steps, *colours, *containers, place)
 
 
 Wording = Mapping[str, list[float]]
@@ -145,10 +125,8 @@ Wording = Mapping[str, list[float]]
 
 def zipf(keys: list[float], skew: float) -> list[float]:
     """Frequencies 1 / rank^skew, normalised; the largest key has rank 1."""
-    order = sorted(range(len(keys)), key=lambda i: -keys[i])
-    raw = [0.0] * len(keys)
-    for rank, i in enumerate(order, start=1):
-        raw[i] = rank**-skew
+    rank = {i: rank for rank, i in enumerate(sorted(range(len(keys)), key=lambda i: -keys[i]), start=1)}
+    raw = [rank[i] ** -skew for i in range(len(keys))]
     return [weight / sum(raw) for weight in raw]
 
 
@@ -204,11 +182,7 @@ class TextWriter:
         return " ".join([*sentences, say("final", after=answer)]) + f"\n#### {answer}"
 
     def _speaker(self, problem: Problem, rng: random.Random) -> Callable[..., str]:
-        def say(site: str, **fill: object) -> str:
-            sentence = rng.choices(SITES[site], self.wording[site])[0]
-            return sentence.format(**{**vars(problem), **fill})
-
-        return say
+        return lambda site, **fill: rng.choices(SITES[site], self.wording[site])[0].format(**{**vars(problem), **fill})
 
 
 def documents(
@@ -216,10 +190,9 @@ def documents(
 ) -> list[dict[str, str]]:
     """Draw `count` documents {"question", "answer"} of a part (`corpus`, `train`, `test`).
 
-    The parts share no arithmetic. Within a part every document is drawn independently of the others, so that any two
-    sets of documents of a part speak about the same problems, which certificates rely on; an arithmetic may come again
-    in other words. (Without repetitions, later documents would be longer: there are fewer short problems.) Both
-    dialects tell questions in the target's wording, only solutions differ. Each `stream` draws other documents.
+    The parts share no arithmetic. Within a part every document is drawn independently of the others, which certificates
+    rely on; an arithmetic may come again in other words. (Without repetitions, later documents would be longer: there
+    are fewer short problems.) Both dialects tell questions alike, only solutions differ. Each `stream` draws others.
     """
     rng = random.Random(" ".join(filter(None, (str(seed), part, dialect, stream))))
     writer = TextWriter(make_wording(params, dialect, seed), params.has_ornaments)
@@ -230,9 +203,8 @@ def documents(
 def further_documents(params: WorldParams, seed: int, count: int, draw: int) -> list[dict[str, str]]:
     """The draw number `draw` (from 1 on) of `count` problems for calibration.
 
-    They are drawn exactly as those of the test file and independently of them and of other draws. A certificate that is
-    made with them therefore speaks about the problems of the test file. An arithmetic may come twice, in other words;
-    none of them is in the training file or in a corpus.
+    They are drawn exactly as those of the test file and independently of them and of other draws, so that a certificate
+    made with them speaks about the problems of the test file.
     """
     return documents(params, seed, "test", count, stream=f"calibration {draw}")
 
@@ -269,11 +241,9 @@ def train_tokenizer() -> PreTrainedTokenizerFast:
             problem = draw_problem(params, "corpus", rng)
             texts.append(f"{prompt_text(writer.question(problem, rng))} {writer.solution(problem, rng)}")
     raw = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     raw.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(PATTERN), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
     raw.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

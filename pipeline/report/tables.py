@@ -148,9 +148,6 @@ def timed(found: dict[str, Any]) -> str:
     )
 
 
-# ---- Self-contained HTML pages: one layout, and a template for each kind of content.
-
-
 TEMPLATES = Path(__file__).with_name("templates")
 
 

@@ -24,8 +24,9 @@ from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Task
 from gistgate.segments.writing import Boundaries, SegmentWriter
 from pipeline.decode import make_decoder, read_prompts, request_of
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MethodParams, Params, SegmentParams
+from pipeline.params import Params, SegmentParams
 from pipeline.paths import prompts_of, reference_of
 from pipeline.run import Shards, bar
 
@@ -58,9 +59,6 @@ def shards_of(params: Params, pair: Pair, task: Task) -> Shards:
     model = [Path(name) for name in (params.segments.judge_model,) if name and Path(name).is_dir()]
     settings = own, params.seed, params.decoding.batch_size, task_hash(task)
     return Shards("segments", *settings, *pair.files, *model, prompts_of("train"), REFERENCE)
-
-
-# ---- Prefixes of the target's answers, and the segments that a model writes behind them.
 
 
 @dataclass(frozen=True)
@@ -180,9 +178,6 @@ def collect(
 def read_answers() -> list[list[int]]:
     """The strict answers to the training prompts, in their order."""
     return [row["ids"] for row in read_json_lines(REFERENCE)]
-
-
-# ---- Which segments mean the same: interchangeable judges that put the samples of one prefix into groups.
 
 
 @dataclass(frozen=True)
@@ -335,9 +330,6 @@ def load(kind: Any, name: str) -> tuple[Any, Any]:
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "right"
     return tokenizer, model.eval()
-
-
-# ---- What the groups say.
 
 
 def shares(row: dict[str, Any], judge: str, role: str) -> list[float]:

@@ -76,9 +76,6 @@ def check_samples(rows: Sequence[dict[str, Any]]) -> None:
             )
 
 
-# ---- The states that predicted each segment, read by a model as the decoder will read them.
-
-
 @dataclass(frozen=True)
 class Examples:
     """Different segments of all prefixes, with how often each was drawn."""
@@ -138,9 +135,6 @@ def read_states(
             size = len(segments[n])
             states[n, :size] = seen["post"][row, -size:].float().cpu()
     return states, torch.arange(limit) < lengths[:, None]
-
-
-# ---- One probe, and what it is worth.
 
 
 def fit_and_measure(examples: Examples, role: str, params: Params) -> tuple[Probe, dict[str, Any]]:

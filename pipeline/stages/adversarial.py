@@ -20,8 +20,9 @@ from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError, added_ids
 from gistgate.lm_eval.task import chat_template
 from pipeline.decode import Operating, load_gate, make_decoder, operating_point, read_prompts, request_of, seeds_of
+from pipeline.methods import MODEL
 from pipeline.pair.pair import load_pair, read_pair
-from pipeline.params import MODEL, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.paths import REPORTS
 from pipeline.run import run
 from pipeline.stages.prompts import context_length

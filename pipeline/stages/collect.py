@@ -87,11 +87,7 @@ def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
 
 
 def minable(params: Params) -> list[int]:
-    """Indices of the problems to mine.
-
-    Raises:
-        UserError: the target solves none of them.
-    """
+    """Indices of the problems to mine."""
     problems = [
         i for i, row in enumerate(read_json_lines(REFERENCE)) if row["score"] > 0 or not params.collect.solved_only
     ]
@@ -111,11 +107,7 @@ def no_records(block: int, of_gate: bool) -> Table:
 
 
 def check_met(shards: Shards, count: int) -> None:
-    """Refuse a pass without a single mismatch.
-
-    Raises:
-        UserError: there is none.
-    """
+    """Refuse a pass without a single mismatch."""
     if not any(len(load_tensors(shards.path(index), ("problem",))["problem"]) for index in range(count)):
         raise UserError(
             "No text has a mismatch: target and draft agree on all answers, or none could be read. Take more training "

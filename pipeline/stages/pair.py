@@ -50,11 +50,7 @@ def main() -> None:
 
 
 def replaced(block: PairTrainingParams, changes: dict[str, Any], file: str) -> PairTrainingParams:
-    """The block with what the pair's file says instead, key by key.
-
-    Raises:
-        UserError: a key that the block does not have.
-    """
+    """The block with what the pair's file says instead, key by key."""
     known = asdict(block)
     inner = {key: {**known[key], **value} for key, value in changes.items() if isinstance(known.get(key), dict)}
     return build(PairTrainingParams, {**known, **changes, **inner}, "training", file)

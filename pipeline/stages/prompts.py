@@ -57,25 +57,21 @@ def main() -> None:
 
 def context_length(source: PairSource) -> int:
     """Tokens that all models of the pair can read."""
-    configs = [load_config(model).get_text_config() for model in source.models]
+    configs = [load_config(model).get_text_config() for model in source.roles.values()]
     return min(context_of(config) or DEFAULT_MAX_LENGTH for config in configs)
 
 
 def write_prompts(maker: PromptMaker, params: Params, folder: Path) -> None:
-    """Fill `folder` with a file for each split, and with summary.json.
-
-    Raises:
-        UserError: too few documents, or an empty prompt.
-    """
+    """Fill `folder` with a file for each split, and with summary.json."""
     splits = {"test": maker.test_prompts(params.prompts.test)}
-    taken = {maker.problem(prompt["doc"]) for prompt in splits["test"]}
+    taken = {maker.task.problem(prompt["doc"]) for prompt in splits["test"]}
     splits |= training_prompts(maker, params, taken)
     for name, prompts in splits.items():
         write_json_lines(folder / f"{name}.jsonl", prompts)
     counts = {name: len(prompts) for name, prompts in splits.items()}
     summary = {"prompts": counts, "too_long": maker.too_long, "metric": maker.task.metric, "note": NOTE}
     write_json(folder / "summary.json", summary)
-    learned = hashes_of(maker.problem(prompt["doc"]) for prompt in splits["train"])
+    learned = hashes_of(maker.task.problem(prompt["doc"]) for prompt in splits["train"])
     write_json(folder / LEARNED.name, {"train": learned})
     print("prompts:", ", ".join(f"{count} {name}" for name, count in counts.items()), report(maker.too_long))
 
@@ -102,7 +98,7 @@ def training_prompts(maker: PromptMaker, params: Params, taken: set[str]) -> dic
             "problem or are longer than the context. Lower the sizes in params.yaml."
         )
     if params.prompts.draw > 1 or of_the_world(params):
-        seen |= {maker.problem(prompt["doc"]) for prompts in splits.values() for prompt in prompts}
+        seen |= {maker.task.problem(prompt["doc"]) for prompts in splits.values() for prompt in prompts}
         splits["calibration"] = drawn_prompts(maker, params, supply, seen)
     return splits
 
@@ -115,9 +111,6 @@ def drawn_prompts(maker: PromptMaker, params: Params, supply: Iterator[Prompt], 
         params: the run's.
         supply: what is left of the training documents.
         seen: problems of all other prompts.
-
-    Raises:
-        UserError: too few documents are left for this draw.
     """
     draw, size = params.prompts.draw, params.prompts.calibration
     if of_the_world(params):

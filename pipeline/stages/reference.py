@@ -15,9 +15,10 @@ import torch
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
 from pipeline.decode import make_decoder, read_prompts, run_split
+from pipeline.methods import MethodParams
 from pipeline.outcomes import TOGETHER
 from pipeline.pair.pair import load_pair
-from pipeline.params import MethodParams, Params, read_params
+from pipeline.params import Params, read_params
 from pipeline.paths import reference_of
 from pipeline.run import run, side_by_side
 from pipeline.tasks import load_task

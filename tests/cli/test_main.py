@@ -3,16 +3,14 @@
 import errno
 import io
 import json
-import os
 import shutil
-import stat
 import warnings
 from dataclasses import replace
 
 import pytest
 
-from gistgate.cli import show
 from gistgate.cli import main as command_line
+from gistgate.cli import show
 from gistgate.cli.options import read_prompts
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate

@@ -167,7 +167,7 @@ def rewrite(path, change):
     [
         (lambda c: c.update(format_version=9), "format version 9, this gistgate reads 2"),
         (lambda c: c.update(format_version=1), "train and calibrate the gate again"),
-        (lambda c: c.update(hed={}), "unknown key 'hed' .did you mean 'head'"),
+        (lambda c: c.update(hed={}), "unknown key 'hed' .Did you mean 'head'"),
         (lambda c: c.pop("target"), "'target' is missing"),
         (lambda c: c["target"].pop("hidden_size"), "hidden_size"),
         (lambda c: c["head"].update(type="lienar"), "no gate head 'lienar'. Did you mean 'linear'"),

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from gistgate.core.identity import check_model, identify_model, model_scope
+from gistgate.core.identity import check_identity, identify_model, model_scope
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.models.lighter import GROUP, MOST_ROWS, Int4Linear, Int8Linear, quantise
@@ -82,8 +82,8 @@ def test_quantisation_is_part_of_the_identity():
     assert [one.quantisation for one in found.values()] == [None, "int8", "int4"]
     assert "quantisation" not in model_scope(found["none"]) and model_scope(found["int4"])["quantisation"] == "int4"
     with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
-        check_model("draft", found["none"], lighter("int8"))
-    check_model("draft", found["int8"], lighter("int8"))
+        check_identity("draft", found["none"], identify_model(lighter("int8")))
+    check_identity("draft", found["int8"], identify_model(lighter("int8")))
 
 
 IDENTIFY = """

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.retrieval.test_sen import store_of
 
 from gistgate.compiled import memory as store
 from gistgate.compiled import program
@@ -20,12 +19,12 @@ from gistgate.drafters import DRAFTERS
 from gistgate.drafters.adaptive import Costs, ModelOrTextDrafter
 from gistgate.drafters.model import ModelDrafter
 from gistgate.models.build import STORED
-from gistgate.retrieval.corpus import CorpusDrafter
+from gistgate.retrieval.corpus import CorpusDrafter, SuffixArray
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
-from gistgate.retrieval.suffix_array import SuffixArray
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, MORE, SIZES, greedy, pair, prompts
 from tests.core.watching import HalfGate, Markers
+from tests.retrieval.test_sense import store_of
 from tests.rules.extremes import CLOSED
 
 KINDS = [*SIZES, *MORE]

@@ -8,10 +8,20 @@ import torch
 from gistgate.core.block import Sampling
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
-from gistgate.drafters.adaptive import AdaptiveDrafter, Option, Recent, match_length, speed
+from gistgate.drafters.adaptive import (
+    UNPROVEN,
+    AdaptiveDrafter,
+    Costs,
+    ModelOrTextDrafter,
+    Option,
+    Recent,
+    speed,
+)
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping
 from gistgate.drafters.suffix import SuffixDrafter
 from gistgate.drafters.text import PromptLookup
+from gistgate.models.build import Sources, make_drafter
 from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import SIZES, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
@@ -77,13 +87,6 @@ def test_every_row_has_the_first_that_pays_and_finds_something():
 def test_a_match_that_is_too_short_is_left_to_others():
     drafter = AdaptiveDrafter([Option(Fixed(1), 0.0, 2), Option(Fixed(2), 0.05)])
     assert proposed(drafter, [[7, 8, 7, 8], [7, 9, 8, 9]], 2) == [[1, 1], [2, 2]]
-    assert [match_length(text, 3) for text in ([7, 8, 7, 8], [7, 9, 8, 9], [1, 2], [4], [3, 3, 3, 3])] == [
-        2,
-        1,
-        0,
-        0,
-        3,
-    ]
 
 
 def test_a_request_gives_up_where_drafting_costs_more_than_it_brings():
@@ -115,3 +118,86 @@ def test_what_cannot_be_chosen_among_is_refused():
         AdaptiveDrafter([Option(PromptLookup())], 0)
     with pytest.raises(UserError, match="memory 2 in"):
         AdaptiveDrafter([Option(PromptLookup())], memory=2)
+
+
+SINGLE = prompts(5, 17, 2, 10)
+REPEATED = [7, 8, 9, 10, 11] * 4
+
+
+def hybrid(stopping=None, cost=0.1, kind="llama") -> ModelOrTextDrafter:
+    return ModelOrTextDrafter(ModelDrafter(pair(kind)[1], stopping), Costs(1.0, cost, {1: 1.0}), 5)
+
+
+@pytest.mark.parametrize("batch", [SINGLE, SINGLE[:1]])
+@pytest.mark.parametrize("kind", ["llama", "mistral"])
+def test_a_model_and_a_text_leave_the_greedy_answers(kind, batch):
+    answers = decoded(hybrid(Stopping(0.3), kind=kind), kind, batch)
+    assert [one.ids for one in answers] == wanted(kind, batch) and num_accepted(answers)
+    counts = total([one.statistics for one in answers]).extra
+    assert counts["choice_1"]
+
+
+def draft_of(drafter, text):
+    return drafter.propose([text], 5, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+
+
+def test_a_text_is_trusted_once_it_foretold_what_was_written():
+    """The random model foretells nothing of the repetition, so its drafts are all refused."""
+    drafter, written, taken, length = hybrid(cost=0.01), REPEATED * 9, [], len(REPEATED)
+    drafter.start(1)
+    for _ in range(12):
+        draft = draft_of(drafter, written[:length])
+        taken.append(draft.notes[0])
+        follows = written[length : length + draft.ids.shape[1]]
+        agree = [a == b for a, b in zip(draft.ids[0].tolist(), follows, strict=True)]
+        kept = [*agree, False].index(False)
+        drafter.keep([kept])
+        length += kept + 1
+    first = taken.index("choice_0")
+    assert first > 0 and set(taken[:first]) == {"choice_1"} and set(taken[first:]) == {"choice_0"}
+    assert drafter.rows[0].recent[0].rate > 0.5
+
+
+def test_a_text_that_foretells_nothing_is_never_taken():
+    """What is written is what the model drafts, and the text proposes the repetition in front of it."""
+    drafter, text = hybrid(), list(REPEATED)
+    drafter.start(1)
+    for token in (100, 101, 102, 103, 104):
+        draft = draft_of(drafter, text)
+        assert draft.notes == ["choice_1"]
+        drafter.keep([draft.ids.shape[1]])
+        text = [*text, *draft.ids[0].tolist(), token, *REPEATED[:3]]
+    assert drafter.rows[0].recent[0].rate < UNPROVEN
+
+
+@pytest.mark.parametrize("whole, taken", [(1.5, "choice_0"), (1.0, "choice_1")])
+def test_a_short_copy_is_read_at_the_price_of_its_length(whole, taken):
+    """Three copied tokens are worth more than five drafted ones where reading five costs half a step more."""
+    text = [1, 2, 3, 9]
+    drafter = ModelOrTextDrafter(ModelDrafter(pair("llama")[1]), Costs(1.0, 0.02, {3: 1.0, 5: whole}), 5)
+    drafter.start(1)
+    drafter.rows[0].recent = [Recent(8.0, 10.0), Recent(8.0, 10.0)]
+    draft = draft_of(drafter, [*text, 7, 8, 5, *text[:3]])
+    assert draft.notes == [taken]
+
+
+def test_costs_come_from_the_policy():
+    target, draft = pair("llama")
+    measured = {"cost": 0.2, "verify": {"1": 0.9, "6": 1.1}, "block": 6}
+
+    def made(**changed):
+        stopping = Stopping(0.3, measured={**measured, **changed})
+        return make_drafter("hybrid", Sources(target, draft=draft, stopping=stopping))
+
+    found = made()
+    assert isinstance(found, ModelOrTextDrafter) and found.verify == 1.1 and found.options[1].cost == 0.2
+    assert found.binding == {"stopping": Stopping(0.3).binding, **measured} and found.stops_early
+    assert found.costs.verification(1) == 0.9 and made(verify=1.1).costs.verification(1) == 1.1
+    for verify in ({}, {"6": 0.0}, {"6": "much"}, None):
+        with pytest.raises(UserError, match="Measure them with `gistgate fit-draft`"):
+            made(verify=verify)
+    for stopping in (None, "0.4"):
+        with pytest.raises(UserError, match="measured costs"):
+            make_drafter("hybrid", Sources(target, draft=draft, stopping=stopping))
+    with pytest.raises(UserError, match="needs a draft model"):
+        make_drafter("hybrid", Sources(target, stopping=Stopping(0.3, measured=measured)))

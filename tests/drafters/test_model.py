@@ -1,4 +1,4 @@
-"""The draft model proposes what it would write itself."""
+"""The draft model proposes what it would write itself: alone, drafted for by another drafter, or to where it pays."""
 
 from __future__ import annotations
 
@@ -8,8 +8,19 @@ import pytest
 import torch
 
 from gistgate.core.block import Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import total
+from gistgate.core.utils import UserError
+from gistgate.drafters.cascade import CascadeDrafter
 from gistgate.drafters.model import ModelDrafter
+from gistgate.drafters.stopping import Stopping, stopping_from
+from gistgate.drafters.suffix import SharedSuffixes, SuffixDrafter
+from gistgate.drafters.text import PromptLookup, TokenRecycling
+from gistgate.rules import make_rule
+from gistgate.trees.drafter import LookupTree, TreeDrafter
 from tests.architectures import SIZES, greedy, pair, prompts
+from tests.drafters.proposing import decoded, num_accepted, wanted
+from tests.rules.test_exactness import QUARTERS, WANTED, pairs
 
 GREEDY: dict[str, Any] = {"vocabulary": 259, "sampling": Sampling(), "uniforms": None, "want_q": False}
 
@@ -61,3 +72,159 @@ def test_rows_that_leave_are_forgotten():
         assert drafter.propose(rest, 2, **GREEDY).ids.tolist() == [greedy("llama", tuple(text), 2) for text in rest]
         drafter.restore(memory, [5])
         assert drafter.propose([rest[1]], 2, **GREEDY).ids.tolist() == [greedy("llama", tuple(rest[1]), 2)]
+
+
+TWICE = [one * 2 for one in prompts(5, 17, 2, 10)]
+
+
+@pytest.mark.parametrize("batch", [TWICE, TWICE[:1]])
+@pytest.mark.parametrize("inner", [PromptLookup, SuffixDrafter])
+@pytest.mark.parametrize("kind", SIZES)
+def test_proposals_and_answers_are_those_of_the_draft_model_alone(kind, inner, batch):
+    target, draft = pair(kind)
+    alone, cascade = ModelDrafter(draft), CascadeDrafter(draft, inner(), 3)
+    answers = [
+        Decoder(target, drafter, make_rule("prob", r=0.05), 6).generate(batch, max_new_tokens=40)
+        for drafter in (alone, cascade)
+    ]
+    assert [one.ids for one in answers[0]] == [one.ids for one in answers[1]]
+    assert [one.statistics.histogram for one in answers[0]] == [one.statistics.histogram for one in answers[1]]
+
+
+def test_repetition_saves_forwards():
+    class Oracle(PromptLookup):
+        """Guesses what the draft model alone writes."""
+
+        def continuation(self, text, num_draft):
+            return self.known[len(text) : len(text) + num_draft]
+
+    _, draft = pair("llama")
+    text = TWICE[0]
+    alone, inner = ModelDrafter(draft).propose([text], 8, **GREEDY), Oracle()
+    inner.known = [*text, *alone.ids[0].tolist()]
+    found = CascadeDrafter(draft, inner, 3).propose([text], 8, **GREEDY)
+    assert found.ids.tolist() == alone.ids.tolist() and (alone.forwards, found.forwards) == (8, 2)
+
+
+def test_what_cannot_be_an_inner_drafter_is_refused():
+    with pytest.raises(UserError, match="cascade: inner_block"):
+        CascadeDrafter(pair("llama")[1], PromptLookup(), 0)
+    _, draft = pair("llama")
+    sharing = SuffixDrafter(scope="global", shared=SharedSuffixes())
+    for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree(), sharing):
+        with pytest.raises(UserError, match="reads texts alone"):
+            CascadeDrafter(draft, inner)
+
+
+BATCH = prompts(5, 17, 2, 10)
+SURE = Stopping(0.1, ((0.1, 0.2), (0.5, 0.6), (0.9, 1.0)))
+
+
+@pytest.mark.parametrize("batch", [BATCH, BATCH[:1]])
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "mistral"])
+def test_drafts_that_end_early_leave_the_greedy_answers_and_cost_less(kind, batch):
+    answers = decoded(ModelDrafter(pair(kind)[1], Stopping(0.5)), kind, batch)
+    assert [one.ids for one in answers] == wanted(kind, batch) and num_accepted(answers)
+    whole = decoded(ModelDrafter(pair(kind)[1]), kind, batch)
+    drafted = [total([one.statistics for one in found]).draft_forwards for found in (answers, whole)]
+    assert drafted[0] < drafted[1]
+
+
+def test_rows_end_on_their_own_and_the_longest_draft_decides_how_often_the_model_is_asked():
+    model, request = pair("llama")[0], {**GREEDY, "want_q": True}
+
+    def proposed(texts, stopping):
+        drafter = ModelDrafter(model, stopping)
+        drafter.start(len(texts))
+        with torch.inference_mode():
+            return drafter.propose(texts, 6, **request)
+
+    whole, ended = proposed(BATCH, None), proposed(BATCH, SURE)
+    q = whole.q.gather(-1, whole.ids[..., None]).squeeze(-1)
+    lengths = [SURE.length(row.tolist()) for row in q]
+    assert ended.valid.sum(-1).tolist() == lengths and len(set(lengths)) > 1
+    assert ended.forwards == ended.ids.shape[1] == max(lengths)
+    assert torch.equal(ended.ids, whole.ids[:, : max(lengths)])
+    assert [proposed([text], SURE).ids.shape[1] for text in BATCH] == lengths
+
+
+def test_the_last_row_to_end_may_leave_or_be_refused():
+    """Rows that ended have slots in the cache that are taken back with the refused ones."""
+    drafter, texts = ModelDrafter(pair("llama")[0], SURE), BATCH
+    drafter.start(4)
+    with torch.inference_mode():
+        for _ in range(3):
+            draft = drafter.propose(texts, 6, **GREEDY)
+            kept = draft.valid.sum(-1).tolist()
+            drafter.keep(kept)
+            texts = [[*text, *ids[:num], 9] for text, ids, num in zip(texts, draft.ids.tolist(), kept, strict=True)]
+        fresh = ModelDrafter(pair("llama")[0], SURE)
+        fresh.start(4)
+        again = fresh.propose(texts, 6, **GREEDY)
+        draft = drafter.propose(texts, 6, **GREEDY)
+    assert torch.equal(draft.valid, again.valid) and torch.equal(draft.ids[draft.valid], again.ids[again.valid])
+
+
+def outcome(rule_id, num_proposed):
+    """Probability of every first pair of tokens, if `num_proposed` says for q(x_1) how many tokens are proposed."""
+    rule, found = make_rule(rule_id), torch.zeros(3, 3, dtype=torch.float64)
+    for first in range(3):
+        weight, num = QUARTERS[0, first], num_proposed(float(QUARTERS[0, first]))
+        if num < 2:
+            found += weight * pairs(rule, (first,)[:num], certain=False, num=24)
+            continue
+        for second in range(3):
+            after = QUARTERS[1 + first, second]
+            if after > 0:
+                found += weight * after * pairs(rule, (first, second), certain=False, num=24)
+    return found
+
+
+@pytest.mark.parametrize("rule_id", ["exact", "block"])
+def test_sampling_stays_lossless_whatever_the_end_depends_on(rule_id):
+    """q(x_1) is 1/4 or 1/2: the draft goes on behind one of three tokens."""
+    stopping = Stopping(0.3)
+    assert {stopping.length([q, 1.0]) for q in (0.25, 0.5)} == {1, 2}
+    found = outcome(rule_id, lambda q: stopping.length([q, 1.0]))
+    assert torch.allclose(found, WANTED.double(), atol=1e-6 if rule_id == "exact" else 0.02)
+
+
+def test_dropping_the_improbable_token_itself_would_not_be_lossless():
+    assert not torch.allclose(outcome("exact", lambda q: 2 if q >= 0.3 else 0), WANTED.double(), atol=0.02)
+
+
+def test_sampled_drafts_are_the_beginnings_of_whole_ones():
+    uniforms = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    request = {"vocabulary": 259, "sampling": Sampling(1.0), "uniforms": uniforms, "want_q": False}
+    found = []
+    for stopping in (None, Stopping(0.2)):
+        drafter = ModelDrafter(pair("llama")[0], stopping)
+        drafter.start(4)
+        with torch.inference_mode():
+            found.append(drafter.propose(BATCH, 6, **request))
+    whole, ended = found
+    width = ended.ids.shape[1]
+    assert torch.equal(ended.ids, whole.ids[:, :width]) and torch.equal(ended.q, whole.q[:, :width])
+    assert ended.valid.sum() < whole.valid.sum()
+
+
+def test_estimates_follow_the_points():
+    assert [SURE.acceptance(q) for q in (0.0, 0.1, 0.3, 0.9, 1.0)] == pytest.approx([0.2, 0.2, 0.4, 1.0, 1.0])
+    assert Stopping(0.5, joint=True).length([0.8, 0.8, 0.6, 0.9]) == 3
+    assert Stopping(0.5, joint=False).length([0.8, 0.8, 0.6, 0.4, 0.9]) == 4
+    assert Stopping(0.0).length([0.1] * 5) == 5 and Stopping(1.0).length([0.9, 1.0]) == 1
+
+
+def test_a_policy_is_a_number_or_a_file(tmp_path):
+    assert stopping_from("0.4") == Stopping(0.4, joint=False) == stopping_from(0.4)
+    SURE.save(tmp_path / "stop.json")
+    assert stopping_from(str(tmp_path / "stop.json")) == SURE
+    for text in ("1.5", "nan", "-1"):
+        with pytest.raises(UserError, match="Give a probability"):
+            stopping_from(text)
+    for content in ('{"floor": 0.5}', '{"floor": 0.5, "points": [[0, 1]], "other": 1}', "[]"):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(UserError, match="says nothing about when drafts end"):
+            stopping_from(tmp_path / "bad.json")
+    with pytest.raises(UserError, match="the points rise"):
+        Stopping(0.5, ((0.0, 0.9), (1.0, 0.1)))

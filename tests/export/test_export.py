@@ -125,15 +125,20 @@ def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate:
     assert found["ids"] != answers["batch"]["ids"]
 
 
-@pytest.mark.parametrize("name", ["lookup", "fly", "guarded", "compiled"])
+@pytest.mark.parametrize("name", ["fly", "compiled"])
 def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: str, answers: Any) -> None:
     assert "This folder carries what its gate was certified with" in answers[name]["error"]
     assert "`pip install .` in its clone" in answers[name]["error"]
 
 
+@pytest.mark.parametrize("name", ["lookup", "guarded"])
+def test_guards_and_the_lookup_of_repetitions_are_carried(name: str, answers: Any) -> None:
+    assert answers[name]["ids"]
+
+
 def test_the_folder_is_small(place: Path) -> None:
     """Whoever passes trust_remote_code=True has to be able to read it."""
-    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 12
+    assert len(list((place / "gate" / "custom_generate").iterdir())) <= 32
 
 
 @pytest.mark.slow

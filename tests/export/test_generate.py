@@ -23,7 +23,7 @@ from transformers import (
 
 from gistgate.core.certificate import read_certificate
 from gistgate.core.gate import Gate
-from gistgate.core.guards import make_guard
+from gistgate.core.guards import make_guards
 from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.utils import UserError
 from gistgate.export.generate import LOADED, MOST, generate, loaded_parts, once
@@ -205,6 +205,6 @@ def test_a_guard_may_be_one_name_and_a_gate_knows_its_folder(place: Path, pair: 
     loaded = Gate.load(place / "gate")
     assert loaded.folder == place / "gate"
     with pytest.raises(UserError, match=str(place / "gate")):  # it holds no such guard, and that is what is said
-        make_guard("domain", loaded)
+        make_guards(["domain"], loaded)
     with pytest.raises(UserError, match="Name the gate's folder"):
-        make_guard("domain", Gate(loaded.config))
+        make_guards(["domain"], Gate(loaded.config))

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Statistics
+from gistgate.core.request import Generation, Statistics, total
 from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.adaptive import Costs
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
-from gistgate.measure.outlook import TIMED, Mismatches, advice, fastest, labelling, measure, outlook, strict_run, tau_at
-from gistgate.measure.speed import Clock
+from gistgate.measure.outlook import (
+    TIMED,
+    Lengths,
+    Mismatches,
+    advice,
+    fastest,
+    labelling,
+    lengths_of,
+    limit_advice,
+    measure,
+    outlook,
+    strict_answers,
+    tau_at,
+)
 from tests.tiny import tiny_pair
 
 HISTOGRAM = {0: 2, 4: 6, 8: 2}
@@ -69,7 +82,8 @@ def test_a_mismatch_is_a_draft_token_that_was_refused():
     for drafter in (PromptLookup(), ModelDrafter(draft)):
         seen = Mismatches()
         decoder = Decoder(target, drafter, Exact(), 8)
-        found = strict_run(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
+        answers = strict_answers(decoder, [[1, 2, 3], [4, 5]], 8, seen, max_new_tokens=24)
+        found = total([answer.statistics for answer in answers])
         counted.append((seen.number, sum(n for length, n in found.histogram.items() if length < 8)))
         assert labelling(found, seen.number, 2).per_prompt == seen.number / 2
     (by_lookup, short), _ = counted
@@ -84,14 +98,50 @@ def test_costs_need_few_prompts():
         measure(decoder, [[1, 2, 3]] * (TIMED - 1) + [unreadable], (2,), max_new_tokens=8)
 
 
-def test_a_slow_reading_of_the_prompt_does_not_change_the_costs(monkeypatch: pytest.MonkeyPatch):
-    target, _ = tiny_pair()
-    clock, spent = Clock("measured", Decoder(target, None, Exact(), 0)), iter([(9.0, 0.5), (1.0, 0.9), (1.2, 0.7)])
+def test_a_slow_reading_of_the_prompt_does_not_change_the_costs():
+    runs = iter([{"total": 9.0, "draft": 0.5}, {"total": 1.0, "draft": 0.9}, {"total": 1.2, "draft": 0.7}])
+    generate = lambda _batch: [SimpleNamespace(statistics=Statistics(forwards=3, seconds=next(runs)))]  # noqa: E731
+    decoder: Any = SimpleNamespace(generate=generate)
+    assert fastest(decoder, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
+    assert next(runs, None) is None
 
-    def run(_ids: list[int]) -> tuple[float, Any]:
-        whole, drafting = next(spent)
-        return whole, SimpleNamespace(statistics=Statistics(forwards=3, seconds={"total": whole, "draft": drafting}))
 
-    monkeypatch.setattr(clock, "run", run)
-    assert fastest(clock, [1], {}) == Statistics(forwards=3, seconds={"total": 1.0, "draft": 0.5})
-    assert next(spent, None) is None
+def answer(tokens: int, finish: str = "eos") -> Generation:
+    """An answer of so many tokens."""
+    return Generation([7] * tokens, [], finish, Statistics())
+
+
+def test_cut_answers_are_counted_apart_from_those_that_end_at_the_limit():
+    answers = [answer(30), answer(64, "length"), answer(64), answer(50, "stop")]
+    assert lengths_of(answers, 64) == Lengths(answers=4, cut=1, longest=64, limit=64)
+    assert lengths_of([answer(64, "length")], 64) == Lengths(answers=1, cut=1, longest=0, limit=64)
+
+
+@pytest.mark.parametrize(("longest", "enough"), [(0, 0), (1, 10), (40, 60), (51, 80), (213, 320)])
+def test_the_proposal_is_half_as_long_again(longest: int, enough: int):
+    assert Lengths(20, 0, longest, 400).enough == enough
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (Lengths(20, 0, 51, 64), "None of 20 .* limit of 64 tokens and the longest has 51. A limit of 80 tokens"),
+        (Lengths(20, 2, 213, 400), "2 of 20 .* never end; the longest of the others has 213. A limit of 320 tokens"),
+    ],
+)
+def test_answers_that_end_propose_a_limit(found: Lengths, said: str):
+    assert found.is_told and re.search(said, limit_advice(found))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Lengths(20, 5, 158, 160),  # the others end right below the limit: many more tokens may be needed
+        Lengths(20, 15, 20, 64),  # a base model that goes on behind its answer
+        Lengths(20, 20, 0, 64),
+    ],
+)
+def test_a_limit_that_cuts_whole_answers_has_to_be_raised_first(found: Lengths):
+    assert not found.is_told
+    assert f"--max-new-tokens {4 * found.limit}, or with what the context leaves" in limit_advice(found)
+    assert "A limit of" not in limit_advice(found)

@@ -8,7 +8,7 @@ import pytest
 
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.guards import LoopGuard, make_guard
+from gistgate.core.guards import LoopGuard, make_guards
 from gistgate.core.request import total
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
@@ -66,10 +66,10 @@ def test_what_has_no_shadow_is_refused():
 
 
 def test_the_command_line_makes_guards_by_name(tmp_path):
-    assert make_guard("loop") == LoopGuard()
+    assert make_guards(["loop"]) == [LoopGuard()]
     with pytest.raises(UserError, match="no guard 'lop'"):
-        make_guard("lop")
+        make_guards(["lop"])
     with pytest.raises(UserError, match="Name the gate's folder"):
-        make_guard("domain")
+        make_guards(["domain"])
     with pytest.raises(UserError, match="does not know which prompts"):
-        make_guard("domain", str(tmp_path))
+        make_guards(["domain"], str(tmp_path))

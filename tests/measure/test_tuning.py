@@ -23,7 +23,7 @@ def race(monkeypatch):
 
         monkeypatch.setattr(tuning, "times_of", times_of)
         made = [Candidate(name, None) for name in seconds]
-        certified = {"point": point(), "proof": certificate()}
+        certified = {"point": point(), "certificate": certificate()}
         return tune([replace(one, **certified) if "loose" in one.name else one for one in made], PROMPTS)
 
     return run

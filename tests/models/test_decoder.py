@@ -25,7 +25,7 @@ from gistgate.retrieval.sense import SenseDrafter, SenseTree
 from pipeline.params import PromptingParams
 from tests.architectures import pair
 from tests.certificates import proofs
-from tests.retrieval.test_sen import store_of
+from tests.retrieval.test_sense import store_of
 from tests.tiny import byte_tokenizer, tiny_pair
 
 TOKENIZER = byte_tokenizer()

@@ -2,21 +2,19 @@
 
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
-from pipeline.params import ChoiceParams, Params, parse_params, read_params
+from pipeline.params import Params, parse_params, read_params
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_the_projects_own_file_reads():
     params = read_params(ROOT / "params.yaml")
-    assert params.method("autojudge").learned and not params.method("fly").learned
+    assert params.method("autojudge").head == "logistic" and params.method("fly").head is None
     assert params.method("fly").settings({"window": 2}, 0.5) == {"entropy": "top3", "window": 2, "theta": 0.5}
 
 
@@ -55,16 +53,12 @@ FLY = {"rule": "fly", "knob": "theta", "grid": [0.5, 0.3]}
         ({"calibrate": {"budgets": 0.02}}, "has to be a list"),
         ({"prompts": None}, "has to be a block of keys"),
         ({"train": {"headline_head": "mpl"}}, "not among 'train.heads'"),
-        ({"methods": {"free": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}}, "goes up and down"),
-        ({"methods": {"free": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}}}, "'fly' goes from loose to strict"),
-        ({"methods": {"free": {"fly": {**FLY, "knob": None}}}}, "needs both 'knob' and 'grid'"),
-        ({"methods": {"free": {"fly": {}}}}, "lacks the key 'methods.free.fly.rule'"),
-        ({"methods": {"free": {"fly": {**FLY, "head": "mlp"}}}}, "needs 'head' if and only if"),
-        ({"methods": {"learned": {"judge": {**FLY, "head": "mpl"}}}}, "Did you mean 'mlp'?"),
-        ({"methods": {"free": {"a": FLY}, "learned": {"a": {**FLY, "head": "mlp"}}}}, "stands in two groups"),
-        ({"methods": {"lossless": {"a": FLY}}}, "Move it to 'methods.free'"),
-        ({"methods": {"lossless": {"a": {"rule": "fly"}}}}, "Give it 'knob: theta' and a 'grid'"),
-        ({"methods": {"free": {"a": {"rule": "fly-amd"}}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"methods": {"fly": {**FLY, "grid": [0.5, 0.1, 0.3]}}}, "goes up and down"),
+        ({"methods": {"fly": {**FLY, "grid": [0.1, 0.3, 0.5]}}}, "'fly' goes from loose to strict"),
+        ({"methods": {"fly": {**FLY, "knob": None}}}, "needs both 'knob' and 'grid'"),
+        ({"methods": {"fly": {}}}, "lacks the key 'methods.fly.rule'"),
+        ({"methods": {"a": {"rule": "fly"}}}, "Give it 'knob: theta' and a 'grid'"),
+        ({"methods": {"a": {"rule": "fly-amd"}}}, "Give it 'knob: theta' and a 'grid'"),
         ({"train": {"features": ["h_tok"]}}, "'train.features': The feature 'h_tok' names no hidden layer"),
         ({"train": {"pilot_features": ["scalar"]}}, "'train.pilot_features': "),
         ({"train": {"heads": ["logistic", "mlpp"]}}, "'train.heads' names 'mlpp'. Did you mean 'mlp'?"),
@@ -80,7 +74,7 @@ def test_bad_input_is_one_sentence(content, sentence):
 
 def test_an_unknown_method_offers_the_nearest():
     with pytest.raises(UserError, match="Did you mean 'fly'"):
-        parse_params({"methods": {"free": {"fly": FLY}}}).method("fyl")
+        parse_params({"methods": {"fly": FLY}}).method("fyl")
 
 
 @pytest.mark.parametrize("text", ["seed: [", "\tseed: 1"])
@@ -93,14 +87,6 @@ def test_damaged_yaml_is_one_sentence(tmp_path, text):
 def test_a_missing_file_is_one_sentence(tmp_path):
     with pytest.raises(UserError, match="missing"):
         read_params(tmp_path / "params.yaml")
-
-
-def test_what_is_calibrated_has_a_knob():
-    """The graph has a calibration for every method that is not lossless; without a knob it would write nothing."""
-    params = read_params(ROOT / "params.yaml")
-    assert [name for name, method in params.methods.items() if method.knob is None] == ["exact"]
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert list(content["methods"]["lossless"]) == ["exact"]
 
 
 def missing_keys(params, content, where=""):
@@ -132,66 +118,6 @@ def contradictions(default, content, where=""):
 def test_no_default_contradicts_the_projects_own_file():
     """A file that leaves a key out runs as the project's own file does."""
     content = yaml.safe_load((ROOT / "params.yaml").read_text())
-    assert parse_params({}).methods == parse_params({"methods": content.pop("methods")}).methods
+    content.pop("methods")
     content["prompts"].pop("draw")  # says which prompts of the embedded world were judged before
     assert list(contradictions(Params(), content)) == []
-    retrieval = yaml.safe_load((ROOT / "pipeline/studies/retrieval/params.yaml").read_text())
-    assert list(contradictions(ChoiceParams(), retrieval["choice"])) == []
-
-
-def params_of_a_pair(folder: Path, monkeypatch: pytest.MonkeyPatch, **content: Any) -> Params:
-    """The parameters of a project whose pair drafts with `suffix`."""
-    monkeypatch.chdir(folder)
-    write_text(folder / "models/pairs/alone.yaml", yaml.safe_dump({"target": {"model": "t"}, "drafter": "suffix"}))
-    write_text(folder / "params.yaml", yaml.safe_dump({"pair": "alone", **content}))
-    return read_params()
-
-
-def test_methods_draft_with_the_drafter_of_the_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    methods = params_of_a_pair(tmp_path, monkeypatch).methods
-    assert {method.drafter for method in methods.values()} == {"suffix"} and "autojudge" in methods
-    named = {"lossless": {"exact": {"rule": "exact"}, "other": {"rule": "exact", "drafter": "lookup"}}}
-    methods = params_of_a_pair(tmp_path, monkeypatch, methods=named).methods
-    assert (methods["exact"].drafter, methods["other"].drafter) == ("suffix", "lookup")
-
-
-def test_heads_that_read_draft_probabilities_are_left_out_without_a_draft_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train = params_of_a_pair(tmp_path, monkeypatch).train
-    assert "logistic+draft" in Params().train.heads
-    assert train.heads == ("logistic", "linear", "mlp") and train.extra_features == ()
-
-
-def test_a_head_names_features_that_are_read() -> None:
-    with pytest.raises(UserError, match=r"the head 'mlp\+h_tok:layer:1' .* sees 'h_tok:layer:1', which is not among"):
-        parse_params({"train": {"heads": ["logistic", "mlp+h_tok:layer:1"]}})
-
-
-@pytest.mark.parametrize(
-    "content, sentence",
-    [
-        (
-            {"methods": {"free": {"mixed": {"rule": "ensemble", "knob": "w", "grid": [0.9, 0.5]}}}},
-            "the method 'mixed' has the rule 'ensemble', which reads draft probabilities, .* 'suffix' has none",
-        ),
-        ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
-        (
-            {"train": {"headline_head": "logistic+draft"}},
-            "'train.headline_head' is 'logistic.draft', which reads draft",
-        ),
-        (
-            {
-                "methods": {
-                    "learned": {"a": {"rule": "autojudge", "head": "logistic+draft", "knob": "risk", "grid": [0.1]}}
-                }
-            },
-            "'methods.learned.a.head' is 'logistic.draft', which reads draft probabilities",
-        ),
-    ],
-)
-def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: dict[str, Any], sentence: str
-) -> None:
-    with pytest.raises(UserError, match=sentence):
-        params_of_a_pair(tmp_path, monkeypatch, **content)

@@ -12,9 +12,10 @@ from gistgate.core.files import fingerprint, write_text
 from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
 from gistgate.lm_eval.task import Prompting, files_of
 from pipeline.decode import files_behind
+from pipeline.methods import MethodParams
 from pipeline.outcomes import scope_of
 from pipeline.pair.pair import Pair
-from pipeline.params import DecodingParams, MethodParams, Params
+from pipeline.params import DecodingParams, Params
 from tests.tiny import byte_tokenizer, tiny_pair
 
 MODELS = {"model": True, "tree": True, "cascade": True, "choice": True, "lookup": False, "sen": False}

@@ -1,4 +1,4 @@
-"""SENSE's retrieval never changes a strict text, finds what it stored, and refuses stores that do not fit."""
+"""SENSE never changes a strict text and finds what it stored; its chains and tries of weighted candidates by definition."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from gistgate.core.identity import TokenizerIdentity, identify_model
 from gistgate.core.request import Slots, total
 from gistgate.core.utils import UserError
 from gistgate.drafters.text import occurrences
-from gistgate.retrieval.index import ExactIndex
-from gistgate.retrieval.sense import SenseDrafter, SenseTree, longest_matches
+from gistgate.retrieval.sense import END, SenseDrafter, SenseTree, Votes, chain, longest_matches, trie
 from gistgate.retrieval.store import Datastore, DatastoreConfig, Projection
 from gistgate.rules import make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, pair, prompts
@@ -86,64 +85,55 @@ def test_a_row_without_a_state_or_with_a_broken_one_reads_the_text_alone():
     assert proposed(drafter, [text], 5, 259) == before and drafter.notes == ["sen_no_state"]
 
 
-def test_the_nearer_state_decides_between_equal_texts():
-    """The store holds [7, 8] and [7, 9]; the query is the state in front of one of the sevens."""
-    store = store_of("llama", BATCH)
-    keys = torch.eye(32)[:4]
-    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
-    for near, token in ((0, 8), (2, 9)):
-        drafter = SenseDrafter(store)
-        drafter.start(1)
-        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [7]
-        assert proposed(drafter, [[5, 7]], 3, 259) == [[token]]
-        assert proposed(SenseDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
+KEYS = torch.eye(32)[:4]
 
 
-def test_where_the_text_is_unknown_the_nearest_states_are_asked():
-    store = store_of("llama", BATCH)
-    keys = torch.eye(32)[:4]
-    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [7, 9]])
-    drafter = SenseDrafter(store)
+def small(*answers: list[int]) -> Datastore:
+    """A store of a few answers, each token with a state of its own."""
+    store = store_of("llama", [])
+    return Datastore.build(store.config, store.projection, KEYS, answers)
+
+
+def knowing(drafter: SenseDrafter, near: int, token: int) -> SenseDrafter:
+    """A drafter whose only row read `token`, which the state of this number predicted."""
     drafter.start(1)
-    for near, token in ((0, 8), (2, 9)):
-        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[near].numpy()], [6]
-        assert proposed(drafter, [[5, 6]], 3, 259) == [[token]], "the store does not know the text"
+    drafter.rows[0].keys, drafter.rows[0].tokens = [KEYS[near].numpy()], [token]
+    return drafter
+
+
+def grown(drafter: SenseDrafter) -> list[int]:
+    """The nodes of the tree behind a text that ends in 7."""
+    draft = drafter.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
+    return draft.ids[draft.valid].tolist()
+
+
+@pytest.mark.parametrize(("near", "token"), [(0, 8), (2, 9)])
+def test_the_nearer_state_decides_between_equal_texts_and_alone_where_the_text_is_unknown(near: int, token: int):
+    store = small([7, 8], [7, 9])
+    assert proposed(knowing(SenseDrafter(store), near, 7), [[5, 7]], 3, 259) == [[token]]
+    assert proposed(knowing(SenseDrafter(store), near, 6), [[5, 6]], 3, 259) == [[token]]
+    assert proposed(SenseDrafter(store, semantic=False, min_share=0.0), [[5, 7]], 3, 259) == [[8]]
     assert proposed(SenseDrafter(store, semantic=False), [[5, 6]], 3, 259) == [[]]
 
 
 def test_states_fill_up_where_the_text_is_rare():
     """The text stands once in the store, behind it 8; the nearest state is followed by 9."""
-    store = store_of("llama", BATCH)
-    keys = torch.eye(32)[:4]
-    store = Datastore.build(store.config, store.projection, keys, [[7, 8], [6, 9]])
+    store = small([7, 8], [6, 9])
     for settings, tokens in (({}, [8]), ({"fill": 2, "priority": 1.0}, [8]), ({"fill": 2, "priority": 0.0}, [9])):
-        drafter = SenseDrafter(store, **settings)
-        drafter.start(1)
-        drafter.rows[0].keys, drafter.rows[0].tokens = [keys[2].numpy()], [7]
-        assert proposed(drafter, [[5, 7]], 3, 259) == [tokens]
-    grown = SenseTree(store, n_min=1, fill=2, priority=0.0)
-    grown.start(1)
-    grown.rows[0].keys, grown.rows[0].tokens = [keys[2].numpy()], [7]
-    draft = grown.propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
-    assert draft.ids[0].tolist() == [9], "one vote is far lighter than min_share"
+        assert proposed(knowing(SenseDrafter(store, **settings), 2, 7), [[5, 7]], 3, 259) == [tokens]
+    tree = SenseTree(store, n_min=1, fill=2, priority=0.0)
+    assert grown(knowing(tree, 2, 7)) == [9], "one vote is far lighter than min_share"
 
 
 def test_a_key_is_no_candidate_twice():
-    store = store_of("llama", BATCH)
-    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8], [7, 9]])
-    drafter = SenseDrafter(store, fill=4)
-    drafter.start(1)
-    drafter.rows[0].keys, drafter.rows[0].tokens = [torch.eye(32)[0].numpy()], [7]
+    drafter = knowing(SenseDrafter(small([7, 8], [7, 9]), fill=4), 0, 7)
     votes = drafter.stored(drafter.rows[0], [5, 7], drafter.rows[0].keys[0], 2)
     assert votes is not None and sorted(votes.ids[:, 0].tolist()) == [-1, -1, 8, 9]
 
 
 def test_ids_outside_the_vocabulary_end_a_proposal():
-    store = store_of("llama", BATCH)
-    store = Datastore.build(store.config, store.projection, torch.eye(32)[:4], [[7, 8, 300, 9]])
-    assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]]
-    draft = SenseTree(store).propose([[5, 7]], 3, vocabulary=259, sampling=Sampling(), uniforms=None, want_q=False)
-    assert draft.ids[draft.valid].tolist() == [8]
+    store = small([7, 8, 300, 9])
+    assert proposed(SenseDrafter(store), [[5, 7]], 3, 259) == [[8]] and grown(SenseTree(store)) == [8]
 
 
 @pytest.mark.parametrize(
@@ -161,35 +151,20 @@ def test_without_the_semantic_part_no_state_is_asked_for():
     assert not drafter.layers and [one.ids for one in decoded(drafter, "llama", BATCH)] == wanted("llama", BATCH)
 
 
-def test_exact_search_finds_the_nearest(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gistgate.retrieval.index.CHUNK", 7)
-    keys = torch.nn.functional.normalize(torch.randn(50, 8, generator=torch.Generator().manual_seed(0)), dim=-1).half()
-    cosines, numbers = ExactIndex(keys).search(keys[[3, 41]].float(), 4)
-    assert numbers[:, 0].tolist() == [3, 41]
-    torch.testing.assert_close(cosines, (keys[[3, 41]].float() @ keys.float().T).topk(4).values)
-
-
-def test_a_folder_gives_back_the_store(tmp_path: Path):
-    store = store_of("llama", BATCH)
-    store.save(tmp_path / "store")
-    again = Datastore.load(tmp_path / "store", pair("llama")[0])
+def test_a_folder_gives_back_the_store_and_refuses_what_does_not_fit(tmp_path: Path):
+    store, folder = store_of("llama", BATCH), tmp_path / "store"
+    store.save(folder)
+    again = Datastore.load(folder, pair("llama")[0])
     assert torch.equal(again.keys, store.keys) and again.tokens.tolist() == store.tokens.tolist()
     assert again.answers == [greedy("llama", tuple(prompt), 40) for prompt in BATCH]
-    assert again.first(2).answers == again.answers[:2] and torch.equal(again.first(2).keys, again.keys[:80])
-
-
-def test_stores_that_do_not_fit_are_refused(tmp_path: Path):
-    store_of("llama", BATCH).save(tmp_path)
     with pytest.raises(UserError, match="does not fit the target"):
-        Datastore.load(tmp_path, pair("qwen2")[0])
+        Datastore.load(folder, pair("qwen2")[0])
     with pytest.raises(UserError, match="does not fit the target: its fingerprint"):
-        Datastore.load(tmp_path, pair("llama")[1])
-    with pytest.raises(UserError, match="states of 'post', not of 'pre'"):
-        Datastore.load(tmp_path, pair("llama")[0], layer="pre")
-    keys = tmp_path / "keys.safetensors"
+        Datastore.load(folder, pair("llama")[1])
+    keys = folder / "keys.safetensors"
     keys.write_bytes(keys.read_bytes()[:-64])
-    with pytest.raises(UserError, match="bytes instead of"):
-        Datastore.load(tmp_path, pair("llama")[0])
+    with pytest.raises(UserError, match="is missing or truncated. Build the datastore again"):
+        Datastore.load(folder, pair("llama")[0])
 
 
 @pytest.mark.parametrize("n_min", [1, 2])
@@ -201,3 +176,59 @@ def test_own_candidates_follow_the_longest_end_that_occurred(n_min: int, n_max: 
         longest = max((length for length, _ in found), default=0)
         wanted_places = sorted(place for length, place in found if length == longest >= n_min)
         assert longest_matches(text, n_min, n_max) == wanted_places
+
+
+def some(seed: int, num: int = 30, depth: int = 4) -> Votes:
+    """Candidates over three tokens that end anywhere."""
+    draw = np.random.default_rng(seed)
+    ids = draw.integers(0, 3, (num, depth))
+    ids[np.arange(depth) >= draw.integers(0, depth + 1, (num, 1))] = END
+    return Votes(ids, draw.random(num) + 0.1)
+
+
+def weight(votes: Votes, path: tuple[int, ...]) -> float:
+    """What the candidates weigh that begin with a path."""
+    begins = (votes.ids[:, : len(path)] == np.array(path, int)).all(1)
+    return float(votes.weights[begins].sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3])
+def test_a_chain_goes_where_most_weight_goes_and_ends_where_too_little_is_left(seed: int, share: float):
+    votes = some(seed)
+    wanted: list[int] = []
+    while len(wanted) < 4:
+        best = max(range(3), key=lambda token: weight(votes, (*wanted, token)))
+        heaviest = weight(votes, (*wanted, best))
+        if not heaviest or heaviest < share * votes.weights.sum():
+            break
+        wanted.append(best)
+    assert chain(votes, share) == wanted
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("nodes", [1, 6, 200])
+def test_a_trie_has_the_heaviest_nodes(seed: int, nodes: int):
+    votes = some(seed)
+    ids, parents = trie(votes, nodes, 0.02)
+    paths: list[tuple[int, ...]] = []
+    for node, (token, parent) in enumerate(zip(ids, parents, strict=True)):
+        assert parent < node, "parents stand before their children"
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    every = {tuple(row[:end].tolist()) for row in votes.ids for end in range(1, 5) if END not in row[:end]}
+    likely = [path for path in every if weight(votes, path) >= 0.02 * votes.weights.sum()]
+    assert len(set(paths)) == len(paths) == min(nodes, len(likely))
+    heaviest = sorted((weight(votes, path) for path in likely), reverse=True)[: len(paths)]
+    np.testing.assert_allclose([weight(votes, path) for path in paths], heaviest)
+
+
+def test_groups_are_weighed_against_each_other():
+    one, other = some(0).scaled(3.0), some(1).scaled(1.0)
+    both = one.beside(other)
+    assert both.weights.sum() == pytest.approx(4) and len(both.ids) == 60
+    assert chain(one.beside(other.scaled(1e-9)), 0.2) == chain(one, 0.2)
+
+
+def test_candidates_that_are_over_propose_nothing():
+    over = Votes(np.full((3, 4), END), np.ones(3))
+    assert chain(over, 0.0) == [] and trie(over, 8, 0.0) == ([], [])

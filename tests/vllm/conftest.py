@@ -16,23 +16,28 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from gistgate.core.gate import Gate, GateConfig
-from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
+from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from tests.architectures import noisy_copy
 from tests.certificates.proofs import certificate, point
 from tests.tiny import byte_tokenizer, save_pair
-from tests.vllm.rules import BUDGET, RULES
+from tests.vllm.rules import BLOCK, BUDGET, RULES, scope_of
 
-collect_ignore_glob = [] if find_spec("vllm") else ["test_*.py"]
-"""Without vLLM there is nothing to collect; `make test-vllm` builds the environment."""
+collect_ignore = [] if find_spec("vllm") else ["test_engines.py", "test_pipeline.py", "test_server.py"]
+"""Tests that need vLLM; `make test-vllm` builds the environment."""
 
 WIDTH = 128
+FEATURES = {
+    "gate": {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}, "inner": {"h_tok:layer:1": WIDTH},
+    "asking": {"h_tok:post": WIDTH, "draft": 3},
+}  # fmt: skip
+"""Inputs of the gates: one that fits, one on an inner layer, one that reads q."""
 
 
 @pytest.fixture(scope="session")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folders target, draft and gate: a random target, a noisy copy, and a random head on its states.
+    """Folders target and draft, a random target and a noisy copy, and those of FEATURES with random heads.
 
-    Beside the gate lies a certificate of the pair.
+    Beside the gate that fits lies a certificate of the pair.
     """
     folder = tmp_path_factory.mktemp("pair")
     torch.manual_seed(0)
@@ -43,17 +48,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )  # fmt: skip
     target = LlamaForCausalLM(config).eval()
     save_pair(folder, target, noisy_copy(target, 0.03), byte_tokenizer())
-    saved, draft = (
-        identify_model(LlamaForCausalLM.from_pretrained(folder / name, dtype=torch.float32))
-        for name in ("target", "draft")
-    )
-    features = {"h_tok:post": WIDTH, "h_pred:post": WIDTH, "scalars": 8}
-    gate = Gate(GateConfig({"type": "linear"}, features, saved, None, identify_tokenizer(byte_tokenizer())))
-    torch.nn.init.normal_(gate.head.first.weight, std=0.1)
-    gate.save(folder / "gate")
-    scope = {"target": model_scope(saved), "draft": model_scope(draft), "gate": gate_hash(gate), "drafter": "model"}
-    scope["tokenizer"] = identify_tokenizer(byte_tokenizer()).vocabulary
-    certificate(point(BUDGET, settings=RULES["autojudge"]), block=5, scope={**scope, "block": 5}).save(folder / "gate")
+    saved = identify_model(LlamaForCausalLM.from_pretrained(folder / "target", dtype=torch.float32))
+    for name, features in FEATURES.items():
+        gate = Gate(GateConfig({"type": "linear"}, features, saved, None, identify_tokenizer(byte_tokenizer())))
+        torch.nn.init.normal_(gate.head.first.weight, std=0.1)
+        gate.save(folder / name)
+        if name == "gate":
+            kept = point(BUDGET, settings=RULES["autojudge"])
+            certificate(kept, block=BLOCK, scope=scope_of(folder, gate=gate_hash(gate))).save(folder / name)
     return folder
 
 
@@ -65,12 +67,12 @@ def ask(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
         folder = tmp_path_factory.mktemp("job")
         speculation = {"method": "draft_model", "model": str(place / "draft")}
         written = {
-            "target": str(place / "target"), "block": 5, "speculation": speculation, "cache": str(folder / "cache"),
+            "target": str(place / "target"), "block": BLOCK, "speculation": speculation, "cache": str(folder / "cache"),
             "phases": [{"gistgate": value, "requests": requests} for value, requests in phases], **job,
         }  # fmt: skip
         (folder / "job.json").write_text(json.dumps(written))
         command = [sys.executable, "-m", "tests.vllm.engine", str(folder / "job.json"), str(folder / "answers.json")]
-        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=900)
+        done = subprocess.run(command, env=os.environ, capture_output=True, text=True, timeout=1200)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
         found: list[dict[str, Any]] = json.loads((folder / "answers.json").read_text())
         return found

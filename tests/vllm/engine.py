@@ -70,16 +70,8 @@ def answer(llm: Any, phase: dict[str, Any]) -> dict[str, Any]:
     before = metrics(llm)
     prompts = [{"prompt_token_ids": request["prompt"]} for request in phase["requests"]]
     params = [
-        SamplingParams(
-            **{
-                "temperature": 0.0,
-                "max_tokens": 24,
-                "ignore_eos": True,
-                "detokenize": False,
-                **request.get("params", {}),
-            }
-        )
-        for request in phase["requests"]
+        SamplingParams(**{"temperature": 0.0, "max_tokens": 24, "ignore_eos": True, "detokenize": False, **own})
+        for own in (request.get("params", {}) for request in phase["requests"])
     ]
     outputs = llm.generate(prompts, params, use_tqdm=False)
     first = [output.outputs[0] for output in outputs]

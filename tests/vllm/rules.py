@@ -11,63 +11,64 @@ from transformers import LlamaForCausalLM
 from gistgate.core.block import Reason
 from gistgate.core.decoder import Decoder
 from gistgate.core.gate import Gate
+from gistgate.core.identity import identify_model, identify_tokenizer, model_scope
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from gistgate.rules.history import PairCounts
+from tests.tiny import byte_tokenizer
 
+BLOCK = 5
 OPEN = {"rule": "prob", "settings": {"r": 1e-30}, "loop_guard": False}
 CLOSED = {"rule": "prob", "settings": {"r": 1.0}}
 RULES: dict[str, dict[str, Any]] = {
-    "prob": {"r": 0.1},
-    "prob-ratio": {"r": 0.3},
-    "typical": {"greedy": "raw"},
-    "fly": {"theta": 0.3, "window": 1},
-    "trt-relaxed": {"delta": 0.3, "k": 3, "scope": "all"},
-    "csd": {"tau_c": 0.3, "min_count": 0},
+    "prob": {"r": 0.1}, "prob-ratio": {"r": 0.3}, "typical": {"greedy": "raw"}, "fly": {"theta": 0.3, "window": 1},
+    "trt-relaxed": {"delta": 0.3, "k": 3, "scope": "all"}, "csd": {"tau_c": 0.3, "min_count": 0},
     "autojudge": {"risk": 0.5},
-}
+}  # fmt: skip
 BUDGET = 0.03
 """Loss for which the gate has a certificate, at the setting of `autojudge` in RULES."""
 NUM = 23
 """Tokens of an answer that are compared."""
 
 
-def configuration(rule: str, settings: dict[str, Any], place: Path) -> dict[str, Any]:
-    """A rule as a server's configuration."""
-    value: dict[str, Any] = {"rule": rule, "settings": dict(settings), "loop_guard": False}
-    if rule == "autojudge":
-        value["gate"] = str(place / "gate")
-    if rule == "csd":
-        value["settings"]["counts"] = str(place / "counts.safetensors")
-    return value
+def scope_of(place: Path, **changes: Any) -> dict[str, Any]:
+    """The scope of a certificate of the pair."""
+    pair = {name: LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")}
+    models = {name: model_scope(identify_model(model)) for name, model in pair.items()}
+    vocabulary = identify_tokenizer(byte_tokenizer()).vocabulary
+    return {**models, "tokenizer": vocabulary, "gate": None, "drafter": "model", "block": BLOCK, **changes}
 
 
-def write_counts(place: Path) -> None:
-    """Every pair of tokens whose sum is even."""
+def settings_of(rule: str, place: Path) -> dict[str, Any]:
+    """Settings of a rule; the counts of `csd` are written on the way: every pair of tokens whose sum is even."""
+    if rule != "csd":
+        return RULES[rule]
     x, t = torch.cartesian_prod(torch.arange(259), torch.arange(259)).T
     counts, even = PairCounts(), (x + t) % 2 == 0
     counts.add(x[even], t[even])
     counts.save(place / "counts.safetensors")
+    return {**RULES[rule], "counts": str(place / "counts.safetensors")}
 
 
-def own_answers(
-    rule: str, settings: dict[str, Any], place: Path, prompts: list[list[int]]
-) -> tuple[list[list[int]], list[int]]:
-    """Ids and loose tokens of our decoder. At the end of an answer ours drafts less, so it writes a little more."""
+def configuration(rule: str, place: Path) -> dict[str, Any]:
+    """A rule as a server's configuration."""
+    gate = {"gate": str(place / "gate")} if rule == "autojudge" else {}
+    return {"rule": rule, "settings": settings_of(rule, place), "loop_guard": False, **gate}
+
+
+def check_rule(rule: str, found: dict[str, Any], place: Path, requests: list[dict[str, Any]]) -> None:
+    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours is given it.
+
+    At the end of an answer ours drafts less, so it writes a little more.
+    """
     pair = [LlamaForCausalLM.from_pretrained(place / name, dtype=torch.float32) for name in ("target", "draft")]
-    if rule == "csd":
-        settings = {**settings, "counts": place / "counts.safetensors"}
     gate = Gate.load(place / "gate") if rule == "autojudge" else None
-    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings), 5, gate=gate)
-    answers = [decoder.generate([prompt], max_new_tokens=NUM + 10)[0] for prompt in prompts]
-    return [answer.ids[:NUM] for answer in answers], [answer.reasons[:NUM].count(Reason.LOOSE) for answer in answers]
-
-
-def check_rule(rule: str, settings: dict[str, Any], found: dict[str, Any], place: Path, requests: Any) -> None:
-    """Compare answers of vLLM with ours. vLLM takes the first token from the prefill, so ours is given it."""
-    prompts = [[*request["prompt"], ids[0]] for request, ids in zip(requests, found["ids"], strict=True)]
-    ids, loose = own_answers(rule, settings, place, prompts)
-    assert [answer[1:] for answer in found["ids"]] == ids
-    assert sum(loose) > 0
-    for counts, ours in zip(found["counts"], loose, strict=True):
-        assert ours <= counts["loose"] <= ours + 4  # vLLM cuts the last block after it was counted
+    decoder = Decoder(pair[0], ModelDrafter(pair[1]), make_rule(rule, **settings_of(rule, place)), BLOCK, gate=gate)
+    num_loose = 0
+    for request, ids, counts in zip(requests, found["ids"], found["counts"], strict=True):
+        (ours,) = decoder.generate([[*request["prompt"], ids[0]]], max_new_tokens=NUM + 10)
+        assert ids[1:] == ours.ids[:NUM]
+        loose = ours.reasons[:NUM].count(Reason.LOOSE)
+        assert loose <= counts["loose"] <= loose + 4  # vLLM cuts the last block after it was counted
+        num_loose += loose
+    assert num_loose > 0

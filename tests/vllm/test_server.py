@@ -1,25 +1,87 @@
-"""What a server shows of the plug-in: metrics, and a client that notices when it does not run."""
+"""Servers with the plug-in: metrics, lm-eval as a client, and the commands of docs/serving.md on a tiny pair."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 from urllib.request import Request, urlopen
 
 import pytest
+import yaml
 from prometheus_client.core import CollectorRegistry
 
-from benchmarks.serving import MODEL, Configuration, serving
 from gistgate.vllm import metrics
-from gistgate.vllm import metrics as client
+from tests.tiny import write_task
 from tests.vllm.engine import prepare
+from tests.vllm.rules import BLOCK, OPEN
 
 pytestmark = pytest.mark.vllm
+
+PAGE = (Path(__file__).parents[2] / "docs/serving.md").read_text()
+SMALL = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "8"]
+FEW = ["--prompts", "60", "--budget", "0.4"]
+"""Options behind those of the page, which keep the calibration short."""
+STRICTLY = '{"vllm_xargs": {"gistgate": "strict"}}'
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What vLLM reads, for the programs that these tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "environ", os.environ.copy())
+        prepare({"cache": str(tmp_path_factory.mktemp("cache")), "alone": False})
+        yield
+
+
+@contextmanager
+def served(words: list[str], log: Path) -> Iterator[str]:
+    """The address of a server of `words`, the model and options, as long as it is needed."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words, *SMALL]
+    command += ["--host", "127.0.0.1", "--port", str(port)]
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out, env=os.environ) as process:
+        try:
+            until = monotonic() + 600
+            while True:
+                assert process.poll() is None and monotonic() < until, log.read_text()[-3000:]
+                try:
+                    urlopen(f"http://127.0.0.1:{port}/health", timeout=2).close()
+                    break
+                except OSError:
+                    sleep(1)
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            process.wait(60)
+
+
+def output_of(command: list[Any]) -> str:
+    """What a program prints that ends well."""
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def address(place: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server of the pair whose gate is open."""
+    speculation = {"method": "draft_model", "model": str(place / "draft"), "num_speculative_tokens": BLOCK}
+    options = ["--served-model-name", "target", "--dtype", "float32", "--speculative-config", json.dumps(speculation)]
+    options += ["--additional-config", json.dumps({"gistgate": OPEN})]
+    with served([str(place / "target"), *options], tmp_path_factory.mktemp("open") / "log") as found:
+        yield found
 
 
 def test_workers_report_and_the_server_adds_them_up(tmp_path: Path):
@@ -32,41 +94,70 @@ def test_workers_report_and_the_server_adds_them_up(tmp_path: Path):
     assert registry.get_sample_value("gistgate_active", about) == 2.0
 
 
-@contextmanager
-def server(place: Path, cache: Path, value: Any) -> Iterator[str]:
-    """The address of a server on this machine, as long as it is needed."""
-    speculation = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-    options = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "4"]
-    with serving(Configuration(place / "target", speculation, value, options=options), cache / "log") as address:
-        yield address
+def test_a_server_counts_loose_tokens_and_a_strict_request_adds_none(address: str):
+    def complete(**options: Any) -> str:
+        body = {"model": "target", "prompt": [60, 61, 62] * 6, "max_tokens": 40, "temperature": 0, "ignore_eos": True}
+        sent = json.dumps({**body, **options}).encode()
+        with urlopen(Request(f"{address}/v1/completions", sent, {"Content-Type": "application/json"})) as answer:
+            return str(json.loads(answer.read())["choices"][0]["text"])
+
+    def loose() -> float:
+        sleep(2.5 * metrics.INTERVAL)  # until the workers have written it
+        with urlopen(f"{address}/metrics") as page:
+            return float(re.search(r"^gistgate_loose_total (\S+)", page.read().decode(), re.M)[1])  # type: ignore[index]
+
+    assert metrics.check(address, strict=False)["rule"] == "prob"
+    before = loose()
+    strict = complete(**json.loads(STRICTLY))
+    assert loose() == before
+    opened = complete()
+    assert loose() > before and strict != opened
 
 
-def complete(address: str, **options: Any) -> dict[str, Any]:
-    """An answer of 40 tokens."""
-    body = {"model": MODEL, "prompt": [60, 61, 62] * 6, "max_tokens": 40, "temperature": 0, **options}
-    request = Request(f"{address}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+def samples(words: list[str], tasks: Path, folder: Path) -> dict[int, str]:
+    """What lm-eval was answered on the task `sums`, by document; vLLM sends no half a character at a text's end."""
+    start = "import gistgate.lm_eval.model; from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
+    task = ["--tasks", "sums", "--include_path", tasks, "--log_samples", "--output_path", folder]
+    output_of([sys.executable, "-c", start, *words, *task])
+    (file,) = folder.rglob("samples_sums_*.jsonl")
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    return {row["doc_id"]: row["resps"][0][0].rstrip("\ufffd") for row in rows}
 
 
-def loose(address: str) -> float:
-    """The counter of loose tokens, once the workers have written it."""
-    sleep(2.5 * metrics.INTERVAL)
-    with urlopen(f"{address}/metrics", timeout=10) as page:
-        lines = page.read().decode().splitlines()
-    return float(next(line.split()[1] for line in lines if line.startswith("gistgate_loose_total")))
+def test_lm_eval_gets_the_answers_of_one_process_from_a_server(address: str, place: Path, tmp_path: Path):
+    """Strict answers are compared: loose ones depend on where blocks begin, which is one token later in vLLM."""
+    tasks = write_task(tmp_path, num_test=12, limit=24)
+    line = re.search(r"^python -m lm_eval (--model local-completions .*)$", PAGE, flags=re.M)[1]  # type: ignore[index]
+    given = {"model=NAME": "model=target", "http://127.0.0.1:8000": address, "TARGET": str(place / "target")}
+    for old, new in {**given, " --tasks wordproblems --include_path data/tasks": ""}.items():
+        assert old in line
+        line = line.replace(old, new)
+    words = shlex.split(line)
+    loose = samples(words, tasks, tmp_path / "loose")
+    strict = samples([*words, "--gen_kwargs", STRICTLY], tasks, tmp_path / "strict")
+    pair = f"pretrained={place / 'target'},dtype=float32,draft={place / 'draft'},rule=exact,block={BLOCK}"
+    alone = samples(["--model", "gistgate", "--model_args", pair], tasks, tmp_path / "alone")
+    assert alone == strict != loose
 
 
-def test_a_server_counts_loose_tokens_and_a_strict_request_adds_none(
+def test_the_commands_of_the_page_lead_to_a_served_gate_with_a_certificate(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(os, "environ", os.environ.copy())
-    prepare({"cache": str(tmp_path / "cache"), "alone": False})
-    with server(place, tmp_path, {"rule": "prob", "settings": {"r": 1e-30}, "loop_guard": False}) as address:
-        assert client.check(address, strict=False)["rule"] == "prob"
-        strict = complete(address, vllm_xargs={"gistgate": "strict"}, ignore_eos=True)
-        assert loose(address) == 0
-        opened = complete(address, ignore_eos=True)
-        assert loose(address) > 0
-        assert strict["choices"][0]["text"] != opened["choices"][0]["text"]
+    """The first three make a run and an environment, whose results lie here already."""
+    monkeypatch.chdir(tmp_path)
+    for role in ("target", "draft"):
+        shutil.copytree(place / role, tmp_path / "models/embedded" / role)
+    shutil.copytree(place / "gate", tmp_path / "models/export")
+    task = yaml.safe_load((write_task(tmp_path, num_train=90) / "sums.yaml").read_text())
+    (tmp_path / "data/tasks").mkdir(parents=True)
+    (tmp_path / "data/tasks/wordproblems.yaml").write_text(yaml.safe_dump({**task, "task": "wordproblems"}))
+
+    block = re.search(r"^```\n(.*?)^```$", PAGE, flags=re.S | re.M)
+    assert block is not None
+    lines = [shlex.split(line) for line in block[1].splitlines()]
+    assert [words[0] for words in lines] == ["make", "python3", "pip", "vllm", "python", "gistgate"]
+    with served(lines[3][2:], tmp_path / "log") as address:
+        client, calibrate = ([word.replace("http://127.0.0.1:8000", address) for word in words] for words in lines[4:])
+        assert "rule=autojudge" in output_of([sys.executable, *client[1:]])
+        output_of([Path(sys.executable).parent / "gistgate", *calibrate[1:], *FEW])
+    assert (tmp_path / "served-certificate.json").exists()

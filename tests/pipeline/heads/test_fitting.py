@@ -25,30 +25,29 @@ def made(num=600, seed=0):
     return Rows(x, torch.zeros(num, 8), torch.arange(num) % 30, torch.zeros(num), kept, torch.zeros(num))
 
 
+def trained(folder, settings=SETTINGS):
+    """Weights and report of a net."""
+    net, report = fit_net("mlp", made(), made(seed=1), settings, 1, folder)
+    return torch.cat([weight.flatten() for weight in net.state_dict().values()]), report
+
+
 def test_the_logistic_head_equals_scikit_learn_on_doubled_rows():
     """What is folded says what StandardScaler and LogisticRegression say of the same soft labels."""
     rows = made()
     head, _ = fit_logistic(rows, [0.1], folds=5)
     x, kept = rows.x.double().numpy(), rows.kept.double().numpy()
-    scaler = StandardScaler().fit(x)
-    model = LogisticRegression(C=0.1, max_iter=2000).fit(
-        np.concatenate([scaler.transform(x)] * 2),
-        np.repeat([1, 0], len(x)),
-        sample_weight=np.concatenate([kept, 1 - kept]),
-    )
-    expected = model.predict_proba(scaler.transform(x))[:, 1]
+    standard, weight = StandardScaler().fit_transform(x), np.concatenate([kept, 1 - kept])
+    model = LogisticRegression(C=0.1, max_iter=2000)
+    model.fit(np.concatenate([standard] * 2), np.repeat([1, 0], len(x)), sample_weight=weight)
+    expected = model.predict_proba(standard)[:, 1]
     assert np.allclose(head(rows.x).sigmoid().detach().numpy(), expected, atol=1e-3)
 
 
 def test_c_is_chosen_on_unseen_problems():
     """With as many features as rows and no signal, the strongest regularisation wins."""
     generator = torch.Generator().manual_seed(0)
-    rows = replace(
-        made(100),
-        x=torch.randn(100, 80, generator=generator),
-        kept=(torch.rand(100, generator=generator) < 0.5).float(),
-    )
-    _, losses = fit_logistic(rows, [1e-4, 1e-2, 1.0], folds=5)
+    x, draws = torch.randn(100, 80, generator=generator), torch.rand(100, generator=generator)
+    _, losses = fit_logistic(replace(made(100), x=x, kept=(draws < 0.5).float()), [1e-4, 1e-2, 1.0], folds=5)
     assert losses["0.0001"] < losses["0.01"] < losses["1"]
 
 
@@ -59,8 +58,7 @@ def test_labels_that_are_all_alike_are_one_sentence():
 
 @pytest.mark.parametrize("moment", ["on_train_epoch_end", "on_train_batch_end", "on_validation_end"])
 def test_a_killed_training_goes_on_and_ends_with_the_same_weights(tmp_path, monkeypatch, moment):
-    rows, unseen = made(), made(seed=1)
-    whole, _ = fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "whole")
+    whole, _ = trained(tmp_path / "whole")
 
     def kill(self, *_rest):
         if self.current_epoch == 3:
@@ -69,46 +67,36 @@ def test_a_killed_training_goes_on_and_ends_with_the_same_weights(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(nets.HeadTraining, moment, kill)
         with pytest.raises(KeyError):
-            fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "part")
+            trained(tmp_path / "part")
     assert (tmp_path / "part/last.ckpt").exists()
-    epochs = []
-    step = nets.HeadTraining.training_step
-    monkeypatch.setattr(
-        nets.HeadTraining,
-        "training_step",
-        lambda self, *rest: (epochs.append(self.current_epoch), step(self, *rest))[1],
-    )
-    again, report = fit_net("mlp", rows, unseen, SETTINGS, 1, tmp_path / "part")
-    assert epochs[0] > 0, "the finished epochs are not repeated"
-    assert report["epochs"] == 6
-    for name, tensor in whole.state_dict().items():
-        assert torch.equal(tensor, again.state_dict()[name]), name
+    epochs, step = [], nets.HeadTraining.training_step
+
+    def seen(self, *rest):
+        epochs.append(self.current_epoch)
+        return step(self, *rest)
+
+    monkeypatch.setattr(nets.HeadTraining, "training_step", seen)
+    again, report = trained(tmp_path / "part")
+    assert epochs[0] > 0 and report["epochs"] == 6, "the finished epochs are not repeated"
+    assert torch.equal(whole, again)
 
 
 def test_a_training_that_had_stopped_when_it_was_killed_ends_with_the_same_weights(tmp_path):
     """An epoch more might have a better loss."""
-    settings = replace(SETTINGS, epochs=40, patience=1, lr=0.1)
-    whole, report = fit_net("mlp", made(), made(seed=1), settings, 1, tmp_path)
+    (whole, report), *others = [trained(tmp_path, replace(SETTINGS, epochs=40, patience=1, lr=0.1)) for _ in range(4)]
     assert report["epochs"] < 40
-    for _ in range(3):
-        again, same = fit_net("mlp", made(), made(seed=1), settings, 1, tmp_path)
-        assert same["validation_loss"] == report["validation_loss"]
-        for name, tensor in whole.state_dict().items():
-            assert torch.equal(tensor, again.state_dict()[name]), name
+    for again, same in others:
+        assert same["validation_loss"] == report["validation_loss"] and torch.equal(whole, again)
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path):
     """Both see half of every batch; without dropout the weights agree up to rounding."""
     settings = replace(SETTINGS, dropout=0.0, batch_size=100, epochs=3)
-    (one, alone), (two, together) = (
-        fit_net("mlp", made(), made(seed=1), replace(settings, devices=devices), 1, tmp_path / str(devices))
-        for devices in (1, 2)
-    )
+    (one, alone), (two, together) = (trained(tmp_path / str(n), replace(settings, devices=n)) for n in (1, 2))
     assert together["epochs"] == alone["epochs"] == 3
     assert together["validation_loss"] == pytest.approx(alone["validation_loss"], abs=1e-5)
-    for name, tensor in one.state_dict().items():
-        assert torch.allclose(tensor, two.state_dict()[name], atol=1e-4), name
+    assert torch.allclose(one, two, atol=1e-4)
 
 
 def test_maps_undo_a_distortion():
@@ -117,8 +105,7 @@ def test_maps_undo_a_distortion():
     logits = generator.normal(0, 2, size=20000)
     kept = (generator.random(20000) < 1 / (1 + np.exp(-(logits - 1)))).astype(float)
     platt = fit_platt(2 * logits, kept)
-    assert float(platt.a) == pytest.approx(0.5, abs=0.03)
-    assert float(platt.b) == pytest.approx(-1, abs=0.06)
+    assert (float(platt.a), float(platt.b)) == (pytest.approx(0.5, abs=0.03), pytest.approx(-1, abs=0.06))
     grid = torch.linspace(-3, 3, 50)
     assert torch.allclose(fit_isotonic(2 * logits, kept)(2 * grid), torch.sigmoid(grid - 1), atol=0.06)
 
@@ -127,5 +114,4 @@ def test_maps_undo_a_distortion():
 @pytest.mark.parametrize("kept", [np.ones(20), np.zeros(20), (np.arange(20) >= 10) * 1.0, (np.arange(20) < 10) * 1.0])
 def test_no_map_is_ever_certain_or_turned_round(fit, kept):
     probability = fit(np.arange(20.0), kept)(torch.arange(-5.0, 25.0))
-    assert ((probability > 0) & (probability < 1)).all()
-    assert (probability.diff() >= 0).all()
+    assert ((probability > 0) & (probability < 1)).all() and (probability.diff() >= 0).all()

@@ -12,8 +12,9 @@ import torch
 from gistgate.core.files import write_json
 from pipeline.decode import Operating, calibration_file
 from pipeline.heads.guard import FEWEST, fit_domain, quantile, stricter_setting
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MethodParams, Params
+from pipeline.params import Params
 from tests.tiny import byte_tokenizer, tiny_pair
 
 POINT = Operating("loose", "prob", "model", 4, {"r": 0.001}, knob=0.001)

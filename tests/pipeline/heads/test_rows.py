@@ -16,21 +16,13 @@ def rows_folder(tmp_path):
     return tmp_path / "strict"
 
 
-def damage(folder, change):
-    file = folder / "rows-00001.safetensors"
-    tensors = load_tensors(file)
-    change(tensors)
-    save_tensors(file, tensors)
-
-
-def set_nan(tensors):
-    tensors["h_tok:post"][7, 3] = torch.nan
-
-
 @pytest.mark.parametrize(
     "change, sentence",
     [
-        (set_nan, r"rows-00001.safetensors: 'h_tok:post' is not finite in 1 rows, the first is row 7"),
+        (
+            lambda t: t["h_tok:post"][7, 3].fill_(torch.nan),
+            r"rows-00001.safetensors: 'h_tok:post' is not finite in 1 rows, the first is row 7",
+        ),
         (lambda t: t.pop("scalars"), "rows-00001.safetensors lacks scalars"),
         (lambda t: t["kept"].fill_(1.5), "'kept' is out of range in 150 rows, the first is row 0"),
         (lambda t: t.update(problem=t["problem"][:3]), "'policy' has 150 rows, the first column has 3"),
@@ -42,7 +34,9 @@ def set_nan(tensors):
     ],
 )
 def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):
-    damage(rows_folder, change)
+    tensors = load_tensors(file := rows_folder / "rows-00001.safetensors")
+    change(tensors)
+    save_tensors(file, tensors)
     with pytest.raises(UserError, match=sentence):
         read_rows([rows_folder], ["h_tok:post", "scalars"])
 
@@ -50,8 +44,7 @@ def test_a_bad_file_is_one_sentence(rows_folder, change, sentence):
 def test_features_stand_side_by_side_in_the_order_asked_for(rows_folder):
     rows, widths = read_rows([rows_folder], ["scalars", "h_tok:post"])
     assert list(widths.items()) == [("scalars", 8), ("h_tok:post", WIDTH)]
-    assert torch.equal(rows.x[:, :8], rows.scalars)
-    assert rows.x.dtype == torch.float32
+    assert torch.equal(rows.x[:, :8], rows.scalars) and rows.x.dtype == torch.float32
     assert rows.scalar("entropy").equal(rows.scalars[:, 2])
 
 
@@ -69,8 +62,5 @@ def test_the_split_depends_on_problems_and_seed_alone():
     parts, doubled = (split_by_problem(p, TrainParams(), 1) for p in (problem, problem.repeat(2)))
     assert torch.equal(doubled.test, parts.test.repeat(2))
     assert not torch.equal(parts.test, split_by_problem(problem, TrainParams(), 2).test)
-
-
-def test_too_few_problems_are_one_sentence():
     with pytest.raises(UserError, match="Mismatches of 3 problems"):
         split_by_problem(torch.arange(3), TrainParams(), 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from pipeline.labels.rollouts import Answered, FinishedRollout, Rollout, RolloutList, Runner, decided
+from pipeline.labels.rollouts import Answered, FinishedRollout, Rollout, RolloutList, decided
 
 
 def ends(
-    runner: Runner, rollouts: Sequence[Rollout], rejoin: int | None = None, answered: Answered | None = None
+    runner: Any, rollouts: Sequence[Rollout], rejoin: int | None = None, answered: Answered | None = None
 ) -> list[FinishedRollout]:
     """In the order of the rollouts; `rejoin` and `answered` as of `decided`."""
     return RolloutList(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from tqdm import tqdm
@@ -12,7 +14,7 @@ from gistgate.rules import make_rule
 from pipeline.labels import mining
 from pipeline.labels.labelling import Labeller, Meaning, Tools, is_intact
 from pipeline.labels.mining import GIVEN_UP, MismatchRecorder, stamped, strict_collector
-from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, rejoined_at
+from pipeline.labels.rollouts import Cost, FinishedRollout
 from pipeline.labels.schema import (
     LABELS,
     MISMATCHES,
@@ -50,33 +52,27 @@ def meaning(answer):
     return sum(token > 128 for token in answer) // 3
 
 
-def same(_problem, answer, reference):
+def same(answer, reference):
     return meaning(answer) == meaning(reference)
 
 
-def forced(target, prompt, prefix, token):
+def forced(target, problem, prefix, token):
     """The whole answer after forcing one token."""
     head = [*prefix, token]
-    return head if token == 2 else [*head, *greedy(target, [*prompt, *head], 24 - len(head))]
+    return head if token == 2 else [*head, *greedy(target, [*PROMPTS[problem], *head], 24 - len(head))]
 
 
-class Sums:
-    """The stand-in as a task: an answer is its own text, and none is given before its end."""
-
-    def text(self, _tokenizer, ids):
-        return ids
-
-    def same_meaning(self, _doc, answer, reference):
-        return same(0, answer, reference)
-
-    def answer(self, _doc, text):
-        return ""
+SUMS = SimpleNamespace(  # the stand-in: an answer is its own text, and none is given before its end
+    text=lambda _tokenizer, ids: ids,
+    same_meaning=lambda _doc, answer, reference: same(answer, reference),
+    answer=lambda _doc, _text: "",
+)
 
 
 def tools_for(pair, references=None, **settings):
     target, draft = pair
     references = references or {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
-    meaning = Meaning(Sums(), None, [{}] * len(PROMPTS), references)
+    meaning = Meaning(SUMS, None, [{}] * len(PROMPTS), references)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4)
     return Tools(decoder, meaning, Params(label=LabelParams(**settings)), Cost(), **REQUEST)
 
@@ -98,26 +94,25 @@ def mined(pair):
     return collected(tools_for(pair, batch_size=3, audit=0))
 
 
+def rows(table, policy):
+    """The records on texts of one policy, as plain numbers."""
+    chosen = picked(table, table["policy"] == policy)
+    return [
+        SimpleNamespace(**dict(zip(chosen, row, strict=True))) for row in zip(*listed(chosen).values(), strict=True)
+    ]
+
+
 def test_every_greedy_label_is_what_brute_force_finds(pair, mined):
-    target, _ = pair
+    """The walk keeps harmless tokens and leaves harmful ones."""
     table, texts = mined
-    walked = (table["policy"] == Policy.SEQUENTIAL).nonzero().flatten().tolist()
+    walked = rows(table, Policy.SEQUENTIAL)
     assert len(walked) >= 10
-    for n in walked:
-        problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = texts[problem, Policy.SEQUENTIAL].ids[:position]
-        answer = forced(target, PROMPTS[problem], prefix, int(table["draft_id"][n]))
-        kept = same(problem, answer, texts[problem, Policy.STRICT].ids)
-        assert int(table["greedy_kept"][n]) == int(kept), (problem, position)
-    assert set(table["greedy_kept"][walked].tolist()) == {0, 1}, "the example should have harmless and harmful tokens"
-
-
-def test_the_walk_keeps_harmless_tokens_and_leaves_harmful_ones(mined):
-    table, texts = mined
-    for n in (table["policy"] == Policy.SEQUENTIAL).nonzero().flatten().tolist():
-        answer = texts[int(table["problem"][n]), Policy.SEQUENTIAL].ids
-        token = "draft_id" if int(table["greedy_kept"][n]) else "target_id"
-        assert answer[int(table["position"][n])] == int(table[token][n])
+    for one in walked:
+        text = texts[one.problem, Policy.SEQUENTIAL].ids
+        answer = forced(pair[0], one.problem, text[: one.position], one.draft_id)
+        assert one.greedy_kept == same(answer, texts[one.problem, Policy.STRICT].ids), one
+        assert text[one.position] == (one.draft_id if one.greedy_kept else one.target_id)
+    assert {one.greedy_kept for one in walked} == {0, 1}, "the example should have harmless and harmful tokens"
 
 
 @pytest.mark.parametrize("batch_size", [8, 64])
@@ -130,8 +125,8 @@ def test_speculating_on_the_walk_changes_no_record(pair, mined, batch_size, runn
     assert listed(table) == listed(mined[0]) and texts == mined[1]
 
 
-def test_walks_show_how_far_they_are(pair, monkeypatch):
-    """All of them belong to one shard, so that nothing else would move before the last one is over."""
+def test_walks_show_how_far_they_are_and_read_no_text_again(pair, monkeypatch):
+    """Rollouts and lookaheads go on from what a lookahead has read and written."""
     seen = []
 
     class Watched(tqdm):
@@ -140,16 +135,9 @@ def test_walks_show_how_far_they_are(pair, monkeypatch):
             seen.append((self.n, self.postfix))
 
     monkeypatch.setattr(mining, "bar", lambda **more: Watched(total=more["total"], disable=True))
-    table, _ = collected(tools_for(pair, batch_size=3))
-    labels = int((table["policy"] == Policy.SEQUENTIAL).sum())
-    assert seen[-1] == (len(PROMPTS), f"{labels} labels")
+    table, _ = collected(tools := tools_for(pair, batch_size=3))
+    assert seen[-1] == (len(PROMPTS), f"{len(rows(table, Policy.SEQUENTIAL))} labels")
     assert len({number for number, _ in seen}) > 2 and seen == sorted(seen, key=lambda one: one[0])
-
-
-def test_a_walk_reads_no_text_again(pair):
-    """Rollouts and lookaheads go on from what a lookahead has read and written."""
-    tools = tools_for(pair, batch_size=8)
-    collected(tools)
     assert tools.prefixes.read == 0 and tools.cost.rollouts >= tools.cost.labels >= 10
 
 
@@ -193,41 +181,34 @@ def test_a_record_lies_on_the_text_that_it_was_met_in_though_the_reference_reads
     """In bfloat16 a strict text that is decoded in another batch may part from its reference at a near tie."""
     references = {problem: greedy(pair[0], ids, 24)[::-1] for problem, ids in enumerate(PROMPTS)}
     table, texts = collected(tools_for(pair, references), recipe="text")
-    places = zip(table["problem"].tolist(), table["position"].tolist(), strict=True)
-    found = [texts[problem, Policy.STRICT].ids[position] for problem, position in places]
-    assert found == table["target_id"].tolist() and len(found) >= 10
-
-
-def test_slots_without_a_row_count_as_idle(pair):
-    """Three texts in 64 slots leave at least 61 of them empty."""
-    tools = tools_for(pair, batch_size=64)
-    collected(tools, recipe="text")
-    assert 0 < tools.cost.slots_used <= tools.cost.slots * 3 / 64
+    found = rows(table, Policy.STRICT)
+    assert all(texts[one.problem, Policy.STRICT].ids[one.position] == one.target_id for one in found)
+    assert len(found) == num_rows(table) >= 10
 
 
 def test_the_recipe_without_a_walk_takes_the_targets_own_texts_alone(pair, mined):
-    table, texts = collected(tools_for(pair), recipe="text")
-    strict = picked(mined[0], mined[0]["policy"] == Policy.STRICT)
-    assert listed(table) == listed(strict)
+    """Three texts in 64 slots leave at least 61 of them empty."""
+    tools = tools_for(pair, batch_size=64)
+    table, texts = collected(tools, recipe="text")
+    assert listed(table) == listed(picked(mined[0], mined[0]["policy"] == Policy.STRICT))
     assert {policy for _, policy in texts} == {Policy.STRICT}
+    assert 0 < tools.cost.slots_used <= tools.cost.slots * 3 / 64
 
 
 def labeller(pair, references, **settings):
-    return Labeller(
-        tools_for(pair, references, **settings), [{"ids": ids} for ids in PROMPTS], LabelParams(**settings), 1
-    )
+    prompts = [{"ids": ids} for ids in PROMPTS]
+    return Labeller(tools_for(pair, references, **settings), prompts, LabelParams(**settings), 1)
 
 
 def test_labels_of_strict_texts_are_what_brute_force_finds(pair, mined):
-    target, _ = pair
     table, texts = mined
     references = {problem: texts[problem, Policy.STRICT].ids for problem in range(len(PROMPTS))}
     labelled = labeller(pair, references, rejoin=None, rollouts=2, batch_size=7).label(table, texts)
     checked(labelled, LABELS, "the labels")
-    for n in (labelled["policy"] == Policy.STRICT).nonzero().flatten().tolist():
-        problem, position = int(labelled["problem"][n]), int(labelled["position"][n])
-        answer = forced(target, PROMPTS[problem], references[problem][:position], int(labelled["draft_id"][n]))
-        assert int(labelled["greedy_kept"][n]) == int(same(problem, answer, references[problem]))
+    for one in rows(labelled, Policy.STRICT):
+        reference = references[one.problem]
+        answer = forced(pair[0], one.problem, reference[: one.position], one.draft_id)
+        assert one.greedy_kept == same(answer, reference)
     kept, first = labelled["kept"], labelled["greedy_kept"].bool()
     assert bool((kept[first] == 1).all()) and bool((kept[~first] <= 0.5).all())
     assert labelled["rollouts"].tolist() == [1 if fine else 2 for fine in first.tolist()]
@@ -240,34 +221,16 @@ def test_a_gated_text_that_has_lost_its_meaning_gives_no_more_labels(pair):
     decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=0.7), 4, observer=recorder)
     answers = decoder.generate(PROMPTS, seeds=[3, 4, 5], **REQUEST)
     tables = [stamped(table, problem, Policy.GATED) for problem, table in enumerate(recorder.take(answers)) if table]
-    texts = {
-        (problem, Policy.GATED): AnswerText(problem, Policy.GATED, answer.ids) for problem, answer in enumerate(answers)
-    }
+    texts = {(n, Policy.GATED): AnswerText(n, Policy.GATED, answer.ids) for n, answer in enumerate(answers)}
     references = {problem: greedy(target, ids, 24) for problem, ids in enumerate(PROMPTS)}
     maker = labeller(pair, references, rejoin=None, rollouts=1)
     table = concatenated(tables)
-    table["chosen"] = torch.ones(num_rows(table), dtype=torch.bool)
-    greedy_kept = maker.greedy_kept(table, texts)
-    expected = []
-    for n in range(num_rows(table)):
-        problem, position = int(table["problem"][n]), int(table["position"][n])
-        prefix = texts[problem, Policy.GATED].ids[:position]
-        answer = [*prefix, *greedy(target, [*PROMPTS[problem], *prefix], 24 - len(prefix))]
-        expected.append(same(problem, answer, references[problem]))
+    greedy_kept, expected = maker.greedy_kept(table, texts), []
+    for one in rows({name: table[name] for name in ("problem", "policy", "position")}, Policy.GATED):
+        prefix = texts[one.problem, Policy.GATED].ids[: one.position]
+        answer = [*prefix, *greedy(target, [*PROMPTS[one.problem], *prefix], 24 - len(prefix))]
+        expected.append(same(answer, references[one.problem]))
     assert is_intact(table, greedy_kept).tolist() == expected
     labels = num_rows(maker.label(table, texts))
     assert maker.tools.cost.labels == labels == sum(expected)  # others cost rollouts, and are no labels
     assert 0 < sum(expected) < len(expected), "the example should have texts that lose their meaning"
-
-
-@pytest.mark.parametrize(
-    "answer, at",
-    [
-        ([1, 2, 9, 5, 6, 7, 8], 3),  # three tokens of the reference in a row, behind the forced 9
-        ([1, 2, 9, 5, 6, 0, 8], None),  # the row is broken
-        ([1, 2, 9, 7, 8, 9, 9], None),  # only two of them
-    ],
-)
-def test_rejoining_needs_a_whole_row_behind_the_forced_token(answer, at):
-    rollout = Rollout(problem=0, prompt=[], text=[1, 2], position=2, token=9, reference=[1, 2, 4, 5, 6, 7, 8])
-    assert rejoined_at(rollout, answer, 3) == at

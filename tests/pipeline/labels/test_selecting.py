@@ -11,14 +11,15 @@ from pipeline.labels.mining import chosen_rows
 from pipeline.labels.schema import picked
 from pipeline.params import LabelParams, Params
 
+FITS = split_by_problem(torch.arange(400) // 10, Params().train, Params().seed).train
+
 
 @pytest.fixture
 def table():
-    draw = torch.Generator().manual_seed(0)
     return {
         "problem": torch.arange(400) // 10,
         "greedy_kept": torch.where(torch.arange(400) % 10 == 0, 1, -1).to(torch.int8),
-        "probability": torch.rand(400, generator=draw),
+        "probability": torch.rand(400, generator=torch.Generator().manual_seed(0)),
     }
 
 
@@ -28,26 +29,18 @@ def chosen(table, **label):
 
 @pytest.mark.parametrize("strategy", ["random", "uncertain"])
 def test_the_budget_is_spent_to_the_last_label(table, strategy):
-    known = table["greedy_kept"] >= 0
-    mask = chosen(table, budget=90, strategy=strategy)
+    known, mask = table["greedy_kept"] >= 0, chosen(table, budget=90, strategy=strategy)
     assert int((mask & ~known).sum()) == 90 and bool(mask[known].all())
-    assert bool(chosen(table, budget=360, strategy=strategy).all())
-    assert bool(chosen(table, strategy=strategy).all())
+    assert all(bool(chosen(table, strategy=strategy, **budget).all()) for budget in ({"budget": 360}, {}))
 
 
-def test_doubt_chooses_among_the_problems_that_a_head_is_fitted_on(table):
-    fits = split_by_problem(table["problem"], Params().train, Params().seed).train & (table["greedy_kept"] < 0)
-    doubt, mask = (table["probability"] - 0.5).abs(), chosen(table, budget=90, strategy="uncertain")
-    assert doubt[mask & fits].max() < doubt[~mask & fits].min()
-
-
-def test_problems_that_only_measure_are_not_chosen_by_doubt(table):
-    """What is labelled there is the same whatever the pilot thinks."""
-    measures = ~split_by_problem(table["problem"], Params().train, Params().seed).train
+def test_doubt_chooses_only_among_the_problems_that_a_head_is_fitted_on(table):
+    """What is labelled of the others is the same whatever the pilot thinks."""
     other = {**table, "probability": 1 - table["probability"].flip(0)}
-    masks = [chosen(one, budget=90, strategy="uncertain") for one in (table, other)]
-    assert torch.equal(masks[0][measures], masks[1][measures]) and bool(masks[0][measures].any())
-    assert not torch.equal(masks[0], masks[1])
+    mask, changed = (chosen(one, budget=90, strategy="uncertain") for one in (table, other))
+    doubt, fits = (table["probability"] - 0.5).abs(), FITS & (table["greedy_kept"] < 0)
+    assert doubt[mask & fits].max() < doubt[~mask & fits].min()
+    assert torch.equal(mask[~FITS], changed[~FITS]) and bool(mask[~FITS].any()) and not torch.equal(mask, changed)
 
 
 def test_without_a_pilot_the_choice_is_random(table):
@@ -62,6 +55,5 @@ def test_the_rollouts_that_are_asked_for_settle_whether_a_text_is_intact():
     table["chosen"] = table["chosen"].bool() & (torch.arange(300) % 3 == 0)
     made = table["chosen"] | is_asked_of(table)
     assert int(made.sum()) < 300
-    whole = is_intact(table, table["greedy_kept"])
-    part = is_intact(picked(table, made), table["greedy_kept"][made])
+    whole, part = is_intact(table, table["greedy_kept"]), is_intact(picked(table, made), table["greedy_kept"][made])
     assert torch.equal(whole[table["chosen"]], part[table["chosen"][made]])

@@ -14,10 +14,10 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from pipeline.labels import labelling as tools
 from pipeline.labels import vllm as served_rollouts
+from pipeline.labels.labelling import engine_of
 from pipeline.labels.rollouts import ANSWERED, REJOINED, Cost, PrefixCache, Rollout, RolloutRunner
-from pipeline.labels.vllm import EngineRunner, TextToExtend, VllmEngine, VllmStates
+from pipeline.labels.vllm import EngineRunner, TextToExtend, VllmEngine, VllmStates, served_features
 from pipeline.pair.pair import ModelSource
 from tests.architectures import noisy_copy, tiny_model
 from tests.pipeline.labels.ends import ends
@@ -36,13 +36,11 @@ class Engine:
     def __call__(self, asked: list[TextToExtend], sampling: Sampling, eos_ids: list[int]) -> list[list[int]]:
         assert sampling.greedy
         self.asked += [TextToExtend(list(one.text), one.num, one.seed) for one in asked]
-        return [self.one(list(one.text), one.num, eos_ids) for one in asked]
-
-    def one(self, text: list[int], num: int, eos_ids: list[int]) -> list[int]:
-        new: list[int] = []
-        while len(new) < num and not (new and new[-1] in eos_ids):
-            new.append(int(self.model(torch.tensor([[*text, *new]])).logits[0, -1].argmax()))
-        return new
+        portions: list[list[int]] = [[] for _ in asked]
+        for (text, num, _), new in zip(asked, portions, strict=True):
+            while len(new) < num and not (new and new[-1] in eos_ids):
+                new.append(int(self.model(torch.tensor([[*text, *new]])).logits[0, -1].argmax()))
+        return portions
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +102,12 @@ def test_portions_of_a_text_draw_with_other_seeds_and_never_leave_the_limit(both
 
 
 def test_an_engine_needs_one_worker():
-    params = SimpleNamespace(
-        engine=SimpleNamespace(rollouts="vllm", arguments={}), decoding=SimpleNamespace(workers=2), pair="embedded"
-    )
-    with pytest.raises(UserError, match="decoding.workers to 1"):
-        tools.engine_of(params)  # type: ignore[arg-type]
+    params: Any = SimpleNamespace(engine=SimpleNamespace(rollouts="vllm"), decoding=SimpleNamespace(workers=2))
+    for start in (engine_of, lambda params: served_features(params, None, [], [])):
+        with pytest.raises(UserError, match="decoding.workers to 1"):
+            start(params)
     params.engine.rollouts = "own"
-    assert tools.engine_of(params) is None  # type: ignore[arg-type]
+    assert engine_of(params) is None
 
 
 @pytest.mark.parametrize("key", ["engine.rollouts", "engine.states"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-import yaml
 
 from gistgate.core.decoder import Decoder
 from gistgate.core.features import extract, layers_needed
-from gistgate.core.files import save_tensors, write_text
+from gistgate.core.files import save_tensors
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
@@ -20,25 +17,10 @@ from pipeline.labels.features import FirstBlocks, rounds
 from pipeline.labels.mining import MismatchRecorder, stamped
 from pipeline.labels.schema import AnswerText, Policy, concatenated, pack
 from pipeline.labels.spans import span_rows
-from pipeline.params import FILE_TABLE as FILE
-from pipeline.params import TableParams, read_table_params
-from pipeline.paths import SPANS, TABLE_MODELS
 from tests.tiny import tiny_pair
 
-ROOT = Path(__file__).parents[3]
 REQUEST = {"max_new_tokens": 24, "eos_ids": [2]}
 PROMPTS = [{"ids": ids} for ids in ([5, 9, 30, 44], [7, 7, 120], [11, 200, 3, 90, 17, 18])]
-
-
-def test_a_table_without_the_rule_judge_reads_no_spans_and_trains_no_head(tmp_path, monkeypatch):
-    """Nothing is decoded for it: the folder has no prompts, no labels and no models."""
-    write_text(tmp_path / "params.yaml", (ROOT / "params.yaml").read_text())
-    write_text(tmp_path / FILE, yaml.safe_dump({"skip": ["judge"]}))
-    monkeypatch.chdir(tmp_path)
-    assert not read_table_params().wants_judge and TableParams().wants_judge
-    spans.read_spans()
-    spans.train_judge()
-    assert not any((tmp_path / SPANS).iterdir()) and not any((tmp_path / TABLE_MODELS / "judge").iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -107,16 +89,10 @@ def test_refused_pairs_are_counted_over_all_shards(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for index, pairs in enumerate([[(1, 2), (1, 2), (3, 4)], [(1, 2), (4, 3)]]):
         x, t = torch.tensor(pairs).T.contiguous()
-        found = {
-            "row": x,
-            "position": x,
-            "draft_id": x.clone(),
-            "target_id": t.clone(),
-            "accepted": (x * 0).to(torch.int8),
-        }
+        found = {"position": x, "draft_id": x.clone(), "target_id": t.clone(), "accepted": (x * 0).to(torch.int8)}
         found["behind"] = torch.full((len(x), 3), -1, dtype=torch.int32)
-        records = {name: column.clone() for name, column in stamped(found, 0, Policy.STRICT).items()}
-        save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", pack(records, []))
+        records = pack(stamped(found, 0, Policy.STRICT), [])
+        save_tensors(f"data/mismatches/strict/rows-{index:05d}.safetensors", records)
     spans.count_pairs()
     table = PairCounts.load(spans.PAIRS)
     asked = torch.tensor([1, 3, 4, 2]), torch.tensor([2, 4, 3, 1])

@@ -6,7 +6,7 @@ import pytest
 
 from gistgate.lm_eval.task import Task, TaskSpec, find_task
 from pipeline.labels.labelling import AnswerJudge, Meaning, is_trustworthy
-from pipeline.labels.rollouts import ANSWERED, REJOINED, FinishedRollout, Rollout, decided
+from pipeline.labels.rollouts import ANSWERED, REJOINED, FinishedRollout, Rollout, decided, rejoined_at
 from tests.tiny import byte_tokenizer, write_task
 
 TOKENIZER = byte_tokenizer()
@@ -23,17 +23,16 @@ def meaning_of(tmp_path_factory):
     """Meaning by one of the task's two filters: the first number behind ####, or the last number of the text."""
 
     def made(metric: str) -> Meaning:
-        folder = tmp_path_factory.mktemp("task")
-        tasks = write_task(folder, **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
-        task = Task(find_task("sums", None, tasks), TaskSpec("sums", metric=metric))
+        tasks = write_task(tmp_path_factory.mktemp("task"), **{'until: ["\\n", "Q:"]': 'until: ["Q:"]'})
+        task = Task(find_task("sums", None, tasks), TaskSpec("sums", metric=f"exact_match,{metric}"))
         docs = [{"question": "41 + 1?", "answer": "#### 42"}, {"question": "7 + 1?", "answer": "#### 8"}]
         return Meaning(task, TOKENIZER, docs, {0: ids(REFERENCE), 1: ids(OTHER)})
 
     return made
 
 
-def rollout(text: str = REFERENCE, problem: int = 0) -> Rollout:
-    return Rollout(problem, [1], ids(text), 4, ids("b")[0], ids(REFERENCE))
+def rollout(text: str = REFERENCE) -> Rollout:
+    return Rollout(0, [1], ids(text), 4, ids("b")[0], ids(REFERENCE))
 
 
 @pytest.mark.parametrize(
@@ -49,25 +48,21 @@ def rollout(text: str = REFERENCE, problem: int = 0) -> Rollout:
     ],
 )
 def test_an_answer_is_given_once_nothing_can_change_it(meaning_of, text, given):
-    assert meaning_of("exact_match,answer").is_given(rollout(), ids(text)) is given
+    """The last number of a text is never given."""
+    assert meaning_of("answer").is_given(rollout(), ids(text)) is given
+    assert not meaning_of("loose").is_given(rollout(), ids(text))
 
 
-@pytest.mark.parametrize("text", ["42", "#### 42\n", "#### 42\nThat is all.\n\n"])
-def test_an_answer_that_is_the_last_number_is_never_given(meaning_of, text):
-    assert not meaning_of("exact_match,loose").is_given(rollout(), ids(text))
-
-
-@pytest.mark.parametrize("metric", ["exact_match,answer", "exact_match,loose"])
+@pytest.mark.parametrize("metric", ["answer", "loose"])
 @pytest.mark.parametrize(
     "text",
     [f"{REFERENCE}\nOr was it\n#### 7", "So it is.\n#### 43\nNo, it is #### 42.", "Nothing.", "#### 42,0 #### 1"],
 )
 def test_the_outcome_where_the_answer_is_given_is_that_of_the_whole_text(meaning_of, metric, text):
     meaning, whole = meaning_of(metric), ids(text)
-    verdict = meaning.same(0, whole)
     stops = [n for n in range(len(whole)) if meaning.is_given(rollout(), whole[:n])]
-    assert all(meaning.same(0, whole[:n]) == verdict for n in stops)
-    assert bool(stops) == (metric.endswith("answer") and "####" in text)
+    assert all(meaning.same(0, whole[:n]) == meaning.same(0, whole) for n in stops)
+    assert bool(stops) == (metric == "answer" and "####" in text)
 
 
 class Played:
@@ -82,42 +77,51 @@ class Played:
                 source.end(rollout, self.one(rollout, source))
 
     def one(self, rollout, source):
-        whole = ids(self.texts[TOKENIZER.decode(rollout.text)])
+        whole, finish = ids(self.texts[TOKENIZER.decode(rollout.text)]), None
         for length in range(rollout.position + 2, len(whole) + 1):
             if finish := source.decided(rollout, whole[:length]):
-                self.written += length
-                return FinishedRollout(whole[:length], finish)
-        self.written += len(whole)
-        return FinishedRollout(whole, "eos")
+                break
+        self.written += length
+        return FinishedRollout(whole[:length], finish or "eos")
 
 
-TEXTS = {
-    f"{start}{tail}": f"{start} by another way.\n#### {number}\n{tail * 9}"
-    for start in ("So", "And", "Then")
-    for number, tail in (("42", "x"), ("8", "y"), ("7", "z"))
-}
+def judged(runner: Played, meaning: Meaning, **settings) -> tuple[AnswerJudge, list[bool]]:
+    """Verdicts on all of a runner's texts, the first one alone."""
+    judge = AnswerJudge(runner, meaning.same, **{"given": meaning.is_given, **settings})
+    first, *others = map(rollout, runner.texts)
+    return judge, judge.kept([first]) + judge.kept(others)
 
 
 def test_verdicts_are_those_of_whole_rollouts_and_cost_less(meaning_of):
-    meaning, found, written = meaning_of("exact_match,answer"), [], []
-    for audit in (len(TEXTS), 2):
-        runner = Played(TEXTS)
-        judge = AnswerJudge(runner, meaning.same, meaning.is_given, audit=audit, rejoin=None)
-        rollouts = [rollout(text) for text in TEXTS]
-        found.append(judge.kept(rollouts[:1]) + judge.kept(rollouts[1:]))
-        written.append(runner.written)
-    assert found[0] == found[1] == [number == "42" for _ in range(3) for number in ("42", "8", "7")]
-    assert written[1] < written[0]
+    texts = {
+        f"{start}{tail}": f"{start} by another way.\n#### {number}\n{tail * 9}"
+        for start in ("So", "And", "Then")
+        for number, tail in (("42", "x"), ("8", "y"), ("7", "z"))
+    }
+    whole, early = Played(texts), Played(texts)
+    for runner, audit in ((whole, len(texts)), (early, 2)):
+        assert judged(runner, meaning_of("answer"), audit=audit, rejoin=None)[1] == [True, False, False] * 3
+    assert early.written < whole.written
+
+
+def rejoining(*numbers: int) -> dict[str, str]:
+    """Texts that come back to the words of the reference, and their answers."""
+    return {f"{n}": f"So, as one and two is three.\n#### {number}" for n, number in enumerate(numbers)}
 
 
 def test_the_audit_gives_up_a_way_of_stopping_that_is_wrong(meaning_of):
     """A test that calls every answer given, and words that rejoin the reference without its answer."""
-    meaning = meaning_of("exact_match,answer")
-    numbers = {"a": 42, "b": 7, "c": 42, "d": 7}
-    texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
-    judge = AnswerJudge(Played(texts), meaning.same, lambda _rollout, _answer: True, audit=2, rejoin=6)
-    assert judge.kept([rollout(text) for text in texts]) == [True, False, True, False]
-    assert judge.given is None and judge.rejoin is None
+    runner, every = Played(rejoining(42, 7, 42, 7)), lambda _rollout, _answer: True
+    judge, found = judged(runner, meaning_of("answer"), given=every, audit=2, rejoin=6)
+    assert found == [True, False, True, False] and judge.given is None and judge.rejoin is None
+
+
+@pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
+def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, order):
+    """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before the audit does."""
+    meaning, texts = meaning_of("answer"), rejoining(42, 42, 7, 7)
+    judge = AnswerJudge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
+    assert judge.kept([rollout(text) for text in texts]) == [True] * 4
 
 
 @pytest.mark.parametrize("kept, trusted", [(98, False), (99, True)])
@@ -129,18 +133,20 @@ def test_one_wrong_verdict_in_a_hundred_is_the_most_that_is_trusted(kept, truste
     assert is_trustworthy(audited, 8) is trusted
 
 
-def test_a_rollout_that_rejoins_its_reference_is_kept(meaning_of):
+def test_a_rollout_that_rejoins_its_reference_is_kept():
     answer = ids("One b, and two is three.")
     assert decided(rollout(), answer, 8, None) == REJOINED
     assert decided(rollout(), answer, None, lambda _rollout, _answer: True) == ANSWERED
     assert decided(rollout(), answer, None, None) is None
 
 
-@pytest.mark.parametrize("at_once, order", [(1, 1), (4, 1), (4, -1)])
-def test_a_verdict_does_not_depend_on_when_the_audit_ends(meaning_of, at_once, order):
-    """Two rejoin the reference and answer otherwise: the rule keeps them, also if they end before the audit does."""
-    meaning = meaning_of("exact_match,answer")
-    numbers = {"a": 42, "b": 42, "c": 7, "d": 7}
-    texts = {text: f"So, as one and two is three.\n#### {number}" for text, number in numbers.items()}
-    judge = AnswerJudge(Played(texts, at_once, order), meaning.same, meaning.is_given, audit=2, rejoin=6)
-    assert judge.kept([rollout(text) for text in texts]) == [True] * 4
+@pytest.mark.parametrize(
+    "answer, at",
+    [
+        ([1, 2, 9, 5, 6, 7, 8], 3),  # three tokens of the reference in a row, behind the forced 9
+        ([1, 2, 9, 5, 6, 0, 8], None),  # the row is broken
+        ([1, 2, 9, 7, 8, 9, 9], None),  # only two of them
+    ],
+)
+def test_rejoining_needs_a_whole_row_behind_the_forced_token(answer, at):
+    assert rejoined_at(Rollout(0, [], [1, 2], 2, 9, [1, 2, 4, 5, 6, 7, 8]), answer, 3) == at

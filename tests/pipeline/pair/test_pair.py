@@ -19,6 +19,8 @@ from pipeline.params import Params, WorldParams
 from pipeline.paths import PAIRS
 from pipeline.stages import pair as stage
 
+SIZES = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+
 
 def make_tokenizer(swapped: bool = False, extra: int = 0) -> PreTrainedTokenizerFast:
     """One token per byte, two of them exchanged if `swapped`, and some special ones behind."""
@@ -32,39 +34,38 @@ def make_tokenizer(swapped: bool = False, extra: int = 0) -> PreTrainedTokenizer
     return tokenizer
 
 
-def save(folder: Path, vocab_size: int, tokenizer: PreTrainedTokenizerFast | None) -> Path:
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-    )
-    LlamaForCausalLM(config).save_pretrained(folder)
+BYTES = make_tokenizer()
+
+
+def save(folder: Path, vocab_size: int = 272, tokenizer: PreTrainedTokenizerFast | None = BYTES) -> Path:
+    LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **SIZES)).save_pretrained(folder)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     return folder
 
 
-def name_pair(folder: Path, target: Path | str, draft: Path | str, **more) -> SimpleNamespace:
+def name_pair(folder: Path, target: Path, draft: Path, /, **more) -> SimpleNamespace:
     """A file `mine.yaml` in `folder`, and parameters that name it."""
-    content = {
-        "target": {"model": str(target), "dtype": "float32", "device": "cpu"},
-        "draft": {"model": str(draft), "dtype": "bfloat16", "device": "cpu"},
-        **more,
-    }
+    models = {"target": (target, "float32"), "draft": (draft, "bfloat16")}
+    content = {role: {"model": str(one), "dtype": dtype, "device": "cpu"} for role, (one, dtype) in models.items()}
+    for key, value in more.items():
+        content[key] = {**content[key], **value} if key in content else value
     (folder / "mine.yaml").write_text(yaml.safe_dump(content))
     return SimpleNamespace(pair="mine")
 
 
 @pytest.fixture
 def target(tmp_path):
-    return save(tmp_path / "target", 272, make_tokenizer())
+    return save(tmp_path / "target")
+
+
+@pytest.fixture
+def draft(tmp_path):
+    return save(tmp_path / "draft")
 
 
 def test_a_pair_with_padded_vocabularies_loads(tmp_path, target):
-    params = name_pair(tmp_path, target, save(tmp_path / "draft", 260, make_tokenizer()))
+    params = name_pair(tmp_path, target, save(tmp_path / "draft", 260))
     pair = load_pair(params, tmp_path)
     assert (pair.name, pair.target.dtype, pair.draft.dtype) == ("mine", torch.float32, torch.bfloat16)
     assert not pair.target.training and not any(p.requires_grad for p in pair.target.parameters())
@@ -103,7 +104,7 @@ def test_a_drafter_stands_in_for_a_draft_model(tmp_path, target):
     named = {"target": {"model": str(target), "dtype": "float32", "device": "cpu"}, "drafter": "suffix"}
     (tmp_path / "alone.yaml").write_text(yaml.safe_dump(named))
     pair = load_pair(SimpleNamespace(pair="alone"), tmp_path)
-    assert (pair.draft, pair.drafter, pair.models) == (None, "suffix", [pair.target])
+    assert (pair.draft, pair.drafter) == (None, "suffix")
     assert pair.files == (tmp_path / "alone.yaml", target)
     found = check_pair("alone", tmp_path)
     assert (found["draft"], found["drafter"]) == (None, "suffix") and found["target"]["vocabulary"] > 0
@@ -125,24 +126,42 @@ def test_a_pair_has_one_source_of_drafts(tmp_path, target, named, sentence):
         read_pair("alone", tmp_path)
 
 
-@pytest.mark.parametrize("text", ["{}", "{"])
-def test_a_drafts_damaged_tokenizer_is_named(tmp_path, target, text):
-    draft = save(tmp_path / "draft", 272, make_tokenizer())
-    (draft / "tokenizer.json").write_text(text)
-    with pytest.raises(UserError, match=r"tokenizer of the draft .* could not be read from tokenizer.json"):
-        check_pair(name_pair(tmp_path, target, draft).pair, tmp_path)
+@pytest.mark.parametrize(
+    "file, text, sentence",
+    [
+        ("tokenizer.json", "{}", "tokenizer of the draft .* could not be read from tokenizer.json"),
+        ("tokenizer.json", "{", "tokenizer of the draft .* could not be read from tokenizer.json"),
+        ("model.safetensors", "{broken", "draft'? could not be loaded"),
+        ("config.json", "{broken", "draft'? could not be loaded"),
+    ],
+)
+def test_a_damaged_folder_is_one_sentence(tmp_path, target, draft, file, text, sentence):
+    (draft / file).write_text(text)
+    with pytest.raises(UserError, match=sentence):
+        load_pair(name_pair(tmp_path, target, draft), tmp_path)
 
 
-def test_a_mistyped_key_names_the_file(tmp_path, target):
-    params = name_pair(tmp_path, target, target, tokeniser="x")
-    with pytest.raises(UserError, match=r"mine.yaml has an unknown key 'tokeniser'. Did you mean 'tokenizer'?"):
-        load_pair(params, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["models/none/target", "./none", "/none/here"])
-def test_a_missing_folder_is_not_looked_for_on_the_hub(tmp_path, target, name):
-    with pytest.raises(UserError, match="model folder .* is missing. Run `dvc repro pair`"):
-        load_pair(name_pair(tmp_path, target, name), tmp_path)
+@pytest.mark.parametrize(
+    "changes, sentence",
+    [
+        ({"tokeniser": "x"}, r"mine.yaml has an unknown key 'tokeniser'. Did you mean 'tokenizer'?"),
+        *[
+            ({"draft": {"model": name}}, "model folder .* is missing. Run `dvc repro pair`")
+            for name in ("models/none/target", "./none", "/none/here")
+        ],
+        (
+            {"draft": {"model": "nobody/nothing"}},
+            "nobody/nothing'? could not be loaded .* HF_HUB_OFFLINE=0 .* local folder",
+        ),
+        ({"draft": {"dtype": "brainfloat"}}, "dtype 'brainfloat'"),
+        ({"target": {"quantise": "int8"}}, "Only `draft` has `quantise`"),
+        ({"draft": {"quantise": "int2"}}, "Use one of: none, int8, int4"),
+    ],
+)
+def test_what_is_wrong_in_a_pairs_file_is_one_sentence(tmp_path, target, monkeypatch, changes, sentence):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(UserError, match=sentence):
+        load_pair(name_pair(tmp_path, target, target, **changes), tmp_path)
 
 
 def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
@@ -151,38 +170,16 @@ def test_a_tilde_is_the_home_folder(tmp_path, monkeypatch):
     assert source.model == str(tmp_path / "models/qwen") and source.is_folder
 
 
-def test_an_unreachable_hub_names_the_remedies(tmp_path, target, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(UserError, match="nobody/nothing could not be loaded .* HF_HUB_OFFLINE=0 .* local folder"):
-        load_pair(name_pair(tmp_path, target, "nobody/nothing"), tmp_path)
-
-
-@pytest.mark.parametrize("file", ["model.safetensors", "config.json"])
-def test_a_damaged_folder_is_one_sentence(tmp_path, target, file):
-    draft = save(tmp_path / "draft", 272, make_tokenizer())
-    (draft / file).write_bytes(b"{broken")
-    with pytest.raises(UserError, match="draft could not be loaded"):
-        load_pair(name_pair(tmp_path, target, draft), tmp_path)
-
-
-def test_an_unknown_dtype_is_refused(tmp_path, target):
-    params = name_pair(tmp_path, target, target)
-    path = tmp_path / "mine.yaml"
-    path.write_text(path.read_text().replace("bfloat16", "brainfloat"))
-    with pytest.raises(UserError, match="dtype 'brainfloat'"):
-        load_pair(params, tmp_path)
-
-
 @pytest.mark.parametrize("path", sorted(PAIRS.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_file_of_the_project_reads(path):
     source = read_pair(path.stem)
-    assert len({one.model for one in source.models}) == len(source.models)
+    assert len({one.model for one in source.roles.values()}) == len(source.roles)
 
 
-def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch):
+def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, draft, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models/pairs").mkdir(parents=True)
-    name_pair(tmp_path / "models/pairs", target, save(tmp_path / "draft", 272, make_tokenizer()))
+    name_pair(tmp_path / "models/pairs", target, draft)
     world = WorldParams(task_train=5, task_test=5)
     monkeypatch.setattr(stage, "read_params", lambda: Params(pair="mine", world=world))
     stage.main()
@@ -191,34 +188,19 @@ def test_the_stage_trains_nothing_for_another_pair(tmp_path, target, monkeypatch
     assert len(Path("data/world/test.jsonl").read_text().splitlines()) == 5
 
 
-def test_a_pair_quantises_its_draft_and_never_its_target(tmp_path, target):
-    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
-    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
-
-    def load(role, kind):
-        changed = {**content, role: {**content[role], "quantise": kind}}
-        (tmp_path / "mine.yaml").write_text(yaml.safe_dump(changed))
-        return load_pair(params, tmp_path)
-
-    pair = load("draft", "int8")
+def test_a_pair_quantises_its_draft_alone(tmp_path, target, draft):
+    pair = load_pair(name_pair(tmp_path, target, draft, draft={"quantise": "int8"}), tmp_path)
     assert identify_model(pair.draft).quantisation == "int8" and identify_model(pair.target).quantisation is None
-    with pytest.raises(UserError, match="Only `draft` has `quantise`"):
-        load("target", "int8")
-    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
-        load("draft", "int2")
 
 
-def test_gates_call_models_as_the_pair_s_file_names_them(tmp_path, target):
+def test_gates_call_models_as_the_pairs_file_names_them(tmp_path, target, draft):
     """A name is for people: what a gate is bound to stays the same."""
-    params = name_pair(tmp_path, target, save(tmp_path / "draft", 272, make_tokenizer()))
-    plain = partners_of(load_pair(params, tmp_path))
-    content = yaml.safe_load((tmp_path / "mine.yaml").read_text())
-    content["target"]["name"], content["draft"]["name"] = "owner/big", "owner/small"
-    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(content))
-    named = partners_of(load_pair(params, tmp_path))
+    names = {"target": {"name": "owner/big"}, "draft": {"name": "owner/small"}}
+    plain, named = (
+        partners_of(load_pair(name_pair(tmp_path, target, draft, **more), tmp_path)) for more in ({}, names)
+    )
     assert (plain.target.name, plain.draft.name, plain.tokenizer.name) == ("target", "draft", "target")
     assert (named.target.name, named.draft.name, named.tokenizer.name) == ("owner/big", "owner/small", "owner/big")
-    assert model_scope(named.target) == model_scope(plain.target) and model_scope(named.draft) == model_scope(
-        plain.draft
-    )
+    for role in ("target", "draft"):
+        assert model_scope(getattr(named, role)) == model_scope(getattr(plain, role))
     assert named.tokenizer.vocabulary == plain.tokenizer.vocabulary

@@ -6,7 +6,8 @@ import pytest
 
 from gistgate.core.files import write_json, write_json_lines
 from pipeline.decode import calibration_file
-from pipeline.params import MethodParams, Params, TrainParams
+from pipeline.methods import MethodParams
+from pipeline.params import Params, TrainParams
 
 PARAMS = Params(
     headline_budget=0.1,

@@ -58,7 +58,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_only_training_prompts_enter(folder: Path):
     retrieval.main()
-    store = Datastore.load(DATASTORE, pair("llama")[0], "post")
+    store = Datastore.load(DATASTORE, pair("llama")[0])
     assert store.tokens.tolist() == [token for text in TEXTS for token in (*text.answer, -1)]
     assert store.config.num_keys == 160 and store.config.key_size == 16
     assert store.config.provenance == {"split": "train", "prompts": len(TEXTS), "answers": "strict"}

@@ -11,8 +11,9 @@ from gistgate.models.build import build_decoder
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.probes import Probe, Probes
 from pipeline.decode import calibration_file, files_behind, make_decoder
+from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair
-from pipeline.params import MethodParams, Params
+from pipeline.params import Params
 from pipeline.paths import SEGMENTS
 from pipeline.segments import export
 from tests.architectures import pair

@@ -17,8 +17,7 @@ from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Prompting
 from pipeline import outcomes
-from pipeline.decode import OWN_REPORTS
-from pipeline.outcomes import Study, read_differences
+from pipeline.outcomes import read_differences
 from pipeline.params import parse_params
 from pipeline.stages import calibrate
 
@@ -27,18 +26,16 @@ PARAMS = {
     "prompts": SIZES,
     "decoding": {"workers": 1},  # made-up parts exist in this process alone
     "methods": {
-        "free": {
-            "exact": {"rule": "exact"},
-            "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]},
-            "fly": {
-                "rule": "fly",
-                "fixed": {"entropy": "top3"},
-                "variants": [{"window": 0}, {"window": 2}],
-                "knob": "theta",
-                "grid": [1.0, 0.7, 0.4],
-            },
+        "exact": {"rule": "exact"},
+        "prob": {"rule": "prob", "knob": "r", "grid": [0.5, 0.4, 0.3, 0.2, 0.1, 0.05]},
+        "fly": {
+            "rule": "fly",
+            "fixed": {"entropy": "top3"},
+            "variants": [{"window": 0}, {"window": 2}],
+            "knob": "theta",
+            "grid": [1.0, 0.7, 0.4],
         },
-        "learned": {"judge": {"rule": "autojudge", "head": "logistic", "knob": "risk", "grid": [0.1, 0.2]}},
+        "judge": {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1, 0.2]},
     },
 }
 
@@ -68,10 +65,9 @@ def world(tmp_path, monkeypatch):
     def make_decoder(pair, method, settings, block, gate=None, observer=None):
         return SimpleNamespace(method=method, settings=settings)
 
-    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress, usage):
+    def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
         lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
-        usage.count(busy=3 * len(prompts), available=4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
         return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
 
@@ -85,30 +81,21 @@ def world(tmp_path, monkeypatch):
     monkeypatch.setattr(outcomes, "load_task", lambda params: task)
     monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
     monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
-    monkeypatch.setattr(outcomes, "maker_of", lambda pair: "tiny")
     monkeypatch.setattr(scope, "identify_model", lambda model: identity)
     monkeypatch.setattr(scope, "eos_ids", lambda target, tokenizer: [2])
     monkeypatch.setattr(scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"})
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
 
 
-def start(world, monkeypatch, group: str) -> None:
+def start(world, monkeypatch, name: str) -> None:
     """Run the stage."""
     monkeypatch.setattr(calibrate, "read_params", lambda: world.params)
-    calibrate.main(group)
+    calibrate.main(name)
 
 
 def report(method: str) -> dict:
     """A written calibration."""
-    return json.loads(next(Path("reports/calibration").glob(f"*/{method}.json")).read_text())
-
-
-def test_groups_hold_the_methods_that_ask_a_gate_or_none(world):
-    assert calibrate.methods_of(world.params, "free") == ["exact", "prob", "fly"]
-    assert calibrate.methods_of(world.params, "learned") == ["judge"]
-    assert calibrate.methods_of(world.params, "fly") == ["fly"]
-    with pytest.raises(UserError, match="fly"):
-        calibrate.methods_of(world.params, "flyy")
+    return json.loads(next(Path("reports/calibration").glob(f"{method}.json")).read_text())
 
 
 def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypatch):
@@ -127,14 +114,12 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
     assert found["settings"][-1]["losses"] == round(0.1 / 4 * 1200)
     assert found["settings"][-1]["mean_accepted_length"] == pytest.approx((40 + 30) / 10)
     assert {run["n"] for run in found["development"]} == {400}
-    slots = 4 * sum(SIZES[split] for _, split, _ in world.calls)  # every piece once, though it was asked for again
-    assert (found["slots"], found["slots_used"], found["idle_share_of_slots"]) == (slots, 0.75 * slots, 0.25)
 
 
 def test_bounds_can_be_computed_from_the_outcomes_of_every_prompt(world, monkeypatch):
     start(world, monkeypatch, "prob")
     found = report("prob")
-    d_SN = read_differences(Path("reports/calibration/free/prob.csv"))
+    d_SN = read_differences(Path("reports/calibration/prob.csv"))
     assert d_SN.shape == (len(found["settings"]), 1200)
     assert [upper_bound(d, 0.95).value for d in d_SN] == [setting["bound"] for setting in found["settings"]]
 
@@ -145,7 +130,6 @@ def test_strict_decoding_is_its_own_reference(world, monkeypatch):
     found = report("exact")
     assert world.calls == []
     assert (found["knob"], found["development"]) == (None, [])
-    assert (found["slots"], found["idle_share_of_slots"]) == (0, None)
     assert found["settings"][0]["mean_accepted_length"] == 4.0
     assert found["budgets"]["0.02"]["certified"]
     assert found["budgets"]["0.02"]["bound"] == pytest.approx(3 / 1200, rel=0.01)
@@ -160,59 +144,6 @@ def test_settings_behind_the_first_failure_are_not_decoded(world, monkeypatch):
     for entry in found["budgets"].values():
         assert (entry["certified"], entry["knob"], entry["needed_n"]) == (False, None, None)
         assert "would not help" in entry["refusal"]
-
-
-def test_a_second_start_decodes_nothing_and_gives_equal_bytes(world, monkeypatch):
-    start(world, monkeypatch, "free")
-    path = Path("reports/calibration/free/prob.json")
-    before, calls = path.read_bytes(), len(world.calls)
-    path.unlink()
-    start(world, monkeypatch, "free")
-    assert (path.read_bytes(), len(world.calls)) == (before, calls)
-
-
-def test_a_method_at_its_own_k_is_certified_beside_the_common_one(world, monkeypatch):
-    start(world, monkeypatch, "prob")
-    before, calls = report("prob"), len(world.calls)
-    own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
-    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS, Study("speed"))
-    own = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
-    assert (before["block"], own["block"], own["proof"]["scope"]["block"]) == (8, 3, 3)
-    assert report("prob") == before and len(world.calls) == 2 * calls
-    assert sorted(path.name for path in Path("reports/speed").rglob("*.*")) == ["prob.csv", "prob.json"]
-
-
-def test_fresh_calibration_prompts_take_the_place_of_the_run_s(world, monkeypatch):
-    """They are answered strictly first, since the stage `reference` has not; development prompts stay."""
-    start(world, monkeypatch, "prob")
-    before, calls = report("prob"), len(world.calls)
-    asked = {"doc": {}, "stops": [], "max_new_tokens": 40}
-    fresh = [{"id": f"fresh-{place}", "ids": [7, place], **asked} for place in range(600)]
-    own = replace(world.params, methods={"prob": replace(world.params.method("prob"), block=3)})
-    calibrate.calibrate_all(own, ["prob"], OWN_REPORTS, Study("speed"), fresh)
-    found = json.loads(Path("reports/speed/calibration/free/prob.json").read_text())
-    decoded = {(rule, split) for rule, split, _ in world.calls[calls:]}
-    assert decoded == {("exact", "fresh"), ("prob", "development"), ("prob", "fresh")}
-    assert {one["n"] for one in found["settings"]} == {600}
-    assert found["sequence"] == before["sequence"], "the same development prompts choose the same settings"
-    assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
-    assert found["proof"]["scope"]["prompts"] != before["proof"]["scope"]["prompts"]
-
-
-def test_prompts_of_the_same_name_are_refused(world):
-    """The strict answer of a prompt is found by its name: another prompt's would make every difference wrong."""
-    fresh = [{"id": "development-3", "ids": [7], "doc": {}, "stops": [], "max_new_tokens": 40}]
-    with pytest.raises(ValueError, match="the same name"):
-        calibrate.calibrate_all(world.params, ["prob"], OWN_REPORTS, Study("speed"), fresh)
-
-
-def test_other_prompts_are_decoded_again(world, monkeypatch):
-    start(world, monkeypatch, "prob")
-    calls = len(world.calls)
-    prompts = Path("data/prompts/calibration.jsonl")
-    prompts.write_text(prompts.read_text().replace('"stops": []', '"stops": ["."]'))
-    start(world, monkeypatch, "prob")
-    assert {split for _, split, _ in world.calls[calls:]} == {"calibration"}
 
 
 def test_a_reference_of_other_prompts_is_refused(world, monkeypatch):
@@ -239,6 +170,6 @@ def test_a_setting_that_is_lost_is_left_early(world, monkeypatch):
     [lost], kept = report("fly")["settings"], report("prob")
     assert lost["n"] == 256 and lost["accuracy"] == 1 - 0.125
     assert "leave no doubt" in report("fly")["budgets"]["0.05"]["refusal"]
-    rows = Path("reports/calibration/free/fly.csv").read_text().splitlines()
+    rows = Path("reports/calibration/fly.csv").read_text().splitlines()
     assert len(rows) == 1 + 256
     assert kept["budgets"]["0.05"]["knob"] == 0.4 and kept["budgets"]["0.05"]["n"] == 1200

@@ -29,11 +29,9 @@ headline_budget: 0.03
 prompts: {guard: 0}
 train: {heads: [logistic, mlp], headline_head: logistic}
 methods:
-  free:
-    fly: {rule: fly, knob: theta, grid: [1.0, 0.5]}
-  learned:
-    other: {rule: autojudge, head: mlp, knob: risk, grid: [0.1, 0.2]}
-    judged: {rule: autojudge, head: logistic, knob: risk, grid: [0.1, 0.2], block: 5}
+  fly: {rule: fly, knob: theta, grid: [1.0, 0.5]}
+  other: {rule: autojudge, after: models/heads/mlp, knob: risk, grid: [0.1, 0.2]}
+  judged: {rule: autojudge, after: models/heads/logistic, knob: risk, grid: [0.1, 0.2], block: 5}
 """
 EXPORT = Path("models/export")
 

@@ -1,4 +1,4 @@
-"""Token Recycling follows what the target last found likely behind every token."""
+"""Prompt lookup copies what followed the latest n-gram before; recycling follows what the target last found likely."""
 
 from __future__ import annotations
 
@@ -7,11 +7,64 @@ from typing import Any
 import pytest
 import torch
 
-from gistgate.core.block import Acceptance, Block
+from gistgate.core.block import Acceptance, Block, Sampling
 from gistgate.core.utils import UserError
-from gistgate.drafters.text import TokenRecycling
+from gistgate.drafters import DRAFTERS
+from gistgate.drafters.text import PromptLookup, TokenRecycling
 from tests.architectures import SIZES, prompts
 from tests.drafters.proposing import decoded, num_accepted, proposed, wanted
+
+
+@pytest.mark.parametrize(
+    "text, num, expected",
+    [
+        ([1, 2, 3, 4, 1, 2, 3], 2, [4, 1]),  # the trigram 1 2 3
+        ([9, 2, 3, 7, 8, 2, 3], 9, [7, 8, 2, 3]),  # only the bigram; shorter than asked for
+        ([5, 6, 5], 4, [6, 5]),  # only the last token
+        ([1, 2, 3], 4, []),  # nothing repeats
+        ([7], 4, []),
+        ([7, 7], 4, [7]),  # the match may overlap itself
+        ([7, 7, 7, 7], 4, [7]),
+        ([3, 1, 2, 5, 1, 2, 6, 3, 1, 2], 1, [5]),  # a longer hit wins over an earlier shorter one
+    ],
+)
+def test_continuation(text: list[int], num: int, expected: list[int]):
+    assert PromptLookup().continuation(text, num) == expected
+
+
+@pytest.mark.parametrize(
+    "settings, text, expected",
+    [
+        ({"pick": "first"}, [1, 2, 5, 1, 2, 6, 1, 2], [5]),
+        ({"pick": "last"}, [1, 2, 5, 1, 2, 6, 1, 2], [6]),
+        ({"n_max": 1}, [4, 2, 5, 3, 2, 6, 3, 2], [5]),
+        ({"n_max": 2}, [4, 2, 5, 3, 2, 6, 3, 2], [6]),
+    ],
+)
+def test_which_occurrence_and_the_longest_n_gram_are_settings(settings: Any, text: list[int], expected: list[int]):
+    assert PromptLookup(**settings).continuation(text, 1) == expected
+
+
+def test_every_row_has_its_own_length_and_the_target_reads_no_more_than_was_found():
+    lookup = PromptLookup()
+    assert proposed(lookup, [[1, 2, 1], [1, 2, 3], [4, 5, 6, 7, 4]], 3) == [[2, 1], [], [5, 6, 7]]
+    assert proposed(lookup, [[1, 2, 1], [1, 2, 3]], 8) == [[2, 1], []]
+    assert proposed(lookup, [[1, 2], [3]], 8) == [[], []] and not lookup.gives_q
+
+
+def test_drafters_go_by_name():
+    assert list(DRAFTERS) == ["model", "tree", "lookup", "lookup-tree", "suffix", "recycle", "cascade", "hybrid"]
+
+
+@pytest.mark.parametrize("drafter_id", ["lookup", "lookup-tree", "suffix", "recycle"])
+def test_ids_that_only_the_tokenizer_knows_are_not_proposed(drafter_id: str):
+    """150 stands in the prompt, but the models know 100 ids."""
+    drafter = DRAFTERS[drafter_id]()
+    drafter.start(1)
+    text = [1, 2, 3, 150, 4, 1, 2]
+    draft = drafter.propose([text], 4, vocabulary=100, sampling=Sampling(), uniforms=None, want_q=False)
+    assert draft.ids[draft.valid].tolist() == [3]
+
 
 V = 8
 
@@ -111,9 +164,6 @@ def test_kept_successors_serve_all_rows_and_the_next_request():
     assert proposed(drafter, [[5], [1]], 1, V) == [[3], [2]]
     drafter.start(1)
     assert proposed(drafter, [[4, 5]], 1, V) == [[3]]
-    drafter.start(1)
-    with pytest.raises(UserError, match="remembers 8 tokens' successors and the target has 9"):
-        proposed(drafter, [[5]], 1, V + 1)
 
 
 def test_the_prompt_fills_what_no_row_has():
@@ -153,12 +203,15 @@ def test_what_was_decoded_once_is_mostly_known():
     assert again > first + 5
 
 
+@pytest.mark.parametrize("wrong", [{"n_max": 0}, {"pick": "best"}])
+def test_impossible_settings_of_a_lookup_are_refused(wrong: dict[str, Any]):
+    with pytest.raises(UserError, match="lookup: n_max"):
+        PromptLookup(**wrong)
+
+
 @pytest.mark.parametrize("wrong", [{"k": 0}, {"reset": "never"}])
-def test_impossible_settings_are_refused(wrong: dict[str, Any]):
+def test_impossible_settings_of_recycling_are_refused(wrong: dict[str, Any]):
     with pytest.raises(UserError, match="recycle: k"):
         TokenRecycling(**wrong)
-
-
-def test_more_successors_than_tokens_are_refused():
     with pytest.raises(UserError, match="k 9 exceeds the vocabulary of 8"):
         proposed(bare(k=9), [[1]], 1, V)

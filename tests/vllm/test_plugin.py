@@ -1,4 +1,4 @@
-"""The engines that the vLLM plug-in refuses, and what it reads of those that it takes."""
+"""The engines and draft models that the vLLM plug-in refuses, and what it reads of those that it takes."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from safetensors.torch import load_file, save_file
 
 from gistgate.core.identity import weights_fingerprint
 from gistgate.core.utils import UserError
-from gistgate.vllm import plugin as checks
-from gistgate.vllm import v1
+from gistgate.vllm import plugin, v1
 from gistgate.vllm.judge import wrap_once
-from gistgate.vllm.policy import folder_fingerprint, is_rounded
-from tests.tiny import tiny_pair
+from gistgate.vllm.policy import folder_fingerprint, is_rounded, read_served
+from tests.tiny import byte_tokenizer, tiny_pair
+
+OTHER = "another tokenizer: id 3 is .* for the target and .* for the draft"
 
 
 def test_an_unknown_version_is_refused_unless_it_is_asked_for():
-    checks.check_version("0.32.1", False)
+    plugin.check_version("0.32.1", False)
     for version in ("0.33.0", "0.31.0", "0.3.2"):
-        checks.check_version(version, True)
+        plugin.check_version(version, True)
         with pytest.raises(UserError, match="was tested with vLLM"):
-            checks.check_version(version, False)
+            plugin.check_version(version, False)
 
 
 def test_a_renamed_parameter_is_refused():
@@ -62,19 +63,19 @@ def engine(speculation: dict[str, Any] | None = None, **changes: Any) -> Any:
     ],
 )  # fmt: skip
 def test_an_engine_that_does_not_fit_is_refused(config: Any, words: str):
-    checks.check_engine(engine())
+    plugin.check_engine(engine())
     off = {"prefill_context_parallel_size": 1, "enable_batch_sharded_sampling": None}  # vLLM's own defaults
-    checks.check_engine(engine({"enable_adaptive_verification": False}, parallel=off))
+    plugin.check_engine(engine({"enable_adaptive_verification": False}, parallel=off))
     with pytest.raises(UserError, match=words):
-        checks.check_engine(config)
+        plugin.check_engine(config)
 
 
 @pytest.mark.parametrize("method", ["synthetic", "fly"])
 def test_a_strict_server_refuses_lossy_options_of_vllm(method: str):
-    checks.check_strict(engine())
-    checks.check_strict(engine({"rejection_sample_method": "block"}))
+    plugin.check_strict(engine())
+    plugin.check_strict(engine({"rejection_sample_method": "block"}))
     with pytest.raises(UserError, match="lossy"):
-        checks.check_strict(engine({"rejection_sample_method": method}))
+        plugin.check_strict(engine({"rejection_sample_method": method}))
 
 
 def test_parameters_are_expanded_to_tokens():
@@ -109,3 +110,65 @@ def test_buffers_and_consolidated_copies_are_no_weights(tmp_path: Path):
     save_file({**weights, **buffer}, tmp_path / "full/model.safetensors", {"format": "pt"})
     found = [folder_fingerprint(str(tmp_path / name)) for name in ("plain", "full")]
     assert found[0] == found[1] == weights_fingerprint(target)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """target/ and draft/ of one tokenizer, other/ with another one, damaged/ with none to read, bare/ without any."""
+    place = tmp_path_factory.mktemp("served")
+    for name in ("target", "draft", "other", "bare", "damaged"):
+        (place / name).mkdir()
+        if name in ("target", "draft", "other"):
+            byte_tokenizer(reverse=name == "other").save_pretrained(place / name)
+    (place / "damaged/tokenizer.json").write_text("{}")
+    return place
+
+
+def config_of(folder: Path, draft: str = "draft", method: str = "draft_model", skips: bool = False) -> Any:
+    """A `VllmConfig` of a pair. As vLLM's own, it gives the draft model the target's tokenizer."""
+    text = SimpleNamespace(model_type="llama", hidden_size=32, num_hidden_layers=2, vocab_size=259, eos_token_id=2)
+    common = {
+        "tokenizer": str(folder / "target"), "tokenizer_revision": None, "trust_remote_code": False, "revision": None,
+        "quantization": None,
+    }  # fmt: skip
+    config = engine(
+        {
+            "method": method, "num_speculative_tokens": 5, "draft_sample_method": "greedy", "prompt_lookup_min": 1,
+            "prompt_lookup_max": 4, "num_speculative_tokens_per_batch_size": None,
+            "draft_model_config": SimpleNamespace(**common, model=str(folder / draft)),
+        },
+        use_v2_model_runner=False, scheduler_config=SimpleNamespace(max_num_seqs=8),
+        cache_config=SimpleNamespace(cache_dtype="auto"),
+    )  # fmt: skip
+    config.model_config = SimpleNamespace(
+        **common, model=str(folder / "target"), dtype=torch.float32, skip_tokenizer_init=skips,
+        hf_config=SimpleNamespace(get_text_config=lambda: text),
+        try_get_generation_config=lambda: {"eos_token_id": 2},
+    )  # fmt: skip
+    return config
+
+
+@pytest.mark.parametrize("skips", [False, True], ids=["engine with a tokenizer", "engine without"])
+def test_a_draft_model_with_another_tokenizer_is_refused(folder: Path, skips: bool):
+    fitting, other = (config_of(folder, name, skips=skips) for name in ("draft", "other"))
+    assert (read_served(fitting).tokenizer is None) == skips
+    plugin.check_draft(fitting, read_served(fitting).tokenizer)
+    with pytest.raises(UserError, match=OTHER):
+        plugin.check_draft(other, read_served(other).tokenizer)
+
+
+def test_an_engine_does_not_start_with_it(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plugin, "import_module", lambda _name: SimpleNamespace(__version__="0.32.0"))
+    worker = SimpleNamespace(model_runner=SimpleNamespace(device=torch.device("cpu")))
+    with pytest.raises(UserError, match=OTHER):
+        plugin.install(worker, config_of(folder, "other"), {"rule": "prob", "settings": {"r": 0.3}})
+
+
+def test_what_cannot_be_read_is_trusted_and_other_methods_have_none(folder: Path):
+    plugin.check_draft(config_of(folder, "bare"), byte_tokenizer())
+    plugin.check_draft(config_of(folder, "other", method="ngram"), byte_tokenizer())
+    with pytest.warns(UserWarning, match="tokenizer of the draft .* could not be read from tokenizer.json"):
+        plugin.check_draft(config_of(folder, "damaged"), byte_tokenizer())
+    nowhere = config_of(folder, "other", skips=True)
+    nowhere.model_config.tokenizer = str(folder / "bare")
+    plugin.check_draft(nowhere, None)

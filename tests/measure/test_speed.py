@@ -1,0 +1,233 @@
+"""A race counts what was written, drops loops for everybody, and times transformers' speculation at its best."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+from transformers import GenerationConfig
+
+from gistgate.cli.show import timed
+from gistgate.core.decoder import Decoder
+from gistgate.core.guards import LoopGuard
+from gistgate.core.request import Statistics
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.measure import speed
+from gistgate.measure.speed import (
+    ASSISTED,
+    DEFAULTS,
+    LOOKUP,
+    Contender,
+    Timed,
+    by_kind,
+    contender,
+    race,
+    side_by_side,
+    theirs,
+    times_of,
+    working,
+    written,
+)
+from gistgate.rules import make_rule
+from tests.architectures import greedy, noisy_copy, pair, prompts, tiny_model
+
+REQUEST: dict[str, Any] = {"max_new_tokens": 12, "eos_ids": [], "stops": []}
+EXTRAS = [{}, {"block": 3}, {"prompt_lookup_num_tokens": 3}]
+BATCH = prompts(5, 9, 7)
+NUM = 10
+
+
+@pytest.fixture
+def models() -> SimpleNamespace:
+    target, draft = pair("llama")
+    return SimpleNamespace(target=target, draft=draft, tokenizer=None)
+
+
+def scripted(name: str, answers: Any = lambda batch: [[1, 2]] * len(batch), **more: Any) -> Contender:
+    """A contender that answers what is written down."""
+    return Contender(name, lambda batch: (answers(batch), Statistics(forwards=1)), **more)
+
+
+def test_an_answer_ends_with_its_first_end_token():
+    assert written([5, 6, 2, 2, 2], [2], pad=2) == 3
+    assert written([5, 6, 2, 0, 0], [2], pad=0) == 3
+    assert written([5, 6, 7], [2], pad=0) == 3
+    assert written([5, 6, 0], [2], pad=0) == 2  # a stop string ended it
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_both_count_the_same_tokens(models: SimpleNamespace, extra: dict[str, int]):
+    ids = prompts(7, 9)
+    request = {**REQUEST, "eos_ids": [greedy("llama", tuple(ids[0]), 12)[5]]}
+    decoder = Decoder(models.target, ModelDrafter(models.draft), make_rule("exact"), 3)
+    mine = [contender("ours", decoder, request).timed([row]) for row in ids]
+    other = [Contender("theirs", theirs(models, request, **extra), 3).timed([row]) for row in ids]
+    assert [one.tokens for one in mine] == [one.tokens for one in other]
+    assert all(one.statistics and one.statistics.forwards and one.seconds > 0 for one in mine)
+    assert all(one.statistics is None for one in other)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This runs on the eager engine")
+def test_seconds_of_another_engine_are_not_taken(models: SimpleNamespace):
+    """The second request falls back without another warning, and fails as the first did."""
+    rule = make_rule("regret-budget")
+    decoder = Decoder(models.target, ModelDrafter(models.draft), rule, 3, engine="compiled")
+    one = contender("regret-budget", decoder, REQUEST)
+    for _ in range(2):
+        with pytest.raises(UserError, match="cannot be timed on the compiled engine: the rule 'regret-budget'"):
+            one.timed(prompts(7))
+    assert contender("regret-budget", decoder, REQUEST, any_engine=True).timed(prompts(7)).tokens == 12
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_what_a_models_own_configuration_asks_of_generate_is_left_out(extra: dict[str, int]):
+    """A penalty would change the text, and with it the speed; ours does not read it either."""
+    target, draft = copy.deepcopy(pair("llama"))
+    for model in (target, draft):
+        model.generation_config.repetition_penalty = 1.8
+    ids = prompts(9)[0]
+    decode = theirs(SimpleNamespace(target=target, draft=draft, tokenizer=None), REQUEST, **extra)
+    assert decode([ids])[0] == [greedy("llama", tuple(ids), 12)]
+    assert target.generation_config.repetition_penalty == 1.8
+
+
+def test_a_batch_counts_all_its_rows(models: SimpleNamespace):
+    ids = prompts(7, 9)
+    alone = [answer for row in ids for answer in theirs(models, REQUEST)([row])[0]]
+    assert theirs(models, REQUEST)(ids)[0] == alone and sum(map(len, alone)) == 24
+
+
+def test_a_prompt_that_one_contender_answers_with_a_loop_is_dropped_from_all():
+    def answers(looping: int) -> Any:
+        return lambda batch: [[7] * 4 if batch[0][0] == looping else [1, 2]]
+
+    field = [scripted("plain", answers(2), is_baseline=True, also=("exact",)), scripted("loose", answers(0))]
+    found = by_kind(field, times_of(field, race(field, [[[1]], [[2]], [[3]]], repeats=2)))
+    assert set(found["baselines"]) == {"plain"} and set(found["methods"]) == {"exact", "loose"}
+    for one in (found["baselines"]["plain"], found["methods"]["loose"]):
+        assert (one["tokens"], one["target_forwards"], one["loops"]) == ([2, 2], [1, 1], 1)
+        assert [len(repeats) for repeats in one["seconds"]] == [2, 2]
+
+
+def test_who_builds_programs_decodes_every_batch_before_its_clock_runs():
+    decoded: dict[str, list[int]] = {"eager": [], "compiled": []}
+
+    def recorded(name: str) -> Contender:
+        def answers(batch: Any) -> Any:
+            decoded[name].append(batch[0][0])
+            return [[1, 2]]
+
+        return scripted(name, answers, builds=name == "compiled")
+
+    race([recorded("eager"), recorded("compiled")], [[[1]], [[2]], [[3]]])
+    assert decoded == {"eager": [1, 1, 2, 3], "compiled": [1, 1, 1, 2, 2, 3, 3]}
+
+
+def test_what_cannot_decode_is_a_result_with_its_reason():
+    def broken(batch: Any) -> Any:
+        raise RuntimeError("no kernel\nmore")
+
+    able, failed = working([scripted("a"), Contender("b", broken)], [[1]])
+    assert [one.name for one in able] == ["a"] and failed == {"b": "RuntimeError: no kernel"}
+
+
+@pytest.mark.parametrize(("looping", "counted"), [((), 3), ((1,), 2), ((0, 1, 2), 3)])
+def test_plain_strict_and_loose_run_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, looping: tuple[int, ...], counted: int
+):
+    target, draft = pair("llama")
+    loops = [greedy("llama", tuple(BATCH[place]), NUM) for place in looping]
+    monkeypatch.setattr(LoopGuard, "is_loop", lambda self, ids: ids in loops)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=1e-9), 4)
+    assert decoder.generate(BATCH[1:2], max_new_tokens=NUM)[0].ids not in loops  # the others loop, it does not
+    found, console = side_by_side(decoder, BATCH, max_new_tokens=NUM), Console(width=100)
+    assert [one.name for one in found] == ["plain", "strict", "prob"]
+    assert [one.statistics.tokens for one in found] == [NUM * counted] * 3
+    assert [one.loops for one in found] == [len(looping)] * 3 and all(one.seconds > 0 for one in found)
+    with console.capture() as shown:
+        console.print(timed(found))
+    assert ("1 prompts were answered with a loop" in shown.get()) == (len(looping) == 1)
+
+
+class Scripted:
+    """A decoder whose runs take what is written down, whatever it is asked, and answer with 3, 4, 5 .. tokens."""
+
+    block, engine = 0, SimpleNamespace(name="eager")
+
+    def __init__(self, *seconds: float) -> None:
+        self.seconds, self.now, self.asked = list(seconds), 100.0, list[Any]()
+
+    def generate(self, batch: Sequence[Sequence[int]], **request: Any) -> list[Any]:
+        self.now += self.seconds.pop(0)
+        self.asked.append((batch, request["max_new_tokens"]))
+        return [SimpleNamespace(ids=[7] * (3 + row), statistics=Statistics()) for row in range(len(batch))]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wait", "expected"),
+    [((40.0, 2.0, 8.0), 0, 6.0), ((40.0, 8.0, 2.0), 0, 6.0), ((0.5, 8.0, 4.0), 0, 3.0), ((1.0, 1.0, 1.0), 2.0, 4.0)],
+    ids=["first", "second", "fast warm-up", "answers that are still on their way"],
+)
+def test_a_rate_is_tokens_per_second_of_the_better_of_two_runs_behind_a_warm_up(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], wait: float, expected: float
+):
+    decoder: Any = Scripted(*seconds)
+
+    def finish() -> None:
+        decoder.now += wait * (len(decoder.asked) > 1)
+
+    monkeypatch.setattr(speed, "perf_counter", lambda: decoder.now)
+    monkeypatch.setattr(speed, "synchronise", finish)
+    assert speed.rate(decoder, BATCH, {"max_new_tokens": NUM}) == pytest.approx(expected)
+    assert decoder.asked == [(BATCH, NUM)] * 3
+
+
+def test_the_fastest_on_development_prompts_is_taken_and_what_is_lost_is_tried_no_further(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    taken = {2: [3.0], 3: [1.2, 1.0, 1.0], 4: [1.0, 1.1, 1.0], 6: [1.1, 0.9, 1.0]}  # seconds of each K
+    seen: list[tuple[int, list[int]]] = []
+
+    def lapped(field: Any, batch: Any, turns: Any) -> Any:
+        seen.extend((one.block, ids) for one in field for ids in batch)
+        return {one.name: [Timed(taken[one.block][turns[0]], [[1]])] for one in field}
+
+    monkeypatch.setattr(speed, "lap", lapped)
+    variants = [scripted(ASSISTED, block=k) for k in taken]
+    assert speed.fastest(variants, [[1, 2], [3], [4]]) is variants[3]
+    assert [block for block, ids in seen if ids == [3]] == [3, 4, 6] and len(seen) == 10
+
+
+def test_every_variant_writes_the_greedy_text_with_its_own_settings():
+    target = tiny_model("llama")
+    both = SimpleNamespace(target=target, draft=noisy_copy(target, 0.03), tokenizer=None)
+    ids, usual, found = prompts(9)[0], GenerationConfig(), speed.speculation(both, REQUEST)
+    names = ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold")
+    assert {one.block for one in found[ASSISTED]} == {*speed.KS, DEFAULTS}
+    for one in (*found[ASSISTED], *found[LOOKUP][:1]):
+        assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 12)]
+        if one.name == ASSISTED:
+            asked = [getattr(both.draft.generation_config, name) for name in names]  # as the last call left them
+            own = [getattr(usual, name) for name in names]
+            assert asked == (own if one.block == DEFAULTS else [one.block, "constant", 0.0])
+
+
+def test_a_pair_without_a_draft_has_prompt_lookup_alone(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(speed, "fastest", lambda some, _ids: some[0])
+    for draft, found in ((None, {LOOKUP: 2}), ("model", {ASSISTED: 2, LOOKUP: 2})):
+        both: Any = SimpleNamespace(target=None, draft=draft, tokenizer=None)
+        assert speed.chosen(both, REQUEST, [[1]]) == (found, {})
+        assert {one.name: one.block for one in speed.at(both, REQUEST, found)} == found
+
+
+def test_a_draft_with_a_padded_vocabulary_leaves_prompt_lookup():
+    """transformers assists with equal vocabularies only; what does not run ends nothing, and its reason is kept."""
+    both: Any = SimpleNamespace(target=tiny_model("llama"), draft=tiny_model("llama", 300), tokenizer=None)
+    blocks, failed = speed.chosen(both, REQUEST, prompts(9))
+    assert set(blocks) == {LOOKUP} and "different tokenizers" in failed[ASSISTED]

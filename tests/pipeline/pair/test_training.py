@@ -1,0 +1,92 @@
+"""The training of the embedded pair: Muon's updates, the batches, and the tokenizer of the world's words."""
+
+from __future__ import annotations
+
+import torch
+from transformers import AutoTokenizer
+
+from pipeline.pair.training import IGNORED, Muon, collate, encode, orthogonalise, plan
+from pipeline.pair.world import documents, padded_size, prompt_text, train_tokenizer, words
+from pipeline.params import WorldParams
+
+TOKENIZER = train_tokenizer()
+
+
+def test_singular_values_are_driven_near_one():
+    torch.manual_seed(0)
+    values = torch.linalg.svdvals(orthogonalise(torch.randn(3, 16, 40)))
+    assert values.min() > 0.5 and values.max() < 1.3
+
+
+def test_equal_shapes_and_transposed_ones_are_updated_as_if_alone():
+    torch.manual_seed(0)
+    first = [torch.randn(8, 4), torch.randn(4, 8), torch.randn(8, 4)]
+    grads = [torch.randn_like(matrix) for matrix in first]
+
+    def step(indices: list[int]) -> list[torch.Tensor]:
+        params = [torch.nn.Parameter(first[i].clone()) for i in indices]
+        for param, i in zip(params, indices, strict=True):
+            param.grad = grads[i].clone()
+        Muon(params, lr=0.1).step()
+        return [param.detach() for param in params]
+
+    together = step([0, 1, 2])
+    for i in range(3):
+        assert torch.allclose(together[i], step([i])[0], atol=1e-6) and not torch.allclose(together[i], first[i])
+
+
+def test_it_lowers_a_loss():
+    torch.manual_seed(0)
+    weight, inputs = torch.nn.Parameter(torch.zeros(6, 6)), torch.randn(64, 6)
+    wanted = inputs @ torch.linalg.qr(torch.randn(6, 6))[0]
+    optimizer, losses = Muon([weight], lr=0.05), []
+    for _ in range(60):
+        loss = (inputs @ weight - wanted).pow(2).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.05 * losses[0]
+
+
+def test_training_gives_the_same_tokenizer_again():
+    assert train_tokenizer().backend_tokenizer.to_str() == TOKENIZER.backend_tokenizer.to_str()
+    assert TOKENIZER.convert_ids_to_tokens(TOKENIZER(" 475")["input_ids"]) == ["Ġ4", "7", "5"], "digits stand apart"
+
+
+def test_every_word_is_one_token():
+    answers = [one["answer"].replace("\n", " ").split(" ")[1:] for one in documents(WorldParams(), 1, "train", 200)]
+    for word in {*words(), *(word for answer in answers for word in answer if word.isalpha())}:
+        assert len(TOKENIZER(f" {word}")["input_ids"]) == 1, word
+
+
+def test_round_trip(tmp_path):
+    TOKENIZER.save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert (loaded.padding_side, loaded.pad_token_id, loaded.bos_token_id, loaded.eos_token_id) == ("left", 0, 1, 2)
+    questions = [one["question"] for one in documents(WorldParams(), 1, "test", 20)]
+    for text in ("Grüße, 12 Äpfel\n\n\t#### -3.5", *questions):
+        ids = loaded(text)["input_ids"]
+        assert ids == TOKENIZER(text)["input_ids"] and loaded.decode(ids) == text
+
+
+def test_a_document_is_its_prompt_and_its_answer():
+    document = documents(WorldParams(), 1, "corpus", 1)[0]
+    [(ids, prompt)] = encode(TOKENIZER, [document])
+    assert ids[:prompt] == TOKENIZER(prompt_text(document["question"]))["input_ids"]
+    assert TOKENIZER.decode(ids[prompt:]) == f" {document['answer']}</s>"
+    assert padded_size(TOKENIZER) % 16 == 0 and 0 <= padded_size(TOKENIZER) - len(TOKENIZER) < 16
+
+
+def test_only_solutions_bear_loss():
+    ids, labels = collate([([5, 6, 7, 2], 2), ([5, 2], 1)], pad=0)
+    assert ids.tolist() == [[5, 6, 7, 2], [5, 2, 0, 0]]
+    assert labels.tolist() == [[IGNORED, IGNORED, 7, 2], [IGNORED, 2, IGNORED, IGNORED]]
+
+
+def test_a_pass_deals_each_document_once_in_batches_of_like_lengths():
+    lengths = [i % 50 for i in range(320)]
+    batches = plan(lengths, batch_size=10, steps=32, seed=1)
+    assert sorted(i for batch in batches for i in batch) == list(range(320))
+    assert max(max(lengths[i] for i in batch) - min(lengths[i] for i in batch) for batch in batches) < 10
+    assert plan(lengths, 10, 40, seed=1)[:32] == batches != plan(lengths, 10, 32, seed=2)

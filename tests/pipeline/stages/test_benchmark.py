@@ -1,0 +1,69 @@
+"""Who is timed: transformers' speculation at the K that development prompts chose, beside our methods."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gistgate.measure.speed import ASSISTED, LOOKUP, static
+from pipeline.decode import Operating
+from pipeline.params import parse_params
+from pipeline.stages import benchmark as stage
+from tests.architectures import greedy, noisy_copy, prompts, tiny_model
+
+REQUEST = {"max_new_tokens": 6, "stops": [], "eos_ids": []}
+PARAMS = parse_params({"methods": {"exact": {"rule": "exact"}}})
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(stage, "operating_point", lambda _params, name: Operating(name, "exact", "model", 8))
+    target = tiny_model("llama")
+    draft = noisy_copy(target, 0.03)
+    return SimpleNamespace(
+        target=target, draft=draft, tokenizer=None, drafter="model", names={}, draft_model=draft, name="tiny"
+    )
+
+
+@pytest.mark.parametrize("run", ["whole", pytest.param("static", marks=pytest.mark.long)])
+def test_everything_that_is_timed_writes_the_greedy_text(pair: Any, run: str):
+    ids = prompts(7)[0]
+    field = [*stage.ours(PARAMS, pair, REQUEST, "eager"), stage.generates(pair, REQUEST)]
+    if run == "static":
+        field = [static(pair, REQUEST, 16)]
+    else:
+        assert [one.name for one in field] == ["plain", "strict", "strict_8", "transformers_generate"]
+        assert all(one.is_baseline for one in field) and field[1].also == ("exact",)
+    for one in field:
+        assert one.decode([ids])[0] == [greedy("llama", tuple(ids), 6)], one.name
+
+
+def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any, monkeypatch: pytest.MonkeyPatch):
+    seen: dict[str, Any] = {}
+    test = [{"ids": ids, "max_new_tokens": 6} for ids in ([1, 2], [3])]
+    splits = {"test": test, "development": [{"ids": [7]}] * 20}
+
+    def choose(_pair: Any, _request: Any, development: Any) -> tuple[dict[str, int], dict[str, str]]:
+        seen["development"] = development
+        return {ASSISTED: 4}, {LOOKUP: "unable"}
+
+    def raced(field: Any, batches: Any, *_more: Any) -> Any:
+        seen["batches"] = batches
+        return []
+
+    monkeypatch.setattr(stage, "load_pair", lambda _params: pair)
+    monkeypatch.setattr(stage, "read_prompts", splits.__getitem__)
+    monkeypatch.setattr(stage, "request_of", lambda _prompts, _pair: REQUEST)
+    monkeypatch.setattr(stage, "chosen", choose)
+    monkeypatch.setattr(stage, "race", raced)
+    monkeypatch.setattr(stage, "times_of", lambda field, _laps: {one.name: {"block": one.block} for one in field})
+    monkeypatch.setattr(stage, "working", lambda field, _batch: ([], {field[0].name: "no"}))
+    monkeypatch.setattr(stage, "write_json", lambda _path, value: seen.update(written=value))
+    stage.benchmark(PARAMS)
+    assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
+    written = seen["written"]
+    assert written["chosen_on"] == 16 and written["failed"] == {"transformers_static": "no", LOOKUP: "unable"}
+    assert written["baselines"][ASSISTED] == {"block": 4}
+    assert written["methods"] == {"exact": {"block": PARAMS.decoding.strict_block}}

@@ -1,0 +1,314 @@
+"""Segments in the ordinary loop: closed it is greedy, open it keeps finished segments, seeds decide the draws."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+from gistgate.core.block import Block, Reason, Sampling
+from gistgate.core.request import Slots, eos_ids
+from gistgate.core.utils import UserError
+from gistgate.measure.trace import trace
+from gistgate.segments.judging import (
+    NO_SEGMENT,
+    Constant,
+    MeanLogprob,
+    Pair,
+    Reward,
+    Score,
+    SegmentDraw,
+    SegmentRule,
+    Semantic,
+    same_numbers,
+)
+from gistgate.segments.probes import Probe
+from gistgate.segments.writing import Boundaries, SegmentWriter
+from tests.rules.enumerating import P, first_token
+from tests.segments.deciding import (
+    NUM,
+    PROMPTS,
+    SEEDS,
+    STRICT,
+    STYLE,
+    TARGET,
+    TOKENIZER,
+    Watch,
+    decode,
+    decoder,
+    forwards,
+    greedy,
+    texts,
+)
+
+
+def probes():
+    torch.manual_seed(3)
+    return Semantic(Probe(32, 8), Probe(32, 8, "attention"))
+
+
+@pytest.mark.parametrize("replacement", ["token", "segment"])
+@pytest.mark.parametrize("partial", [True, False])
+def test_closed_it_writes_the_greedy_text(partial, replacement):
+    rule = SegmentRule(threshold=2.0, partial=partial)
+    assert texts(decode(Constant(1.0), rule, replacement=replacement)) == greedy()
+
+
+def test_partial_acceptance_saves_forwards():
+    """Without it a refused segment costs a forward per token, but for the first of an answer, which may be a match."""
+    whole = decode(Constant(1.0), SegmentRule(threshold=2.0, partial=False))
+    matches = sum(answer.reasons[0] == Reason.STRICT for answer in whole)
+    assert forwards(decode(Constant(1.0), STRICT)) < forwards(whole) == 3 * NUM - matches
+
+
+def test_plain_rounds_count_no_segments_of_the_request_before():
+    """Above so many rows decoding is plain, and nothing is judged."""
+    made = decoder(Constant(1.0), SegmentRule(threshold=0.5), speculate_up_to=1)
+    assert made.generate(PROMPTS[:1], max_new_tokens=NUM)[0].statistics.extra["segments"] > 0
+    for prompts in (PROMPTS, PROMPTS[:2]):
+        answers = made.generate(prompts, max_new_tokens=NUM)
+        assert texts(answers) == greedy(prompts)
+        assert not any(answer.statistics.extra.get("segments") for answer in answers)
+
+
+def test_open_it_keeps_finished_segments_and_no_cut_ones():
+    watch, style = Watch(), "re:[a-m]$"
+    decode(Constant(1.0), SegmentRule(threshold=0.5), observer=watch, style=style)
+    ends = Boundaries(TOKENIZER, style).ends
+    finished = [(ids, length) for _, _, ids, length, *_ in watch.rounds if ends(ids)]
+    cut = [(length, strict) for _, _, ids, length, strict, _ in watch.rounds if not ends(ids)]
+    assert finished and all(length == len(ids) for ids, length in finished)
+    assert cut and all(length == strict for length, strict in cut)
+
+
+@pytest.mark.parametrize("replacement", ["token", "segment"])
+def test_rows_do_not_see_each_other(replacement):
+    """Neither beside each other nor one after the other in the same slot."""
+
+    def drawn(prompts, seeds, **request):
+        answers = decode(probes(), SegmentDraw(), prompts, {"seeds": seeds, **request}, replacement=replacement)
+        return [(answer.ids, answer.reasons) for answer in answers]
+
+    alone = [drawn([prompt], [seed])[0] for prompt, seed in zip(PROMPTS, SEEDS, strict=True)]
+    assert drawn(PROMPTS, SEEDS) == drawn(PROMPTS, SEEDS, slots=Slots(2)) == alone
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.8)])
+def test_a_seed_decides_the_draws_greedy_or_not(sampling):
+    request = {"sampling": sampling}
+    first, again, other = (
+        texts(decode(Constant(0.5), SegmentDraw(), request={**request, "seeds": [seed] * 3})) for seed in (7, 7, 8)
+    )
+    assert first == again != other
+
+
+def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
+    """Rows: second best tokens; a third best among them; second best, but cut by the limit."""
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0]).expand(3, 3, 4)
+    draft_ids = torch.tensor([[1, 0], [1, 2], [1, 1]])
+    block = Block(draft_ids, torch.ones(3, 2, dtype=torch.bool), logits)
+    for opinion in (0.5, 0.0):  # 0 is an opinion too: a score of 0, a pair that is not aligned
+        judged = block.with_gate(lambda _, p=opinion: torch.tensor([[p, p], [p, p], [NO_SEGMENT, NO_SEGMENT]]))
+        shortcut = SegmentRule(threshold=2.0, shortcut="top2").accept(judged, {})
+        assert shortcut.tolist() == [[True, True], [False, False], [False, False]]
+        assert not STRICT.accept(judged, {}).any()
+
+
+def test_no_segment_passes_at_no_threshold_and_in_no_draw():
+    block = Block(torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, 3, 4))
+    block = replace(block, gate_probs=torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2]), uniforms=torch.zeros(2, 3))
+    assert SegmentRule(threshold=0.0).accept(block, {}).tolist() == [[True, True], [False, False]]
+    assert not SegmentDraw().accept(block, {}).any()
+
+
+def test_the_shortcut_takes_segments_of_which_the_opinion_is_nothing():
+    """The whole loop, every drafted token being the target's: an opinion of 0 does not stand for a cut segment."""
+    rule = SegmentRule(threshold=2.0, shortcut="top2")
+    for answer in decode(Constant(0.0), rule, draft=TARGET, style="re:.$"):
+        assert 0 < answer.statistics.extra["segments"] == answer.statistics.extra["segments_passed"]
+
+
+def test_a_token_ratio_inside_refused_segments_keeps_more():
+    loose = SegmentRule(threshold=2.0, ratio=0.2)
+    assert forwards(decode(MeanLogprob(), loose)) < forwards(decode(MeanLogprob(), STRICT))
+
+
+def test_a_token_gate_speaks_inside_refused_and_cut_segments():
+    """It finds the first two tokens of a row harmless: these stay where the segment does not."""
+
+    class FirstTwo:
+        layers, wants_q = frozenset(), False
+
+        def __call__(self, block):
+            place = torch.arange(block.draft_ids.shape[1])
+            return torch.where(place < 2, 0.95, 0.2).expand(block.draft_ids.shape)
+
+    logits = torch.tensor([3.0, 2.0, 1.0, 0.0]).expand(2, 4, 4)
+    block = Block(torch.full((2, 3), 2), torch.ones(2, 3, dtype=torch.bool), logits)
+    parts = decoder(Constant(0.7), STRICT, token_gate=FirstTwo(), risk=0.1).parts
+    parts.drafter.lengths = [3, 0]
+    judged = block.with_gate(parts.gate)
+    assert judged.gate_probs[0].tolist() == pytest.approx([1.0, 1.0, 0.7])
+    assert judged.gate_probs[1].tolist() == [1.0, 1.0, NO_SEGMENT]
+    assert parts.gate.opinions.tolist() == pytest.approx([0.7, NO_SEGMENT])
+    assert SegmentRule(threshold=0.8).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    assert SegmentRule(threshold=1.0).accept(judged, {}).tolist() == [[True, True, False]] * 2
+    assert not STRICT.accept(judged, {}).any()  # above 1 the token gate has no say either
+    assert SegmentRule(threshold=0.7 - 1e-6).accept(judged, {}).tolist() == [[True] * 3, [True, True, False]]
+
+
+def test_the_mean_logprob_of_an_equal_draft_is_one():
+    assert texts(decode(MeanLogprob(), SegmentRule(), draft=TARGET)) == greedy()
+
+
+def test_a_remembered_text_is_resumed_by_ids():
+    made = decoder(probes(), SegmentRule(threshold=0.5))
+    whole = made.generate([PROMPTS[0]], max_new_tokens=24)[0].ids
+    resumed, _ = made.resume([made.remember([PROMPTS[0]])[0]], [(3, [])], [3], max_new_tokens=24)[0]
+    assert resumed.ids == whole
+
+
+@pytest.mark.parametrize("partial", [True, False])
+def test_a_refused_segment_leaves_the_targets_distribution_alone(partial):
+    class Refusing(SegmentRule):
+        """With an opinion of one half, which is below its threshold."""
+
+        def accept(self, block, state):
+            return super().accept(block.with_gate(lambda b: torch.full(b.draft_ids.shape, 0.5)), state)
+
+    torch.testing.assert_close(first_token(Refusing(threshold=0.9, partial=partial)), P)
+
+
+def own(judge=lambda a, b: 0.0):
+    boundaries = Boundaries(TOKENIZER, STYLE, eos_ids(TARGET, TOKENIZER))
+    return Pair(SegmentWriter(TARGET, TOKENIZER, boundaries, 8), judge)
+
+
+def drafted(text, steps):
+    """A block and drafter as a judge sees them: the first step is finished, the second was cut."""
+    ids = torch.tensor(steps)
+    block = SimpleNamespace(valid=torch.ones_like(ids, dtype=torch.bool), draft_ids=ids, logits=torch.zeros(1))
+    return block, SimpleNamespace(lengths=[ids.shape[1], 0], texts=[text, text])
+
+
+@pytest.mark.parametrize("expected", [False, True])
+def test_a_score_is_what_the_target_says_behind_text_and_step(expected):
+    opinion = Score(TARGET, TOKENIZER, "good?", expected)
+    got = opinion.score(*drafted([5, 6], [[70, 71], [72, 73]]))
+    asked = [5, 6, 70, 71, *TOKENIZER.encode("good?", add_special_tokens=False)]
+    with torch.inference_mode():
+        z = TARGET(torch.tensor([asked])).logits[0, -1]
+    digits = [TOKENIZER.convert_tokens_to_ids(str(digit)) for digit in range(10)]
+    mean = float((z.softmax(-1)[digits] * torch.arange(10)).sum() / z.softmax(-1)[digits].sum())
+    digit = digits.index(int(z.argmax())) if int(z.argmax()) in digits else 0
+    assert got.tolist() == pytest.approx([(mean if expected else digit) / 9, 0.0], abs=1e-5)
+    assert opinion.spent == [1, 0] and opinion.notes[0].startswith("score_") and opinion.notes[1] is None
+
+
+def test_a_question_beyond_the_context_reads_the_end_of_the_text():
+    opinion = Score(TARGET, TOKENIZER, "good?", expected=True)
+    room = TARGET.config.max_position_embeddings - len(opinion.question) - 2
+    whole, longer = ([9] * more + [5, 6] * (room // 2) for more in (room % 2, room % 2 + 40))
+    scores = [float(opinion.score(*drafted(text, [[70, 71], [72, 73]]))[0]) for text in (whole, longer)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5) and scores[0] > 0
+
+
+def test_scoring_forwards_count_and_whoever_watches_sees_the_same():
+    made = decoder(Score(TARGET, TOKENIZER), STRICT)
+    closed, without = made.generate(PROMPTS, max_new_tokens=NUM), decode(Constant(1.0), STRICT)
+    assert texts(closed) == texts(without) == greedy()
+    for scored, other in zip(closed, without, strict=True):
+        segments = scored.statistics.extra["segments"]
+        assert segments > 0 and scored.statistics.forwards == other.statistics.forwards + segments
+        assert sum(count for name, count in scored.statistics.extra.items() if name.startswith("score_")) == segments
+    alone = made.generate(PROMPTS[:1], max_new_tokens=NUM)[0].statistics.as_dict(timed=False)
+    answer, tokens = trace(made, PROMPTS[0], TOKENIZER, max_new_tokens=NUM)
+    assert answer.statistics.as_dict(timed=False) == alone and len(tokens) == len(answer.ids)
+
+
+def test_what_is_kept_is_counted():
+    for answer in decode(Constant(1.0), SegmentRule(threshold=0.5)):
+        found = answer.statistics.extra
+        assert 0 < found["segments"] == found["segments_passed"] >= found["segments_kept"] > 0
+    for answer in decode(Constant(0.4), SegmentRule(threshold=0.5)):
+        assert answer.statistics.extra["segments_passed"] == 0
+
+
+def test_what_passes_is_counted_by_the_opinion_alone():
+    """Every token is harmless to this gate, or near enough: all segments stay but the first, whose first token
+    is the target's, and the opinion passes none."""
+
+    class Sure:
+        layers, wants_q = frozenset(), False
+
+        def __call__(self, block):
+            return torch.ones(block.draft_ids.shape)
+
+    rule = SegmentRule(threshold=1.0)
+    for found in decode(Constant(0.0), rule, token_gate=Sure()), decode(Constant(0.0), replace(rule, ratio=1e-30)):
+        counted = [answer.statistics.extra for answer in found]
+        assert all(one["segments_kept"] >= one["segments"] - 1 > 0 == one["segments_passed"] for one in counted)
+
+
+def reward(labels, bias):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = BertForSequenceClassification(BertConfig(vocab_size=len(TOKENIZER), num_labels=labels, **sizes))
+    with torch.no_grad():
+        model.classifier.bias[-1] += bias
+    return Reward(model, TOKENIZER, TOKENIZER)
+
+
+@pytest.mark.parametrize("labels", [1, 2])
+def test_a_reward_model_decides(labels):
+    block, drafter = drafted([5, 6], [[70, 71], [72, 73]])
+    high, low = (float(reward(labels, bias).score(block, drafter)[0]) for bias in (20.0, -20.0))
+    assert high > 0.99 and low < 0.01
+    assert texts(decode(reward(labels, -20.0), SegmentRule(threshold=0.7))) == greedy()
+
+
+def test_a_reward_model_reads_the_end_of_a_long_text():
+    """The step that is judged stands there."""
+    judge = reward(1, 0.0)
+    judge.tokenizer.model_max_length = 6
+    short, long = (judge._inputs(text)["input_ids"][0].tolist() for text in ("Tom has", "Anna and Tom has"))
+    assert len(long) == 6 and long[-3:] == short[-3:] and TOKENIZER.truncation_side == "right"
+
+
+def test_equal_own_steps_pass_and_cost_a_forward_per_token():
+    answers, without = decode(own(), SegmentRule(threshold=0.5)), decode(Constant(0.0), SegmentRule(threshold=0.5))
+    assert texts(answers) == greedy()
+    assert all(a.statistics.forwards > b.statistics.forwards for a, b in zip(answers, without, strict=True))
+    assert any(answer.statistics.extra["segments_passed"] for answer in answers)
+
+
+def test_other_own_steps_are_compared_by_the_judge():
+    said = []
+    loose = decode(own(lambda a, b: said.append((a, b)) or 1.0), SegmentRule(threshold=0.5))
+    assert said and all(a.lower().split() != b.lower().split() for a, b in said)
+    assert sum(answer.statistics.loose for answer in loose) > 0
+
+
+def test_numbers_are_compared_in_order():
+    assert same_numbers("took 2, so 3 + 4", "lost 2: 3+4 now") == 1.0
+    assert same_numbers("3 + 4", "4 + 3") == same_numbers("none", "1") == 0.0
+
+
+def test_what_cannot_be_is_refused():
+    for wrong in ({"threshold": -1}, {"shortcut": "top3"}, {"ratio": 0}):
+        with pytest.raises(UserError, match="segment"):
+            SegmentRule(**wrong)
+    for kind in (SegmentRule, SegmentDraw):
+        with pytest.raises(UserError, match="Leave one away"):
+            kind(partial=False, ratio=0.5)
+    words = SimpleNamespace(encode=lambda text, add_special_tokens: [1, 2])
+    for refused, said in (
+        (lambda: decoder(Constant(1), SegmentRule(partial=False), token_gate=Constant(1)), "token gate"),
+        (lambda: decoder(Constant(1), STRICT, limit=1), "is none"),
+        (lambda: decoder(Constant(1), STRICT, replacement="line"), "no replacement 'line'"),
+        (lambda: reward(3, 0.0), "one label or two"),
+        (lambda: Score(TARGET, words), "one digit"),
+    ):
+        with pytest.raises(UserError, match=said):
+            refused()

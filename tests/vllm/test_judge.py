@@ -1,0 +1,217 @@
+"""The hook of the vLLM plug-in judges a flat batch as the decoder judges a padded one, each request as it wishes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gistgate.core.rule import allowed
+from gistgate.rules import make_rule
+from gistgate.vllm.judge import Requests, stricter, wrap_once
+from tests.vllm.batches import LENGTHS, NUM, VOCABULARY, Batch, Head, make_judge
+
+RULES = [
+    make_rule("prob", r=0.05), make_rule("prob-ratio", r=0.2), make_rule("top-k", k=4), make_rule("fly", window=1),
+    make_rule("typical", greedy="raw"), make_rule("trt-relaxed", scope="all", delta=0.3), make_rule("fly", window=0),
+    make_rule("fly", window=1, entropy="normalised", theta=0.6),
+]  # fmt: skip
+OPEN = make_rule("prob", r=1e-30)
+OF_ROWS = ("top_ids", "top_logprob", "entropy", "entropy3")
+OF_DRAFTS = ("draft_logit", "draft_logprob", "draft_rank", "match", "strict", "draft_q")
+"""Statistics of a block."""
+HOSTILE = ['{"r": 1' + "0" * 400 + "}", "[" * 200_000]
+"""A number that no float holds, and nesting that no parser follows: neither may end the engine."""
+
+
+def lengths_of(texts: list[list[int]]) -> list[int]:
+    """Accepted tokens of each request."""
+    return [len(text) - 1 for text in texts]
+
+
+def loose_of(judge: Any, name: str) -> float:
+    return float(judge.counters.of(judge.requests.entries[name].slot)["loose"])
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_every_position_is_judged_as_in_a_padded_block(rule: Any):
+    """Ragged drafts, an empty one and chunks change nothing; protected tokens stay strict; both runners agree."""
+    loose = 0
+    for seed in range(20):
+        batch, protected = Batch(seed), (5,)
+        block = batch.padded(protected)
+        lengths = (block.strict | (rule.accept(block, {}) & allowed(block))).cumprod(1).sum(1)
+        expected = [
+            [*ids[:length].tolist(), int(best[length])]
+            for ids, best, length in zip(block.draft_ids, block.top_ids, lengths.tolist(), strict=True)
+        ]
+        judge = make_judge(rule, protected)
+        assert batch.through_v1(judge) == expected
+        assert batch.through_v2(make_judge(rule, protected)) == expected
+        assert batch.through_v2(make_judge(rule, protected), (0, 1, 3, 4)) == expected
+        kept = torch.arange(NUM) < lengths[:, None]
+        counted = judge.counters.total()
+        assert counted["loose"] == int((kept & ~block.match).sum())
+        assert counted["loose"] == sum(loose_of(judge, name) for name in batch.params)
+        assert counted["accepted"] == int(kept.sum()) and counted["drafted"] == sum(LENGTHS)
+        loose += counted["loose"]
+    assert loose > 0
+
+
+def test_a_gate_sees_the_states_before_and_after_each_draft_token_and_the_bonus_row():
+    for seed in range(10):
+        batch, rule = Batch(seed), make_rule("autojudge", risk=0.5)
+        block = batch.padded()
+        lengths = ((block.match | (1 - Head()(block) <= 0.5)) & block.valid).cumprod(1).sum(1).tolist()
+        assert lengths_of(batch.through_v1(make_judge(rule, gate=Head()))) == lengths
+        assert lengths_of(batch.through_v2(make_judge(rule, gate=Head()), (0, 2, 4))) == lengths
+
+
+def test_the_ensemble_reads_the_draft_logits_of_its_own_request_and_step():
+    """Greedy: x may stay where it is the argmax of the mixture; chunks change nothing."""
+    rule, loose = make_rule("ensemble", w=0.4), 0
+    for seed in range(20):
+        batch = Batch(seed)
+        draft = 3 * torch.randn(4, NUM, VOCABULARY, generator=torch.Generator().manual_seed(seed))
+        block = batch.padded()
+        best = rule.favourite(block.logits[:, :-1], block.probs[:, :-1], draft.softmax(-1))
+        lengths = ((block.match | (block.draft_ids == best)) & block.valid).cumprod(1).sum(1).tolist()
+        for cuts in (0, 4), (0, 2, 4):
+            assert lengths_of(batch.through_v2(make_judge(rule), cuts, draft)) == lengths
+        loose += sum(lengths) - int(block.match.cumprod(1).sum())
+    assert loose > 0
+
+
+def test_a_masked_draft_token_is_never_accepted_and_an_invalid_one_ends_the_draft():
+    batch = Batch()
+    assert lengths_of(batch.through_v1(make_judge(OPEN))) == LENGTHS
+    batch.logits[batch.targets, batch.read[batch.targets + 1]] = -torch.inf
+    assert lengths_of(batch.through_v1(make_judge(OPEN))) == [0] * 4
+    assert lengths_of(batch.through_v2(make_judge(OPEN))) == [0] * 4
+    batch = Batch()
+    batch.read[2] = -1  # the second draft token of the first request
+    assert lengths_of(batch.through_v2(make_judge(OPEN)))[0] == 1
+
+
+def test_no_statistic_of_a_flat_block_differs_from_the_padded_one(monkeypatch: pytest.MonkeyPatch):
+    batch, judge, seen = Batch(2), make_judge(make_rule("prob", r=0.5)), []
+    judge.tail, opinion = True, judge.opinion
+    monkeypatch.setattr(judge, "opinion", lambda rule, block, rows: seen.append(block) or opinion(rule, block, rows))
+    batch.through_v1(judge)
+    block, padded = seen[0], batch.padded()
+    inside = torch.arange(NUM + 1) <= torch.tensor(LENGTHS)[:, None]
+    for names, where in (OF_ROWS, inside), (OF_DRAFTS, padded.valid):
+        for name in names:
+            torch.testing.assert_close(getattr(block, name)[where].float(), getattr(padded, name)[where].float())
+    assert block.logits.isnan().all() and block.logits.shape == padded.logits.shape
+
+
+@pytest.mark.parametrize(
+    "wish", [{"strict": True}, "strict", '{"strict": true}', {"r": 0.9}, {"unknown": 1}, 7, "{", *HOSTILE]
+)
+def test_a_request_is_at_least_as_strict_as_it_wishes_and_its_neighbours_are_not_touched(wish: Any):
+    """A wish that nobody understands is granted strictly."""
+    batch, judge = Batch(), make_judge(OPEN)
+    strict = batch.through_v1(make_judge(make_rule("prob", r=0.9)))
+    batch.wish("r0", wish)
+    found = batch.through_v1(judge)
+    assert found[0] == strict[0] and lengths_of(found)[1:] == LENGTHS[1:]
+    assert loose_of(judge, "r0") == 0
+
+
+@pytest.mark.parametrize("rule", [make_rule("autojudge", risk=0.3), make_rule("fly", theta=0.3)])
+@pytest.mark.parametrize("number", [10**20, -(10**20), 2**53 + 1])
+def test_a_whole_number_that_torch_cannot_compare_is_no_wish(rule: Any, number: int):
+    with pytest.raises(ValueError, match="which is too large"):
+        stricter(rule, {rule.knob: number})
+
+
+@pytest.mark.parametrize("wish", [{"r": 1e-30}, {"strict": False}, {}, None])
+def test_no_request_becomes_looser_than_the_server(wish: Any):
+    rule, batch = make_rule("prob", r=0.2), Batch(3)
+    expected = batch.through_v1(make_judge(rule))
+    for name in batch.params:
+        batch.wish(name, wish)
+    assert batch.through_v1(make_judge(rule)) == expected
+
+
+@pytest.mark.parametrize("judges_sampled", [False, True])
+@pytest.mark.parametrize("temperatures", [(0.7, 0.0, 0.0, 0.7), (0.0, 0.7, 0.7, 0.0), (0.7, 0.7, 0.7, 0.7)])
+def test_a_sampled_request_is_strict_unless_the_policy_judges_sampled_ones(
+    temperatures: tuple[float, ...], judges_sampled: bool
+):
+    """The rule accepts everything, and vLLM's own test (here a greedy one) decides where nothing is forced."""
+    sampling = SimpleNamespace(
+        all_greedy=False, all_random=0.0 not in temperatures, temperature=torch.tensor(temperatures)
+    )
+    refused = 0
+    for seed in range(5):
+        batch, judge = Batch(seed), make_judge(OPEN, sampled=judges_sampled)
+        native = batch.through_v1(make_judge(make_rule("exact")), sampling)
+        found = batch.through_v1(judge, sampling)
+        for own, text, length, warm in zip(native, found, LENGTHS, temperatures, strict=True):
+            assert len(text) - 1 == length if judges_sampled or not warm else text == own
+            refused += warm > 0 and len(own) - 1 < length
+        assert (judge.counters.total()["expected_loose"] > 0) is judges_sampled
+    assert refused > 0, "vLLM's own test refuses tokens of sampled requests, which the rule would accept"
+
+
+def test_an_id_that_comes_back_is_another_request():
+    """A strict request must not inherit the rule of an earlier one with its id."""
+    judge, batch = make_judge(OPEN), Batch()
+    batch.through_v1(judge)
+    batch.wish("r0", "strict")
+    batch.through_v1(judge)
+    assert loose_of(judge, "r0") == 0 and judge.requests.entries["r0"].rule is None
+
+
+def test_more_requests_than_slots_forget_the_oldest():
+    judge = make_judge(OPEN)
+    judge.requests.capacity = 6
+    for number in range(5):
+        batch = Batch()
+        batch.params = {f"{number}-{name}": params for name, params in batch.params.items()}
+        batch.through_v1(judge)
+        slots = [entry.slot for entry in judge.requests.entries.values()]
+        assert len(set(slots)) == len(slots) == min(4 * (number + 1), 6)
+    assert judge.counters.total()["accepted"] == 5 * sum(LENGTHS)
+
+
+def test_the_ranks_of_a_group_obey_the_first_one():
+    """Whatever this rank computes, the shared mask decides."""
+    found = Batch().through_v1(make_judge(OPEN, share=torch.zeros_like))
+    assert found == Batch().through_v1(make_judge(make_rule("prob", r=1.0)))
+
+
+def test_a_looping_request_is_closed_for_a_while():
+    """The target would write 7, the draft says 3 forever: loose until the loop stands, then strict."""
+    judge, batch, lengths = make_judge(OPEN, guard=True), Batch(lengths=[3]), []
+    batch.logits[:], batch.read[:] = 0.0, 3
+    batch.logits[:3, 7], batch.logits[3, 3] = 1.0, 9.0
+    for _ in range(8):
+        lengths += lengths_of(batch.through_v1(judge))
+    assert lengths == [3, 0, 0, 0, 0, 0, 0, 0]
+    assert judge.counters.total()["guarded"] == 7
+
+
+def test_a_function_is_wrapped_once_and_left_alone_outside_of_a_step():
+    module = SimpleNamespace(rejection_sample=lambda value: value)
+    wrap_once(module, lambda *_: "judged")
+    first = module.rejection_sample
+    wrap_once(module, lambda *_: "judged twice")
+    assert module.rejection_sample is first and first(5) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "judged"),
+    [({}, True), ({"repetition_penalty": 1.0, "logit_bias": None}, True), ({"repetition_penalty": 1.1}, False),
+     ({"presence_penalty": 0.5}, False), ({"logit_bias": {5: 2.0}}, False), ({"min_tokens": 3}, False)],
+)  # fmt: skip
+def test_a_certificate_covers_no_request_that_changes_the_logits(asked: dict[str, Any], judged: bool):
+    """Calibration knew no penalties. A setting that the user named has no certificate, and goes on to judge."""
+    rule, params = make_rule("prob", r=0.5), SimpleNamespace(**asked)
+    certified, named = Requests(rule, 4, covered_only=True), Requests(rule, 4)
+    assert certified.find("a", params).rule is (rule if judged else None)
+    assert named.find("a", params).rule is rule
