@@ -45,7 +45,8 @@ def main(batch: int = 8, threads: int = 1, results: Path = RESULTS) -> None:
 
 def beyond(workload: Workload, decoder: Decoder, rows: int) -> dict[str, float]:
     """Megabytes of the peak, of the caches at their largest, and what is left of the one without the other."""
-    ids, models, on_gpu, before = workload.ids[:rows], workload.pair.models, torch.cuda.is_available(), 0
+    ids, models = workload.ids[:rows], [workload.pair.target, workload.pair.draft_model]
+    on_gpu, before = torch.cuda.is_available(), 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if on_gpu:  # graphs know the addresses of slots, so both are built again behind this point

@@ -22,22 +22,23 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from time import monotonic, perf_counter, sleep
-from typing import Any
+from typing import Annotated, Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import torch
 from openai import AsyncOpenAI, OpenAIError
+from typer import Option
 
 from benchmarks.speed import RESULTS, Workload, counts, names, save
 from gistgate.core.utils import UserError, first_line
 from gistgate.measure.statistics import over_rounds
 from pipeline.pair.pair import read_pair
-from pipeline.paths import SCRATCH
+from pipeline.paths import EXPORT, SCRATCH
 from pipeline.run import run
 
 SECONDS = 300.0  # longest wait for one answer
@@ -198,8 +199,7 @@ class Configuration:
 
     def described(self) -> dict[str, Any]:
         """What a result says of the server."""
-        parts = {"speculation": self.speculation, "gistgate": self.gistgate, "dtype": self.dtype}
-        return {**parts, "options": list(self.options)}
+        return {name: value for name, value in asdict(self).items() if name not in ("target", "python")}
 
 
 @contextmanager
@@ -252,42 +252,23 @@ def answers(address: str) -> bool:
 
 
 def main(
-    python: str = sys.executable,
-    users: str = "1,4,16,64",
-    rates: str = "",
-    rounds: int = 3,
-    each: int = 4,
-    most: int = 256,
-    seconds: float = 10.0,
-    block: int = 8,
-    gate: Path = Path("models/export"),
-    aside: int = 0,
-    only: str = "",
-    running: str = "",
-    options: str = "",
-    conditions: str = "",
-    results: Path = RESULTS,
+    python: Annotated[str, Option(help="Interpreter of an environment with vLLM and this package.")] = sys.executable,
+    users: Annotated[str, Option(help="Sizes of the closed loops, with commas between them.")] = "1,4,16,64",
+    rates: Annotated[str, Option(help="Requests per second of the open loops, with commas between them.")] = "",
+    rounds: Annotated[int, Option(help="Measured rounds; one more, which warms up, is thrown away.", min=1)] = 3,
+    each: Annotated[int, Option(help="Requests of every user in a round.", min=1)] = 4,
+    most: Annotated[int, Option(help="Requests of a closed loop in a round, whatever the number of users.")] = 256,
+    seconds: Annotated[float, Option(help="Seconds of arrivals in a round of an open loop.")] = 10.0,
+    block: Annotated[int, Option(help="K, tokens in a draft.", min=1)] = 8,
+    gate: Annotated[Path, Option(help="Folder of the exported gate.")] = EXPORT,
+    aside: Annotated[int, Option(help="Adds a server that does not draft while more requests run; 0: none.")] = 0,
+    only: Annotated[str, Option(help="Methods beside `plain`, with commas between them; empty takes all.")] = "",
+    running: Annotated[str, Option(help="Servers that run already, as plain=URL,strict=URL.")] = "",
+    options: Annotated[str, Option(help="Further options of vLLM's server, with spaces between them.")] = "",
+    conditions: Annotated[str, Option(help="What else the result should say of the measurement.")] = "",
+    results: Annotated[Path, Option(help="Folder of the result.")] = RESULTS,
 ) -> None:
-    """Measure every server at every level.
-
-    Args:
-        python: interpreter of an environment with vLLM and this package.
-        users: sizes of the closed loops, with commas between them.
-        rates: requests per second of the open loops, with commas between them.
-        rounds: measured rounds; one more, which warms up, is thrown away.
-        each: requests of every user in a round.
-        most: requests of a closed loop in a round, whatever the number of users.
-        seconds: of arrivals in a round of an open loop.
-        block: K, tokens in a draft.
-        gate: folder of the exported gate.
-        aside: adds a server that drafts nothing while more than so many requests run; 0 adds none.
-        only: methods beside `plain`, with commas between them; empty takes all.
-        running: addresses of servers that run already with these configurations, as `plain=URL,strict=URL`; the others
-            are started.
-        options: further options of vLLM's server, with spaces between them.
-        conditions: what else the result should say of the measurement, such as other programs on the machine.
-        results: folder of the result.
-    """
+    """Measure every server at every level."""
     levels, workload = levels_of(users, rates, each, most, seconds), Workload.load()
     level, num = max(levels.items(), key=lambda one: one[1])
     if num > len(workload.ids):

@@ -111,7 +111,8 @@ def certify(options: Options) -> tuple[ServedCertificate, Path]:
         )
     look = Look(  # it says nothing of what is tested, because a server may be changed before the next look
         claim=f"{options.task}, served: {loose.described()} against {strict.described()}",
-        marks=[mark for doc in docs for mark in (hash_of(list(task.question(doc).encode())), mark_of(task, doc))],
+        marks=[hash_of(list(task.question(doc).encode())) for doc in docs]
+        + [hashes_of([task.problem(doc)]) for doc in docs],
         spent=1 - confidence,
         error=1 - options.confidence,
         remedy=f"A server may have been changed since. Add --draw {options.draw + 1}, which takes fresh calibration "
@@ -152,7 +153,7 @@ def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]
     seen = problems_of(task, used_prompts())
     known = judged_marks() | set(learned_by(gate).split())
     unused = (train[index] for index in distinct_documents(task, train, order, seen))
-    found = [doc for doc in unused if mark_of(task, doc) not in known]
+    found = [doc for doc in unused if hashes_of([task.problem(doc)]) not in known]
     confidence = level(options.confidence, options.looks)
     n = options.prompts or default_n(options.budget, confidence, True, len(found), options.stop)
     drawn = found[(options.draw - 1) * n : options.draw * n]
@@ -164,11 +165,6 @@ def documents(task: Task, options: Options, gate: Gate | None) -> list[Document]
     return drawn
 
 
-def mark_of(task: Task, doc: Document) -> str:
-    """By what a judged problem is known, however it is asked."""
-    return hashes_of([task.problem(doc)])
-
-
 def body(text: str) -> dict[str, object]:
     """Further entries of a request."""
     try:
@@ -178,9 +174,6 @@ def body(text: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise UserError(f"'{text}' is no JSON object. Write one such as {{\"top_k\": 1}}.")
     return value
-
-
-# ---- Two servers that answer the same documents of a task, chunk by chunk.
 
 
 @dataclass
@@ -231,9 +224,6 @@ def described(answers: Sequence[Served], scores: Sequence[float]) -> Lengths:
     return Lengths(fmean(one.capped for one in answers), mean, fmean(scores))
 
 
-# ---- One model behind an OpenAI-compatible server, asked greedily, one request for one answer.
-
-
 @dataclass(frozen=True)
 class Served:
     """One complete answer."""
@@ -245,12 +235,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server, one of its models, and what every request to it says beside the prompt."""
+    """A server, one of its models, asked greedily, and what every request to it says beside the prompt."""
 
     url: str  # address up to the version, such as http://127.0.0.1:8000/v1
     model: str  # name under which the server knows the model
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """Further entries of every request's body, such as {"vllm_xargs": {"gistgate": "strict"}}."""
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further entries of every request's body
 
     @cached_property
     def client(self) -> Any:
@@ -303,10 +292,7 @@ class Endpoint:
 
 
 def continued(prompt: str | Messages) -> dict[str, bool]:
-    """Entries of the request that let the answer go on from a beginning which the task gives it, in a chat.
-
-    Without them vLLM and SGLang close that message and begin another one, and a task of programs would get prose.
-    """
+    """Entries that let the answer of a chat go on from its beginning; else vLLM and SGLang begin another message."""
     if isinstance(prompt, str) or prompt[-1]["role"] != "assistant":
         return {}
     return {"continue_final_message": True, "add_generation_prompt": False}

@@ -15,7 +15,8 @@ from gistgate.core.gate import Gate
 from gistgate.core.request import Statistics, Usage, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.models import build as library
-from gistgate.models.build import Choice, assemble
+from gistgate.models.build import assemble
+from gistgate.models.choose import Choice
 from pipeline.methods import MODEL, SEGMENT, MethodParams
 from pipeline.pair.pair import Pair
 from pipeline.params import Params

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,9 @@ from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
 SOURCES = [path for top in ("gistgate", "pipeline", "benchmarks") for path in sorted((ROOT / top).rglob("*.py"))]
-UNPICKLES = {
-    "pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"
-}  # fmt: skip
+UNPICKLES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal", "jsonpickle"}
 RUNS_TEXT = {"eval", "exec", "compile", "__import__"}
-PROGRAMS = ROOT / "gistgate/lm_eval/code_tasks.py"
-"""Runs a model's program where that was allowed, in a process of its own (tests/lm_eval/test_runner.py)."""
+PROGRAMS = ROOT / "gistgate/lm_eval/code_tasks.py"  # runs a model's program where that was allowed, in its own process
 SECRET = "hf_thisIsASecretThatNobodyMaySee"
 
 
@@ -56,56 +54,82 @@ def keywords(call: ast.Call) -> dict[str | None, Any]:
     return {item.arg: getattr(item.value, "value", item.value) for item in call.keywords}
 
 
-TOPS = ("gistgate", "pipeline", "benchmarks")
-
-
-@pytest.mark.parametrize("top", TOPS)
-def test_no_source_unpickles_or_runs_text(top: str):
-    """Every import and call of the project: torch.load only with weights_only, numpy without objects, no eval."""
-    found = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == top]
-    assert found
-    for path in found:
-        check_source(path)
-
-
 def check_source(path: Path) -> None:
+    """Refuse what unpickles or runs text: torch.load only with weights_only, numpy without objects, no eval."""
     for node in nodes(path):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-        assert not UNPICKLES & {name.split(".")[0] for name in names}
+        assert not UNPICKLES & {name.split(".")[0] for name in names}, path
     for call in calls(path):
         name, given = dotted(call.func), keywords(call)
-        assert (name not in RUNS_TEXT or path == PROGRAMS) and name not in (
-            "os.system",
-            "yaml.unsafe_load",
-            "yaml.full_load",
-            "np.fromfile",
-        )
+        assert name not in RUNS_TEXT or path == PROGRAMS
+        assert name not in ("yaml.unsafe_load", "yaml.full_load", "np.fromfile")
         assert given.get("shell") is not True and "allow_pickle" not in given
         assert not name.endswith(("torch.load", "read_pickle")) or given.get("weights_only") is True
         if name == "yaml.load":
             assert "Loader" in given or "YAML" in path.read_text()  # ruamel's safe object, or our own safe loader
 
 
-def test_models_are_loaded_without_code_from_their_folders():
-    """`trust_remote_code` is False or what the user of vLLM said; nobody writes True."""
-    said = {keywords(call)["trust_remote_code"] for path in SOURCES for call in calls(path) if asked(call)}
-    assert False in said and True not in said
+STARTS = {"run", "Popen", "check_output", "check_call", "call"}
+SHELLS = re.compile(
+    r"(os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)|subprocess\.get(status)?output|\w*_subprocess_shell)$"
+)
+HIDDEN = {"os": {"system", "popen"}, "subprocess": {"getoutput", "getstatusoutput"}, "torch": {"load"}}
+"""Names that would hide from these checks once they are imported by themselves."""
+PROGRAM_NAMES = {"git", "dvc"}
+"""What may be started by name; everything else is an interpreter of Python, or what a person typed."""
 
 
-def asked(call: ast.Call) -> bool:
-    return "trust_remote_code" in keywords(call)
+def check_starts(path: Path) -> None:
+    """Refuse shells, and programs that are named in a text other than those of PROGRAM_NAMES."""
+    for node in nodes(path):
+        if isinstance(node, ast.ImportFrom):
+            names = {alias.name for alias in node.names}
+            assert not names & HIDDEN.get(node.module or "", set()), f"{path}: {names}"
+    for call in calls(path):
+        name = dotted(call.func)
+        assert not SHELLS.search(name), f"{path}: {name}"
+        if name.startswith("subprocess.") and name.split(".")[1] in STARTS and call.args:
+            first = call.args[0]
+            assert not isinstance(first, ast.Constant | ast.JoinedStr), f"{path}: {ast.unparse(first)}"
+            if isinstance(first, ast.List) and first.elts and isinstance(first.elts[0], ast.Constant):
+                assert first.elts[0].value in PROGRAM_NAMES, f"{path}: {ast.unparse(first)}"
+
+
+def test_no_source_unpickles_runs_text_or_starts_other_programs_than_git_dvc_and_python():
+    assert {path.relative_to(ROOT).parts[0] for path in SOURCES} == {"gistgate", "pipeline", "benchmarks"}
+    for path in SOURCES:
+        check_source(path)
+        check_starts(path)
 
 
 @pytest.mark.parametrize(
     "text",
     ["import pickle", "from joblib import load", "torch.load(p)", "torch.load(p, weights_only=False)", "eval(t)",
-     "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)"],
+     "np.load(p, allow_pickle=True)", "subprocess.run(c, shell=True)", "pd.read_pickle(p)",
+     "subprocess.run(['sh', '-c', t])", "subprocess.run(['curl', url])", "subprocess.run('ls')", "os.popen(c)",
+     "os.execvp(c, a)", "subprocess.getoutput(c)", "from os import system", "from torch import load",
+     "asyncio.create_subprocess_shell(c)"],
 )  # fmt: skip
-def test_the_check_of_sources_can_fail(tmp_path: Path, text: str):
+def test_the_checks_of_sources_can_fail(tmp_path: Path, text: str):
     (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(AssertionError):
-        check_source(tmp_path / "bad.py")
+    checks = (check_source, check_starts)
+    assert not all(passes(check, tmp_path / "bad.py") for check in checks)
+
+
+def passes(check: Callable[[Path], None], path: Path) -> bool:
+    try:
+        check(path)
+    except AssertionError:
+        return False
+    return True
+
+
+def test_models_are_loaded_without_code_from_their_folders():
+    """`trust_remote_code` is False or what the user of vLLM said; nobody writes True."""
+    given = [keywords(call) for path in SOURCES for call in calls(path)]
+    said = {one["trust_remote_code"] for one in given if "trust_remote_code" in one}
+    assert False in said and True not in said
 
 
 class Trap:
@@ -142,13 +166,15 @@ def test_code_in_a_model_folder_is_not_run(tmp_path: Path):
 ALLOWED = {"numpy", "safetensors", "torch", "transformers"}
 HARMLESS = {
     "__future__", "abc", "bisect", "collections", "contextlib", "copy", "dataclasses", "difflib", "enum", "errno",
-    "functools",
-    "hashlib", "heapq", "inspect", "itertools", "json", "math", "numbers", "operator", "os", "pathlib", "random", "re",
-    "shlex", "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing", "warnings", "weakref",
+    "functools", "hashlib", "heapq", "inspect", "itertools", "json", "math", "numbers", "operator", "os", "pathlib",
+    "random", "re", "shlex", "shutil", "stat", "statistics", "string", "threading", "time", "types", "typing",
+    "warnings", "weakref",
 }  # fmt: skip
 """Standard modules without a way to the network, to other processes or to code by name."""
 OF_OS = {"getpid", "environ", "fspath", "path", "PathLike", "replace", "O_RDONLY", "close", "fsync", "open", "walk"}
 """What exported code may ask of `os`."""
+OF_ONE = {"core_attention.py": {"ctypes", "platform"}, "models_loading.py": {"importlib"}}
+"""What one file may ask: glibc's own mallopt sets its thresholds, and `find_spec` says whether a library is there."""
 
 
 def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
@@ -158,7 +184,7 @@ def test_exported_code_imports_what_is_allowed_and_nothing_else(tmp_path: Path):
             found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             found += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             tops = {module.split(".")[0] for module in found}
-            assert tops <= ALLOWED | HARMLESS, name
+            assert tops <= ALLOWED | HARMLESS | OF_ONE.get(name, set()), name
             if isinstance(node, ast.Attribute) and dotted(node.value) == "os":
                 assert node.attr in OF_OS, name
             if isinstance(node, ast.Call):
@@ -198,9 +224,8 @@ def test_a_model_card_escapes_what_a_gate_says():
 
 def test_every_dependency_is_pinned():
     lines = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and line[0] not in "#-"]
-    assert len(lines) > 50 and all(
-        re.match(r"^[A-Za-z0-9_.\[\]-]+==[^=]+$", line.split(";")[0].strip()) for line in lines
-    )
+    pinned = re.compile(r"[A-Za-z0-9_.\[\]-]+==[^=]+")
+    assert len(lines) > 50 and all(pinned.fullmatch(line.split(";")[0].strip()) for line in lines)
 
 
 ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*7}}"
@@ -221,47 +246,3 @@ def test_nothing_but_our_own_files_skips_escaping():
     assert templates and not [path for path in templates if re.search(r"\|\s*safe|autoescape", path.read_text())]
     users = {str(path.relative_to(ROOT)) for path in SOURCES if "Markup(" in path.read_text()}
     assert users <= {"gistgate/demo/page.py", "pipeline/stages/report.py"}
-
-
-STARTS = {"run", "Popen", "check_output", "check_call", "call"}
-SHELLS = re.compile(
-    r"(os\.(system|popen|exec\w*|spawn\w*|posix_spawn\w*)|subprocess\.get(status)?output|\w*_subprocess_shell)$"
-)
-HIDDEN = {"os": {"system", "popen"}, "subprocess": {"getoutput", "getstatusoutput"}, "torch": {"load"}}
-"""Names that would hide from these checks once they are imported by themselves."""
-PROGRAM_NAMES = {"git", "dvc"}
-"""What may be started by name; everything else is an interpreter of Python, or what a person typed."""
-
-
-def check_starts(path: Path) -> None:
-    """Refuse shells, and programs that are named in a text other than those of PROGRAM_NAMES."""
-    for node in nodes(path):
-        if isinstance(node, ast.ImportFrom):
-            names = {alias.name for alias in node.names}
-            assert not names & HIDDEN.get(node.module or "", set()), f"{path}: {names}"
-    for call in calls(path):
-        name = dotted(call.func)
-        assert not SHELLS.search(name), f"{path}: {name}"
-        if name.startswith("subprocess.") and name.split(".")[1] in STARTS and call.args:
-            first = call.args[0]
-            assert not isinstance(first, ast.Constant | ast.JoinedStr), f"{path}: {ast.unparse(first)}"
-            if isinstance(first, ast.List) and first.elts and isinstance(first.elts[0], ast.Constant):
-                assert first.elts[0].value in PROGRAM_NAMES, f"{path}: {ast.unparse(first)}"
-
-
-def test_python_is_the_only_thing_that_is_run():
-    """Subprocesses are git, dvc and Python, given as lists."""
-    for path in SOURCES:
-        check_starts(path)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["subprocess.run(['sh', '-c', t])", "subprocess.run(['curl', url])", "subprocess.run('ls')", "os.popen(c)",
-     "os.execvp(c, a)", "subprocess.getoutput(c)", "from os import system", "from torch import load",
-     "asyncio.create_subprocess_shell(c)"],
-)  # fmt: skip
-def test_the_check_of_programs_can_fail(tmp_path: Path, text: str):
-    (tmp_path / "bad.py").write_text(text)
-    with pytest.raises(AssertionError):
-        check_starts(tmp_path / "bad.py")

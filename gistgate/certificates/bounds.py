@@ -41,8 +41,8 @@ NUISANCE_POINTS = 48  # discordances at which the tail is evaluated; half as man
 SCAN_POINTS = 12  # differences above the found bound that are looked at, because the p-value is not quite monotone
 RESOLUTION = 1e-6  # bounds are rounded up to multiples of this
 LARGEST_WEIGHT = 0.75  # weights of the plug-in bound stay below 1, where the inequality breaks down
+# Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses.
 STAKES_S = np.geomspace(0.01, 0.98, 12)
-"""Shares of the largest stake that cannot lose everything; small ones serve noisy scores, large ones rare losses."""
 
 
 def checked(differences: ArrayLike) -> Array:

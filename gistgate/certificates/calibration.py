@@ -40,27 +40,21 @@ class Method:
     variants: tuple[dict[str, Any], ...] = ({},)  # of these development prompts choose one; each overrides `fixed`
 
     def __post_init__(self) -> None:
-        given = [{**self.fixed, **variant} for variant in self.variants]
-        if any(one.get("table") == "online" for one in given):
-            raise UserError(
-                f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later ones. "
-                "Set table to 'frozen', with counts that are made before."
-            )
-        if any(one.get("kappa", 0) for one in given):
-            raise UserError(
-                f"{self.rule}: with kappa the costs of requests loosen the rule. Calibration decodes without costs, so "
-                "that no test of it speaks of requests that have some. Leave kappa at 0."
-            )
-
-    @property
-    def files(self) -> list[Path]:
-        """The files that fixed settings of the rule name."""
-        return named_files(self.fixed)
+        for given in ({**self.fixed, **variant} for variant in self.variants):
+            if given.get("table") == "online":
+                raise UserError(
+                    f"{self.rule}: an online table changes with every answer, so that no test of it speaks of later "
+                    "ones. Set table to 'frozen', with counts that are made before."
+                )
+            if given.get("kappa", 0):
+                raise UserError(
+                    f"{self.rule}: kappa loosens the rule by the costs of requests, and calibration decodes without "
+                    "costs. Leave kappa at 0."
+                )
 
     def settings(self, setting: Setting) -> dict[str, Any]:
         """All settings of the rule at one setting of the search."""
-        knob = {} if self.knob is None else {self.knob: setting.value}
-        return {**self.fixed, **setting.variant, **knob}
+        return {**self.fixed, **setting.variant, **({} if self.knob is None else {self.knob: setting.value})}
 
 
 @dataclass(frozen=True)
@@ -114,11 +108,8 @@ class Finding:
     def certificate(self, score: str, scope: dict[str, Any], source: str, made: str = "") -> Certificate:
         """The certificate for all budgets of the request.
 
-        Args:
-            score: id of the score that was compared.
-            scope: everything that the certificate depends on.
-            source: where the prompts come from, for people.
-            made: date in UTC; empty where equal inputs have to give equal bytes.
+        `score` is the id of the score, `source` says to people where the prompts come from, and `made` is a date in
+        UTC; it is empty where equal inputs have to give equal bytes.
         """
         method, budgets = self.method, sorted(self.request.budgets)
         headline = self.request.headline_budget
@@ -161,7 +152,24 @@ def calibrate(
     `look` is recorded with the chosen settings before any calibration prompt is decoded, and refused where the prompts
     may not be judged again; `scope` says what decodes.
     """
-    selection = choose(method, outcomes, request)
+
+    def evaluate(setting: Setting) -> tuple[Array, float]:
+        done = outcomes.decoded("development", method.settings(setting))
+        return done.differences, done.counted.mean_accepted_length
+
+    if method.knob is None:
+        selection = Selection([Setting(None, method.variants[0])], [])
+    else:
+        aims = Aims(
+            budgets=sorted(request.budgets),
+            headline=request.headline_budget,
+            n=request.n,
+            confidence=confidence_of_test(request.stop, request.confidence),
+            settings=request.settings,
+            evaluations=request.evaluations,
+            reserve=request.reserve,
+        )
+        selection = choose_settings(method.grid, method.variants, evaluate, aims)
     settings = [method.settings(one) for one in selection.settings]
     ternary = outcomes.scorer.ternary
     if look is not None:
@@ -171,31 +179,9 @@ def calibrate(
     return Finding(method, request, selection, verdicts)
 
 
-def choose(method: Method, outcomes: Outcomes, request: Request) -> Selection:
-    """The settings to test, the strictest value of the knob in front; a rule without a knob has but one setting."""
-    if method.knob is None:
-        return Selection([Setting(None, method.variants[0])], [])
-
-    def evaluate(setting: Setting) -> tuple[Array, float]:
-        done = outcomes.decoded("development", method.settings(setting))
-        return done.differences, done.counted.mean_accepted_length
-
-    aims = Aims(
-        budgets=sorted(request.budgets),
-        headline=request.headline_budget,
-        n=request.n,
-        confidence=confidence_of_test(request.stop, request.confidence),
-        settings=request.settings,
-        evaluations=request.evaluations,
-        reserve=request.reserve,
-    )
-    return choose_settings(method.grid, method.variants, evaluate, aims)
-
-
+# What of a certificate's scope decides which hypothesis is tested, always and where it is there.
 DECIDING = ("target", "draft", "tokenizer", "gate", "rule", "drafter", "drafter_data", "block", "task", "prompting")
-"""What of a certificate's scope decides which hypothesis is tested."""
 SOMETIMES = ("drafting", "judge", "rule_data")
-"""The same where it is there; a fingerprint without them is that of earlier versions."""
 
 
 def hypothesis(settings: Sequence[dict[str, Any]], request: Request, ternary: bool, scope: Mapping[str, Any]) -> str:
@@ -221,20 +207,16 @@ def decoding_scope(
 ) -> dict[str, Any]:
     """What decodes: models, tokenizer, gate, method, and how.
 
-    Args:
-        method: rule, drafter, K and knob.
-        target, tokenizer, gate: the parts that are served; the gate may be None.
-        draft: the draft model; None where the drafter does not ask it.
-        rows: prompts that are decoded together.
-        data: files and folders that the drafter reads.
-        drafting: the drafter's `binding`; nothing is written where it is empty.
+    `draft` is None where the drafter does not ask it, `rows` the number of prompts that are decoded together, `data`
+    what the drafter reads, and `drafting` its `binding`.
     """
+    files = named_files(method.fixed)
     return {
         "target": model_scope(identify_model(target)),
         "draft": None if draft is None else model_scope(identify_model(draft)),
         **({"drafter_data": fingerprint(*data)} if data else {}),
         **({"drafting": drafting} if drafting else {}),
-        **({"rule_data": fingerprint(*method.files)} if method.files else {}),
+        **({"rule_data": fingerprint(*files)} if files else {}),
         **tokenizer_scope(tokenizer, ("encoding",)),
         "ends": eos_ids(target, tokenizer),
         "gate": None if gate is None else gate_hash(gate),
@@ -252,10 +234,8 @@ def decoding_scope(
 def task_scope(task: Task, prompts: Any, tokenizer: Any = None) -> dict[str, Any]:
     """What is asked and how answers are judged.
 
-    Args:
-        task: the task.
-        prompts: what tells the calibration prompts from others: their token ids, or the file (as Path).
-        tokenizer: whose chat template the prompts have; None where a server writes them.
+    `prompts` tells the calibration prompts from others (token ids, or their file as Path); `tokenizer` is None where a
+    server has the chat template.
     """
     asked = task.prompting
     has_template = asked.chat_template and tokenizer is not None

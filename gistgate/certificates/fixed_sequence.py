@@ -97,15 +97,10 @@ def fixed_sequence(
     stop: Stop = "planned",
     ternary: bool = True,
 ) -> Verdicts:
-    """Test settings from strict to loose; the first that fails the largest budget is the last.
+    """Test settings, given by their chunks, from strict to loose; the first that fails the largest budget is the last.
 
-    Args:
-        settings: the chunks of each setting. Both iterables are read lazily: a setting behind the first failure and a
-            chunk behind a clear answer are never asked for.
-        budgets: largest mean losses to certify.
-        confidence: probability with which each certificate holds.
-        stop: when to leave a setting early.
-        ternary: whether the score can only differ by -1, 0 or 1, so that the exact bound may be used.
+    Both iterables are read lazily: a setting behind the first failure and a chunk behind a clear answer are never asked
+    for. `ternary` says that the score can only differ by -1, 0 or 1, so that the exact bound may be used.
     """
     check_stop(stop)
     tested: list[Tested] = []
@@ -133,10 +128,10 @@ def try_setting(
     # Under `lost` a sequential test refuses and never certifies.
     answers = tuple(test.answer if stop == "clear" or test.answer == "beyond" else None for test in tests)
     plain = upper_bound(done.differences, sure, ternary)
-    bounds = []
-    for answer in answers:
-        won = {"value": betting_bound(done.differences, 1 - sure), "kind": BETTING} if answer == "within" else {}
-        bounds.append(replace(plain, **won))
+    bounds = [
+        replace(plain, value=betting_bound(done.differences, 1 - sure), kind=BETTING) if answer == "within" else plain
+        for answer in answers
+    ]
     within = tuple(
         answer == "within" or (answer is None and bound.within(budget))
         for answer, bound, budget in zip(answers, bounds, budgets, strict=True)

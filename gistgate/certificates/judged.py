@@ -32,9 +32,7 @@ class Look:
     """One test of one claim on one set of calibration prompts."""
 
     claim: str  # pair, task, score and method, in one line
-    marks: Sequence[
-        str
-    ]  # hashes of the prompts (`hash_of`), and of their problems, which another template leaves alone
+    marks: Sequence[str]  # hashes of the prompts (`hash_of`), and of their problems, which no template changes
     spent: float  # probability of a false certificate that the test is allowed
     error: float  # the same of all looks of the claim at these prompts together; the smallest that one of them says
     choice: str = ""  # fingerprint of the parameters that lead to the tested settings; empty where nobody knows them
@@ -91,9 +89,7 @@ def read_looks(path: Path) -> tuple[dict[str, set[str]], list[dict[str, Any]]]:
     try:
         content = read_json(path)
         sets, rows = {name: set(marks.split()) for name, marks in content["marks"].items()}, list(content["looks"])
-        assert all(
-            {"claim", "spent", "error", "choice", "tested"} <= row.keys() and row["marks"] in sets for row in rows
-        )
+        assert all(row["marks"] in sets for row in rows)
     except (AssertionError, AttributeError, KeyError, TypeError) as error:
         raise UserError(f"{path} is no list of judged prompts. Restore it; a look cannot be taken back.") from error
     return sets, rows

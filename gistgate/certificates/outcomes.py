@@ -189,8 +189,7 @@ class Decoded:
     def lengths(self) -> dict[str, float]:
         """Mean lengths in tokens, and shares of capped answers (as long as they may be), strict beside loose.
 
-        Published lossy verifiers lost their accuracy by answers that never end, so these stand beside every certified
-        line. Empty where no lengths are known.
+        Published lossy verifiers lost their accuracy by answers that never end. Empty where no lengths are known.
         """
         if not len(self.tokens):
             return {}

@@ -16,14 +16,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.stats import norm
 
-from gistgate.certificates.bounds import (
-    Array,
-    bernstein_bound,
-    bernstein_sequence,
-    growth,
-    p_value,
-    wealth,
-)
+from gistgate.certificates.bounds import Array, bernstein_bound, bernstein_sequence, growth, p_value, wealth
 from gistgate.core.utils import UserError
 
 ENUMERABLE = 200_000  # prompts up to which `needed_n` enumerates; above, the normal approximation is as good
@@ -73,6 +66,10 @@ def needed_n(budget: float, confidence: float, discordance: float, loss: float =
 
     Counts are whole, so a few prompts fewer may pass by luck of rounding. None where the loss uses up the budget.
     """
+
+    def enough(n: int) -> bool:
+        return would_certify(n, budget, confidence, discordance, loss, True)
+
     if loss >= budget:
         return None
     z = float(norm.isf(1 - confidence))
@@ -80,20 +77,16 @@ def needed_n(budget: float, confidence: float, discordance: float, loss: float =
     if guess > ENUMERABLE:
         return guess
     low, high = more_than, max(more_than + 1, guess, 2)
-    while not would_certify(high, budget, confidence, discordance, loss, True):
+    while not enough(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
-        passes = would_certify(middle, budget, confidence, discordance, loss, True)
-        low, high = (low, middle) if passes else (middle, high)
+        low, high = (low, middle) if enough(middle) else (middle, high)
     return high
 
 
 def fewest(enough: Callable[[int], bool], above: int = 0) -> int | None:
-    """The smallest number of prompts that is enough, beyond `above` and up to `MOST`.
-
-    Few numbers are tried, so it has to be monotone.
-    """
+    """The smallest number of prompts beyond `above` and up to `MOST` that is enough, which has to be monotone."""
     reach = above + 1
     while reach < MOST and not enough(reach):
         reach = min(2 * reach, MOST)
@@ -109,10 +102,8 @@ def confidence_of_test(stop: str, confidence: float) -> float:
 def needed_for(
     budget: float, confidence: float, rate: float, ternary: bool = True, stop: str = "lost", loss: float = 0.0
 ) -> int | None:
-    """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by what decides there.
-
-    The exact bound where the score is right or wrong, else the plug-in bound, or the bet if it may certify.
-    """
+    """Prompts that certify `budget` at a discordance (mean of d squared) and a mean loss, by what decides there: the
+    exact bound where the score is right or wrong, else the plug-in bound, or the bet if it may certify."""
     sure = confidence_of_test(stop, confidence)
     if ternary or loss >= budget:
         return needed_n(budget, sure, rate, loss)
@@ -149,30 +140,23 @@ def check_possible(budget: float, confidence: float, n: int, ternary: bool = Tru
     if least is None or n < least:
         raise UserError(
             f"{n} prompts cannot certify a budget of {budget:.2%} even if no answer differs: that takes "
-            f"{least or 'too many'}. "
-            "Use more prompts (--prompts, or a task with more documents) or a larger budget."
+            f"{least or 'too many'}. Use more prompts (--prompts, or a task with more documents) or a larger budget."
         )
 
 
 def main() -> None:
     try:
         budget, discordance, loss = [*map(float, sys.argv[1:]), *([0.0] if len(sys.argv) == 3 else [])]
-    except ValueError as error:
-        raise UserError(
-            "A plan needs a budget and a discordance, and may have a loss. Write shares, such as `0.02 0.05`."
-        ) from error
-    if not (0 < budget < 1 and abs(loss) <= discordance <= 1):
-        raise UserError(
-            f"No plan for budget {budget:g}, discordance {discordance:g} and loss {loss:g}. The budget lies in (0, 1), "
-            "the discordance between the loss and 1."
-        )
+        assert 0 < budget < 1 and abs(loss) <= discordance <= 1
+    except (AssertionError, ValueError):
+        raise SystemExit(
+            "A plan needs a budget in (0, 1) and a discordance between the loss and 1, and may have a loss. Write "
+            "shares, such as `0.02 0.05`."
+        ) from None
     for score, ternary in (("right or wrong", True), ("between 0 and 1", False)):
         n = needed_for(budget, 0.95, discordance, ternary, loss=loss)
         print(f"{n if n is not None else 'none':>9}  scores that are {score}")
 
 
 if __name__ == "__main__":
-    try:
-        main()
-    except UserError as error:
-        raise SystemExit(str(error)) from None
+    main()

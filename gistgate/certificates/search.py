@@ -41,16 +41,10 @@ class Target:
         The reserve is taken off the budget first: both were measured on `seen` other prompts, and what looks best there
         is worse than it looks.
         """
-        budget = self.budget - self.reserve * error_apart(max(spread - loss**2, 0.0), self.n, seen)
+        # One differing prompt more than was seen keeps few prompts without any from passing for certainty.
+        variance = (max(spread - loss**2, 0.0) * seen + 1) / (seen + 1)
+        budget = self.budget - self.reserve * math.sqrt(variance * (1 / self.n + 1 / seen))
         return budget > 0 and would_certify(self.n, budget, self.confidence, spread, loss, exact)
-
-
-def error_apart(variance: float, n: int, seen: int) -> float:
-    """Standard error of the mean of d over n prompts minus that over `seen` others, whose variance is given.
-
-    One differing prompt more than was seen keeps few prompts without any from passing for certainty.
-    """
-    return math.sqrt((variance * seen + 1) / (seen + 1) * (1 / n + 1 / seen))
 
 
 @dataclass
@@ -164,14 +158,9 @@ def choose_settings(
 ) -> Selection:
     """The sequence for one method, from measurements on development prompts.
 
-    Args:
-        grid: values of the knob from strict to loose.
-        variants: alternatives of the other settings, one of which is chosen; at least one.
-        evaluate: measures a setting; called at most `aims.evaluations + len(variants) - 1` times.
-        aims: budgets and effort.
-
-    The strictest value need not have been measured. Where nothing is predicted to keep any budget, it is the sequence:
-    certification then says how far off it is.
+    `grid` has the values of the knob from strict to loose; one of the `variants` is chosen. The strictest value need
+    not have been measured. Where nothing is predicted to keep any budget, it is the sequence: certification then says
+    how far off it is.
     """
     search = Search(grid, variants, evaluate, aims.evaluations + len(variants) - 1)
     headline = aims.target(aims.headline)
@@ -186,7 +175,8 @@ def choose_settings(
             chosen.append(index)
     if len(chosen) < aims.settings:
         chosen += search.curves[best].between(headline, chosen)
-    return Selection([search.setting(best, index) for index in sorted({0, *chosen})], search.measured)
+    measured = [search.setting(at, index) for at, curve in enumerate(search.curves) for index in sorted(curve.loss)]
+    return Selection([search.setting(best, index) for index in sorted({0, *chosen})], measured)
 
 
 class Search:
@@ -197,13 +187,6 @@ class Search:
     ) -> None:
         self.grid, self.variants, self.evaluate, self.left = grid, variants, evaluate, evaluations
         self.curves = [Curve(len(grid)) for _ in variants]
-
-    @property
-    def measured(self) -> list[Setting]:
-        """What was decoded, by variant, from strict to loose."""
-        return [
-            self.setting(variant, index) for variant, curve in enumerate(self.curves) for index in sorted(curve.loss)
-        ]
 
     def setting(self, variant: int, index: int) -> Setting:
         """The setting at a place of the grid."""

@@ -33,7 +33,7 @@ from gistgate.models.options import AUTO, MEASURED_BY, DecodeOptions, PromptFile
 if TYPE_CHECKING:
     from gistgate.core.block import Acceptance, Block
     from gistgate.core.decoder import Decoder
-    from gistgate.core.request import Generation, Row
+    from gistgate.core.request import Row
     from gistgate.models.loading import Target
 
 
@@ -75,9 +75,13 @@ def generate(
     if as_json:
         answer = loaded.decoder.generate([ids], **request)[0]
         text = loaded.target.tokenizer.decode(answer.ids, skip_special_tokens=True)
-        typer.echo(show.in_json(show.answered(text, answer)))
+        counters = {"finish": answer.finish, "statistics": answer.statistics.as_dict()}
+        typer.echo(show.in_json({"text": text, "ids": answer.ids, **counters}))
     else:
-        answer = write_streaming(loaded.decoder, ids, loaded.target.tokenizer, request)
+        writer = Writer(loaded.target.tokenizer)  # compiled programs show nothing before they are done
+        eager = loaded.decoder.engine.name == "eager"
+        answer = (loaded.decoder.watched_by(writer) if eager else loaded.decoder).generate([ids], **request)[0]
+        writer.finish(answer.ids)
     typer.echo(show.counted(answer), err=True)
     if options.guards:
         typer.echo(show.guarded(answer.statistics, options.guards), err=True)
@@ -119,7 +123,7 @@ def trace(
         return
     answer, tokens = traced(loaded.decoder, ids, loaded.target.tokenizer, **loaded.request(max_new_tokens, stop))
     if as_json:
-        typer.echo(show.as_lines(tokens))
+        typer.echo("\n".join(show.in_json(token.as_dict()) for token in tokens))
     else:
         show.say(show.coloured(tokens))
     typer.echo(show.counted(answer), err=True)
@@ -147,7 +151,8 @@ def bench(
     ids = asking.encode(loaded.target)
     clocks = side_by_side(loaded.decoder, ids, **loaded.request(max_new_tokens, []))
     if as_json:
-        typer.echo(json.dumps([show.clocked(clock) for clock in clocks]))
+        rows = [{"name": one.name, "seconds": one.seconds, "statistics": one.statistics.as_dict()} for one in clocks]
+        typer.echo(json.dumps(rows))
     else:
         show.say(show.timed(clocks))
 
@@ -158,8 +163,7 @@ class Loaded:
 
     target: Target
     decoder: Decoder
-    options: DecodeOptions
-    """What the user says."""
+    options: DecodeOptions  # what the user says
     uncovered: str | None = None
     """Why the certificate beside the gate does not cover the requests; None where it does and where there is none."""
 
@@ -174,7 +178,6 @@ def load(
     """The target and its decoder; wrong names and requests are refused before anything is loaded.
 
     `measures` says that the command finds out itself up to how many rows speculation pays."""
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.core.certificate import certificate_in_use, check_greedy, warn_uncovered
     from gistgate.core.decoder import Engine
     from gistgate.models.build import build_decoder, named_certificate
@@ -186,7 +189,6 @@ def load(
     if (certificate := named_certificate(options)) is not None:
         asking.check(certificate)
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     if certificate is not None:
         asking.check(certificate, loaded)
     decoder, uncovered = build_decoder(loaded.model, loaded.tokenizer, options), None
@@ -218,10 +220,7 @@ class Writer:
         return str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def show(self, text: str) -> None:
-        """Print what `text` adds, to a terminal without control characters.
-
-        A text that does not continue what stands there already waits.
-        """
+        """Print what `text` adds to what stands there, to a terminal without control characters."""
         from gistgate.cli.show import inert
 
         if text.startswith(self.shown):
@@ -237,12 +236,3 @@ class Writer:
             self.shown = ""
         self.show(text)
         typer.echo("")
-
-
-def write_streaming(decoder: Decoder, ids: Sequence[int], tokenizer: Any, request: dict[str, Any]) -> Generation:
-    """Continue one prompt and print it as it comes; compiled programs show nothing before they are done."""
-    writer = Writer(tokenizer)
-    watched = decoder.watched_by(writer) if decoder.engine.name == "eager" else decoder
-    answer = watched.generate([ids], **request)[0]
-    writer.finish(answer.ids)
-    return answer

@@ -157,7 +157,7 @@ def model_of(
     path = Path(name).expanduser()
     if path.is_dir():
         name = str(path.resolve())
-        check_gguf(name, place)
+        check_gguf(name, place.get("gguf_file"))
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise UserError(f"The model folder {name} is missing. Correct the path, or name a model on the hub.")
     values = {"model": name, "revision": revision, "gguf_file": place.get("gguf_file"), "device_map": device_map}
@@ -185,7 +185,7 @@ def task_files(task: str) -> tuple[str, dict[str, str]]:
     is_file = task.endswith((".yaml", ".yml"))
     path = Path(task) if is_file else Path(str(SHARED / f"tasks/{task}.yaml"))
     if not is_file and not path.exists():
-        module_of("gistgate.lm_eval.task", "pipeline").check_name(task)
+        module_of("gistgate.lm_eval.task", "pipeline").entry_of(task, None)
         note = f"The task {task} is lm-eval's own. A file {task}.yaml in this folder replaces it.\n"
         return task, {f"{place}/README.md": note}
     if not path.is_file():

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from gistgate.core.utils import UserError
-from gistgate.models.options import DecodeOptions, EncodedPrompt
+from gistgate.models.options import DecodeOptions, EncodedPrompt, parse_settings
 
 TargetName = Annotated[str, typer.Argument(help="Target model: hub id, folder or GGUF file.", metavar="TARGET")]
 Gguf = Annotated[str | None, typer.Option("--gguf", help="GGUF file in the target's folder or repository.")]
@@ -32,8 +32,7 @@ Prompts = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="JSON for machines instead of text.")]
 Seed = Annotated[int, typer.Option(help="Seed of random numbers.")]
 
-PANEL = "Decoder"
-"""Heading of the options in a command's help."""
+PANEL = "Decoder"  # heading of the options in a command's help
 
 
 def option(help: str, *names: str, **limits: Any) -> Any:
@@ -87,16 +86,16 @@ WISHES: dict[str, Any] = {
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the fields of `DecodeOptions` to the options of a command, which receives them as its argument `options`."""
-    defaults = DecodeOptions()
+    # An option that can be repeated begins as an empty list.
+    defaults = {**vars(DecodeOptions()), "settings": [], "guards": []}
     own = [item for name, item in inspect.signature(command, eval_str=True).parameters.items() if name != "options"]
     added = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default_of(defaults, name))
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=defaults[name])
         for name, kind in WISHES.items()
     ]
 
     @wraps(command)
     def with_options(**given: Any) -> None:
-        from gistgate.models.loading import parse_settings
 
         named = {name: given.pop(name) for name in WISHES}
         named["settings"] = parse_settings(named["settings"])
@@ -116,26 +115,12 @@ def refuse_options(options: DecodeOptions, names: Sequence[str], why: str) -> No
             raise UserError(f"--{shown} {why}. Leave that option out.")
 
 
-def default_of(defaults: DecodeOptions, name: str) -> Any:
-    """A wish that nobody expressed, as Typer wants it: an option that can be repeated begins as an empty list."""
-    return [] if name in ("settings", "guards") else getattr(defaults, name)
-
-
-STANDARD_INPUT = "-"
-BOM = "\ufeff"
-"""What some editors write in front of a text in UTF-8."""
-
-
 def read_prompt(prompt: str) -> str:
     """The prompt, from standard input if it is a dash."""
-    is_named = prompt != STANDARD_INPUT
     try:
-        text = prompt if is_named else sys.stdin.read()
-        text.encode()  # bytes that are no text may come as half characters, which no tokenizer takes
+        return prompt if prompt != "-" else sys.stdin.read()
     except UnicodeError as error:
-        place = "The prompt" if is_named else "Standard input"
-        raise UserError(f"{place} is no text in UTF-8 ({error}). Convert it first.") from error
-    return text
+        raise UserError(f"Standard input is no text in UTF-8 ({error}). Convert it first.") from error
 
 
 def read_prompts(place: str) -> list[EncodedPrompt]:
@@ -145,8 +130,8 @@ def read_prompts(place: str) -> list[EncodedPrompt]:
     if place.endswith(".jsonl"):
         found = [asked_in(row, place) for row in read_json_lines(Path(place))]
     else:
-        text = read_prompt(place) if place == STANDARD_INPUT else read_text(place)
-        lines = text.removeprefix(BOM).split("\n")
+        text = read_prompt(place) if place == "-" else read_text(place)
+        lines = text.removeprefix("\ufeff").split("\n")  # a mark that some editors write in front
         found = [EncodedPrompt(line.removesuffix("\r")) for line in lines if line.strip()]
     if not (kept := [one for one in found if one.text]):
         raise UserError(f"{place} holds no prompt. Write one prompt per line.")

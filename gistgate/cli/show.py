@@ -23,18 +23,15 @@ if TYPE_CHECKING:
     from gistgate.measure.tune import Finding
 
 
+# Escapes of the characters that a terminal would obey, and those of them that json writes as they are.
 ESCAPES = {code: ascii(chr(code))[1:-1] for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
-"""Escapes of the characters that a terminal would obey."""
+CONTROLS = re.compile(r"[\x7f-\x9f]")
+COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
 def inert(text: str) -> str:
     """A text that cannot steer a terminal; letters and signs of every language stay."""
     return text.translate(ESCAPES)
-
-
-CONTROLS = re.compile(r"[\x7f-\x9f]")
-"""Control characters that json writes as they are."""
-COLOURS = {"strict": "green", "loose": "yellow", "carried": "cyan", "own": "white", "loop": "magenta"}
 
 
 def say(shown: RenderableType) -> None:
@@ -49,16 +46,6 @@ def counted(answer: Generation) -> str:
         f"{done.tokens} tokens in {done.forwards} target forwards (tau {done.mean_accepted_length:.2f}), "
         f"{done.loose} loose, ended by {answer.finish}"
     )
-
-
-def answered(text: str, answer: Generation) -> dict[str, Any]:
-    """An answer for machines: text, ids, why it ended, counters."""
-    return {"text": text, "ids": answer.ids, "finish": answer.finish, "statistics": answer.statistics.as_dict()}
-
-
-def clocked(clock: Timing) -> dict[str, Any]:
-    """One way of decoding for machines: seconds over all prompts, and counters."""
-    return {"name": clock.name, "seconds": clock.seconds, "statistics": clock.statistics.as_dict()}
 
 
 def guarded(counted: Statistics, guards: Sequence[str]) -> str:
@@ -86,11 +73,6 @@ def coloured(tokens: Sequence[TracedToken]) -> Text:
     return shown
 
 
-def as_lines(tokens: Sequence[TracedToken]) -> str:
-    """One JSON object per token."""
-    return "\n".join(in_json(token.as_dict()) for token in tokens)
-
-
 def in_json(value: Any) -> str:
     """JSON on one line that cannot steer a terminal: json itself escapes the control characters of ASCII alone."""
     return CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
@@ -105,14 +87,12 @@ def compared(certificate: ServedCertificate) -> str:
         for name, one in sides.items()
     ]
     verdict = "certified" if certificate.certified else "not certified"
-    return "\n".join(
-        [
-            f"budget {certificate.budget:.2%} at {certificate.confidence:.0%}: {verdict}; loss {certificate.loss:.2%}, "
-            f"at most {certificate.bound:.2%} ({certificate.losses} lost, {certificate.gains} gained, "
-            f"{certificate.differing} answered differently, of {certificate.n})",
-            *lines,
-        ]
+    first = (
+        f"budget {certificate.budget:.2%} at {certificate.confidence:.0%}: {verdict}; loss {certificate.loss:.2%}, "
+        f"at most {certificate.bound:.2%} ({certificate.losses} lost, {certificate.gains} gained, "
+        f"{certificate.differing} answered differently, of {certificate.n})"
     )
+    return "\n".join([first, *lines])
 
 
 def described(config: GateConfig, certificate: Certificate | None) -> str:

@@ -34,12 +34,11 @@ from gistgate.models.options import DecodeOptions, PromptFile
 if TYPE_CHECKING:
     from gistgate.measure.tune import Candidate, Finding
 
-BLOCKS = (2, 4, 6, 8, 10, 12)
-"""K of the table; costs are measured at the first, the fourth and the last."""
+BLOCKS = (2, 4, 6, 8, 10, 12)  # K of the table; costs are measured at the first, the fourth and the last
+DOCTOR_PROMPTS, TUNE_PROMPTS = 20, 40  # prompts that are enough for one recommendation, and for one decision
+# Wishes that doctor ignores, which decodes strictly with whole drafts at every K, and that tune itself decides.
 IGNORED = ("rule", "settings", "block", "segments", "guards", "stop_drafting", "speculate_up_to")
-"""Wishes that are no part of what is measured: strict decoding, with whole drafts and at every K of the table."""
-DOCTOR_PROMPTS = 20
-"""Prompts that are enough for one recommendation."""
+CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
 
 
 @with_options
@@ -63,16 +62,7 @@ def doctor(
     from gistgate.cli import show
     from gistgate.cli.decode import load
     from gistgate.core.request import total
-    from gistgate.measure.outlook import (
-        Mismatches,
-        advice,
-        labelling,
-        lengths_of,
-        limit_advice,
-        measure,
-        outlook,
-        strict_answers,
-    )
+    from gistgate.measure import outlook as prospects
     from gistgate.models.build import HYBRID
 
     refuse_options(options, IGNORED, "is no part of what is measured: strict decoding with whole drafts at several K")
@@ -82,20 +72,23 @@ def doctor(
     loaded = load(target, dtype, options, asking, gguf)
     ids = asking.encode(loaded.target)
     request = loaded.request(max_new_tokens, stop)
-    costs = measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
-    mismatches = Mismatches()
-    answers = strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
-    counted, lengths = total([answer.statistics for answer in answers]), lengths_of(answers, max_new_tokens)
-    outlooks = [outlook(costs, counted.histogram, block) for block in BLOCKS]
-    effort = labelling(counted, mismatches.number, len(ids))
+    costs = prospects.measure(loaded.decoder, ids, (BLOCKS[0], BLOCKS[3], BLOCKS[-1]), **request)
+    mismatches = prospects.Mismatches()
+    answers = prospects.strict_answers(loaded.decoder, ids, BLOCKS[-1], mismatches, **request)
+    counted, lengths = total([answer.statistics for answer in answers]), prospects.lengths_of(answers, max_new_tokens)
+    outlooks = [prospects.outlook(costs, counted.histogram, block) for block in BLOCKS]
+    effort = prospects.labelling(counted, mismatches.number, len(ids))
     if as_json:
         found = {"costs": asdict(costs), "outlooks": [asdict(one) for one in outlooks], "labels": asdict(effort)}
-        told = {"lengths": {**asdict(lengths), "advice": limit_advice(lengths)}, "advice": advice(outlooks)}
+        told = {
+            "lengths": {**asdict(lengths), "advice": prospects.limit_advice(lengths)},
+            "advice": prospects.advice(outlooks),
+        }
         typer.echo(json.dumps({**found, **told, "prompts": len(ids)}))
         return
     show.say(show.promised(costs, outlooks, effort))
-    typer.echo(f"{limit_advice(lengths)}\n")
-    typer.echo(advice(outlooks))
+    typer.echo(f"{prospects.limit_advice(lengths)}\n")
+    typer.echo(prospects.advice(outlooks))
 
 
 @with_options
@@ -145,13 +138,11 @@ def draft_vocabulary(
     draft_gguf: DraftGguf = None,
 ) -> None:
     """Count the most frequent tokens of some texts; end and added tokens are always among them."""
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.models.lighter import Subset
     from gistgate.models.loading import load_draft, load_target
 
     lines = [asked.text for asked in read_prompts(texts)]
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     model = load_draft(draft, loaded.model, loaded.tokenizer, gguf=draft_gguf)
     counted = loaded.tokenizer(lines, add_special_tokens=False).input_ids
     subset = Subset.count(counted, size, loaded.tokenizer, model, loaded.eos_ids)
@@ -233,10 +224,7 @@ def demo(
             loaded.decoder,
             loaded.target,
             rule,
-            {
-                value: claim(loaded.options, loaded.decoder, rule, value, loaded.uncovered)
-                for value in knob_values(rule)
-            },
+            {one: claim(loaded.options, loaded.decoder, rule, one, loaded.uncovered) for one in knob_values(rule)},
             name=heading(gguf or target, options),
             max_new_tokens=max_new_tokens,
             request=loaded.request(max_new_tokens, stop),
@@ -255,17 +243,11 @@ def heading(target: str, options: DecodeOptions) -> str:
 
 def slider_rule(decoder: Any) -> Any:
     """The rule whose knob is on the slider: the decoder's, or that of its gate where the decoder runs strictly."""
-    from gistgate.models.build import GATED
+    from gistgate.models.choose import GATED
     from gistgate.rules import make_rule
 
     runs_strictly = decoder.rule.knob is None and decoder.parts.gate is not None
     return make_rule(GATED) if runs_strictly else decoder.rule
-
-
-CHOSEN = ("rule", "settings", "block", "drafter", "certificate", "segments", "guards", "speculate_up_to")
-"""Wishes that tuning itself decides, or that change nothing that it times."""
-TUNE_PROMPTS = 40
-"""Prompts that are enough for one decision."""
 
 
 @with_options
@@ -290,16 +272,16 @@ def tune(
     The first 40 prompts are used; take prompts like those of calibration, such as data/prompts/development.jsonl.
     """
     from gistgate.cli import show
-    from gistgate.core.attention import keep_freed_memory
     from gistgate.measure.tune import Workshop
     from gistgate.measure.tune import tune as race
-    from gistgate.models.build import forget
+    from gistgate.models.build import TUNED
     from gistgate.models.loading import load_target
 
-    gate = gate_of(options)
+    refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
+    if (gate := options.gate) is None:
+        raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
     asking = PromptFile(read_prompts(prompts)[:TUNE_PROMPTS], chat, system)
     loaded = load_target(target, dtype, gguf=gguf)
-    keep_freed_memory(loaded.model.device)
     shop = Workshop(loaded, options, asking)
     candidates = shop.candidates([gate, *also])
     ids = asking.encode(loaded)
@@ -309,20 +291,12 @@ def tune(
     if not as_json:
         show.say(show.raced(found))  # before anything is written, which may fail
     saved = save(Path(gate), found, len(ids)) if found.winner else None
-    if saved is None:
-        forget(gate)
+    if saved is None and (Path(gate) / TUNED).exists():
+        shutil.rmtree(Path(gate) / TUNED)
     if as_json:
         typer.echo(json.dumps({**told(found, len(ids)), "saved": saved and str(saved)}))
         return
     typer.echo(verdict(found, saved))
-
-
-def gate_of(options: DecodeOptions) -> str:
-    """The gate's folder."""
-    refuse_options(options, CHOSEN, "is decided by tuning itself, or not timed by it")
-    if options.gate is None:
-        raise UserError("Tuning keeps its choice in a gate's folder. Name the folder with --gate.")
-    return str(options.gate)
 
 
 def told(found: Finding, prompts: int) -> dict[str, Any]:

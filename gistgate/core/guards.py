@@ -340,16 +340,19 @@ def fit(states_ND: Tensor, directions: int = 64) -> tuple[Tensor, Tensor, Tensor
 
 def make_guards(names: Sequence[str], gate: Any = None) -> list[Guard]:
     """Guards by their ids; `gate` is the folder that "domain" is read from, or a gate that was loaded from it."""
+    folder = gate.folder if isinstance(gate, Gate) else gate
     guards: list[Guard] = []
     for name in names:
-        folder = gate.folder if isinstance(gate, Gate) else gate
-        if name not in (LoopGuard.id, DomainGuard.id):
+        if name == LoopGuard.id:
+            guards.append(LoopGuard())
+        elif name != DomainGuard.id:
             raise UserError(f"There is no guard '{name}'. Known: {LoopGuard.id}, {DomainGuard.id}.")
-        if name == DomainGuard.id and folder is None:
+        elif folder is None:
             raise UserError(
                 "The guard 'domain' compares with the prompts of a gate's calibration. Name the gate's folder."
             )
-        guards.append(LoopGuard() if name == LoopGuard.id else DomainGuard.load(folder))
+        else:
+            guards.append(DomainGuard.load(folder))
     return guards
 
 

@@ -17,7 +17,8 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
 from gistgate.measure.trace import TracedToken, trace
-from gistgate.models.build import choose, other_parts
+from gistgate.models.build import other_parts
+from gistgate.models.choose import choose
 from gistgate.models.options import DecodeOptions
 
 STRICT = "strict"

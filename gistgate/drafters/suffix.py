@@ -250,25 +250,19 @@ class SuffixDrafter(RowDrafter):
     evenly over the vocabulary: a smoothed one-hot, the surer the more often the continuation was seen."""
 
     def __post_init__(self) -> None:
-        if not (self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1):
+        grows = self.factor >= 0 and self.offset >= 0 and self.factor + self.offset >= 1
+        if not (grows and 0 <= self.min_probability <= 1 and self.depth >= 2):
             raise UserError(
-                f"suffix: factor {self.factor:g} and offset {self.offset:g} propose nothing behind a single token. "
-                "Both are 0 or more and their sum is at least 1."
+                f"suffix: factor {self.factor:g} and offset {self.offset:g} are 0 or more and at least 1 together, "
+                f"min_probability {self.min_probability:g} lies in [0, 1], and depth {self.depth} is 2 or more. Change "
+                "the one that does not fit."
             )
-        if not 0 <= self.min_probability <= 1 or self.depth < 2:
+        given = (self.shared is not None, self.tenant is not None)
+        if given != {"request": (False, False), "global": (True, False), "tenant": (True, True)}.get(self.scope):
             raise UserError(
-                f"suffix: min_probability {self.min_probability:g} must lie in [0, 1] and depth {self.depth} be 2 or "
-                "more. Change the one that does not."
+                f"suffix: scope='{self.scope}' does not go with shared= and tenant= as they are. 'request' has none, "
+                "'global' has shared=, the texts of other requests, and 'tenant' has both."
             )
-        if self.scope not in ("request", "tenant", "global"):
-            raise UserError(f"suffix: there is no scope '{self.scope}'. Use 'request', 'tenant' or 'global'.")
-        if (self.scope == "request") != (self.shared is None):
-            raise UserError(
-                f"suffix: the scope '{self.scope}' does not go with shared={'None' if self.shared is None else '...'}. "
-                "Texts of other requests are used only where both scope='tenant' or 'global' and shared= say so."
-            )
-        if (self.scope == "tenant") != (self.tenant is not None):
-            raise UserError("suffix: the scope 'tenant' needs tenant=, and no other scope has one. Change either.")
         if self.shared is not None and self.shared.tenant != self.tenant:
             raise UserError(
                 f"suffix: the shared texts are those of {self.shared.tenant or 'everybody'}, not of "

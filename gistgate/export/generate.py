@@ -1,7 +1,8 @@
-"""What transformers has prepared for a decoding function, as arguments of our decoder; the rest is refused.
+"""`generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate.
 
-The lists of processors and criteria are complete: whatever a caller, a model's defaults or a task asked of `generate`
-is in one of them. So nothing is ignored in silence.
+What transformers has prepared for a decoding function becomes arguments of our decoder; the rest is refused. Its lists
+of processors and criteria are complete: whatever a caller, a model's defaults or a task asked of `generate` is in one
+of them. So nothing is ignored in silence.
 """
 
 from __future__ import annotations
@@ -51,22 +52,14 @@ INPUTS = {"attention_mask", "cache_position", "logits_to_keep", "past_key_values
 class Ends:
     """Where answers end."""
 
-    max_length: int
-    """Longest row, padding and prompt included, in tokens."""
-    eos_ids: tuple[int, ...]
-    """Ids that end an answer."""
-    strings: tuple[str, ...]
-    """Texts that end an answer."""
-    tokenizer: Any
-    """The tokenizer that a criterion brought along; None when none did."""
+    max_length: int  # longest row, padding and prompt included, in tokens
+    eos_ids: tuple[int, ...]  # ids that end an answer
+    strings: tuple[str, ...]  # texts that end an answer
+    tokenizer: Any  # the tokenizer that a criterion brought along; None when none did
 
 
 def check_supported(model: PreTrainedModel, config: GenerationConfig, prepared: dict[str, Any]) -> None:
-    """Refuse what the decoder does not do.
-
-    Raises:
-        UserError: the name of the argument.
-    """
+    """Refuse what the decoder does not do."""
     mode = str(config.get_generation_mode().value)
     if mode not in MODES or model.config.is_encoder_decoder:
         kind = "an encoder-decoder model" if model.config.is_encoder_decoder else mode.replace("_", " ")
@@ -80,11 +73,7 @@ def check_supported(model: PreTrainedModel, config: GenerationConfig, prepared: 
 
 
 def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
-    """How tokens are drawn.
-
-    Raises:
-        UserError: a processor that changes the distribution in another way.
-    """
+    """How tokens are drawn."""
     found: dict[str, Any] = {}
     for processor in processors:
         kind = type(processor)
@@ -104,17 +93,13 @@ def read_sampling(do_sample: bool, processors: Iterable[Any]) -> Sampling:
 
 
 def read_ends(criteria: Iterable[Any]) -> Ends:
-    """Where answers end. Blocks of tokens are cut by the decoder itself: criteria look at the last token alone.
-
-    Raises:
-        UserError: a criterion that is neither a length, nor an eos, nor a text.
-    """
+    """Where answers end. Blocks of tokens are cut by the decoder itself: criteria look at the last token alone."""
     lengths, eos, strings, tokenizers = [], [], [], []
     for criterion in criteria:
         if isinstance(criterion, MaxLengthCriteria):
             lengths.append(int(criterion.max_length))
         elif isinstance(criterion, EosTokenCriteria):
-            eos += ids_of(criterion.eos_token_id)
+            eos += [int(one) for one in torch.as_tensor(criterion.eos_token_id).reshape(-1).tolist()]
         elif isinstance(criterion, StopStringCriteria):
             strings += criterion.stop_strings
         elif isinstance(getattr(criterion, "sequence", None), str):  # how lm-evaluation-harness writes a stop
@@ -130,20 +115,6 @@ def read_ends(criteria: Iterable[Any]) -> Ends:
     return Ends(min(lengths), tuple(eos), tuple(strings), next(iter(tokenizers), None))
 
 
-def pad_id(config: GenerationConfig, eos_ids: tuple[int, ...]) -> int:
-    """The id that fills ended rows: the one for padding, else an eos, as `generate` does."""
-    if config.pad_token_id is not None:
-        return int(config.pad_token_id)
-    return eos_ids[0] if eos_ids else 0
-
-
-def ids_of(tokens: Tensor | int | list[int]) -> list[int]:
-    """Ids as a list, in whichever form they come."""
-    if isinstance(tokens, Tensor):
-        return [int(token) for token in tokens.reshape(-1).tolist()]
-    return [tokens] if isinstance(tokens, int) else list(tokens)
-
-
 # ---- The callable that transformers runs in place of its own decoding loop.
 
 
@@ -151,14 +122,10 @@ def ids_of(tokens: Tensor | int | list[int]) -> list[int]:
 class GatedDecoding:
     """For `model.generate(custom_generate=...)`: all parts are on the object, so none gets lost on the way."""
 
-    decoder: Decoder
-    """Decodes; its tokenizer finds stop strings, where one was given."""
-    strings: tuple[str, ...]
-    """Texts that end an answer."""
-    report: list[Generation] | None
-    """Receives what was counted; None when nobody asks."""
-    is_gated: bool
-    """Whether a gate was given, whose certificate holds for greedy decoding only."""
+    decoder: Decoder  # decodes; its tokenizer finds stop strings, where one was given
+    strings: tuple[str, ...]  # texts that end an answer
+    report: list[Generation] | None  # receives what was counted; None when nobody asks
+    is_gated: bool  # whether a gate was given, whose certificate holds for greedy decoding only
     certificate: Certificate | None = None
     """The certificate that was named, or that `gistgate tune` preferred: what it does not cover is refused."""
 
@@ -175,56 +142,42 @@ class GatedDecoding:
         check_supported(model, generation_config, prepared)
         sampling = read_sampling(bool(generation_config.do_sample), logits_processor)
         ends = read_ends(stopping_criteria)
-        strings, decoder = (*self.strings, *ends.strings), self.decoder
+        decoder = self.decoder
         if decoder.tokenizer is None:
             decoder = decoder.having(tokenizer=ends.tokenizer)
         if self.certificate is not None:
             refuse(self.certificate.mismatch(temperature=sampling.temperature))
-        self.warn(sampling)
-        answers = decoder.generate(
-            prompts_of(input_ids, prepared.get("attention_mask")),
-            max_new_tokens=ends.max_length - input_ids.shape[1],
-            eos_ids=ends.eos_ids,
-            stops=strings,
-            sampling=sampling,
-            seeds=None if sampling.greedy else fresh_seeds(input_ids.shape[0]),
-        )
-        if self.report is not None:
-            self.report.extend(answers)
-        ids = torch.cat([input_ids, padded(answers, pad_id(generation_config, ends.eos_ids)).to(input_ids)], dim=1)
-        return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
-
-    def warn(self, sampling: Sampling) -> None:
-        """Say that no certificate covers sampled tokens, where a gate decides about them."""
-        if self.is_gated and self.decoder.rule.knob is not None and not sampling.greedy:
+        if self.is_gated and decoder.rule.knob is not None and not sampling.greedy:
             warnings.warn(
                 f"No certificate covers this: tokens are sampled at temperature {sampling.temperature:g}, but greedy "
                 "decoding was certified.",
                 stacklevel=2,
             )
-
-
-def prompts_of(input_ids: Tensor, attention_mask: Tensor | None) -> list[list[int]]:
-    """The rows without their padding."""
-    if attention_mask is None:
-        return [list(row) for row in input_ids.tolist()]
-    return [row[keep].tolist() for row, keep in zip(input_ids, attention_mask.bool(), strict=True)]
-
-
-def fresh_seeds(num: int) -> list[int]:
-    """One seed per row, drawn from torch's own generator, so that `torch.manual_seed` repeats a run."""
-    return [int(seed) for seed in torch.randint(2**62, (num,)).tolist()]
-
-
-def padded(answers: list[Generation], pad: int) -> Tensor:
-    """The new ids [B, longest answer]."""
-    longest = max(len(answer.ids) for answer in answers)
-    rows = [answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers]
-    return torch.tensor(rows, dtype=torch.long)
+        num_rows, width = input_ids.shape
+        mask = prepared.get("attention_mask")
+        mask_BT = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
+        # Seeds come from torch's own generator, so that `torch.manual_seed` repeats a run.
+        seeds = None if sampling.greedy else [int(seed) for seed in torch.randint(2**62, (num_rows,)).tolist()]
+        answers = decoder.generate(
+            [row[keep].tolist() for row, keep in zip(input_ids, mask_BT, strict=True)],
+            max_new_tokens=ends.max_length - width,
+            eos_ids=ends.eos_ids,
+            stops=(*self.strings, *ends.strings),
+            sampling=sampling,
+            seeds=seeds,
+        )
+        if self.report is not None:
+            self.report.extend(answers)
+        pad = generation_config.pad_token_id
+        if pad is None:  # an eos then fills ended rows, as in `generate`
+            pad = ends.eos_ids[0] if ends.eos_ids else 0
+        longest = max(len(answer.ids) for answer in answers)
+        new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers], dtype=torch.long)
+        ids = torch.cat([input_ids, new.to(input_ids)], dim=1)
+        return GenerateDecoderOnlyOutput(sequences=ids) if generation_config.return_dict_in_generate else ids
 
 
 # ---- Draft, gate and segment probes as objects or names; what is named is loaded once for each target.
-
 
 T = TypeVar("T")
 
@@ -237,12 +190,8 @@ TURN = RLock()
 
 
 def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
-    """The wishes with models, gates and probes in place of their names.
-
-    Raises:
-        UserError: a part cannot be found or read, or it was trained for others.
-    """
-    draft, lighter = options.draft, options.lighter
+    """The options with models, gates and probes in place of their names."""
+    draft, gate, segments, lighter = options.draft, options.gate, options.segments, options.lighter
     if isinstance(draft, str | Path):
         name = draft
         key: tuple[Any, ...] = ("draft", str(draft), changed(draft), *lighter.values(), target.dtype, target.device)
@@ -250,11 +199,9 @@ def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any
     elif draft is not None:  # made lighter before anything is compared with it
         draft = load_draft(draft, target, tokenizer, **lighter)
     partners = (id(draft), id(tokenizer))
-    gate = options.gate
     if gate is not None:
         key = ("gate", str(gate), changed(gate), *partners) if isinstance(gate, str | Path) else (id(gate), *partners)
         gate = once(target, key, lambda: checked_gate(options.gate, target, draft, tokenizer), gate, draft, tokenizer)
-    segments = options.segments
     if isinstance(segments, str | Path) and draft is not None and tokenizer is not None:
         from gistgate.segments.build import load_segments
 
@@ -268,11 +215,7 @@ def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any
 def checked_gate(
     gate: Gate | str | Path, target: PreTrainedModel, draft: PreTrainedModel | None, tokenizer: Any
 ) -> Gate:
-    """The gate, checked against its partners; a loaded one loses a certificate that does not hold here, with a warning.
-
-    Raises:
-        UserError: the gate cannot be found or read, or it was trained for others.
-    """
+    """The gate, checked against its partners; a loaded one loses a certificate that does not hold, with a warning."""
     if isinstance(gate, str | Path):
         return Gate.load(folder_of(gate), target, draft, tokenizer, other_weights=True)
     gate.check(target, draft, tokenizer)
@@ -307,11 +250,7 @@ def changed(name: str | Path) -> tuple[int, ...]:
 
 
 def folder_of(name: str | Path) -> Path:
-    """The folder of a gate or of probes; a hub id is fetched.
-
-    Raises:
-        UserError: the name is neither a folder nor on the hub.
-    """
+    """The folder of a gate or of probes; a hub id is fetched."""
     if Path(name).is_dir():
         return Path(name)
     try:
@@ -320,9 +259,6 @@ def folder_of(name: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise UserError(f"The gate '{name}' is neither a folder nor a reachable hub id. Check the name.") from error
     return Path(str(found[0])).parent
-
-
-# ---- `generate` as transformers calls it with `custom_generate=FOLDER`: speculative decoding under a gate.
 
 
 REFUSED = {
@@ -358,25 +294,30 @@ def generate(
         report: a list that receives one Generation per row (new ids, reasons, finish, statistics).
         kwargs: what else the decoder may be told: budget (0.03 is 3 points), rule, block, drafter and the other fields
             of `DecodeOptions`; settings of the rule (risk=0.05); and the arguments of transformers' `generate`.
-
-    Raises:
-        UserError: parts that do not fit together, or an argument that this decoder does not support.
     """
-    arguments = {**kwargs, "draft": draft_model, "gate": gate}
+    # Callers may hand over None for everything that they leave open; transformers passes it on.
+    said = {**kwargs, "draft": draft_model, "gate": gate}
+    arguments = {name: value for name, value in said.items() if value is not None}
+    for name, remedy in REFUSED.items():
+        if arguments.pop(name, False) is not False:
+            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
     if getattr(model.generation_config, "stop_strings", None):  # transformers would look for their tokenizer in vain
         raise UserError(
             "The model's generation_config names stop_strings. Pass them as stop_strings=, and set "
             "model.generation_config.stop_strings to None."
         )
-    arguments["generation_config"], of_config = without_strings(arguments.get("generation_config"))
-    stop_strings = stop_strings or of_config
-    arguments = supported(arguments, stop_strings, tokenizer)
+    config = arguments.get("generation_config")
+    if of_config := getattr(config, "stop_strings", None):  # transformers would not find their tokenizer
+        arguments["generation_config"] = copy(config)
+        arguments["generation_config"].stop_strings = None
+    stop_strings = stop_strings or of_config or ()
+    if stop_strings and tokenizer is None:
+        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
     if isinstance(arguments.get("guards"), str):
         arguments["guards"] = [arguments["guards"]]
     options = options_from(arguments, lambda named: loaded_parts(named, model, tokenizer))
     # What `gistgate tune` prefers is taken where the gate's folder is named, and not for a gate that was loaded.
     options = replace(options, certificate=tuned_choice(replace(options, gate=gate)).certificate)
-    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings or ())
     if options.speculate_up_to == AUTO:
         raise UserError(MEASURED_BY)
     decoder = build_decoder(model, tokenizer, options)
@@ -386,35 +327,10 @@ def generate(
             "Pass tokenizer= as well.",
             stacklevel=2,
         )
+    strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
     is_gated = options.gate is not None or options.segments is not None
     decoding = GatedDecoding(decoder, strings, report, is_gated, decoder.certificate)
     # Entering generate a second time, now with a callable, leaves merging and checking of all settings, lengths,
     # special tokens and masks to transformers. Through the type: on a model that was loaded together with a folder
     # like this one, `model.generate` is this very function.
     return type(model).generate(model, custom_generate=decoding, **arguments)
-
-
-def without_strings(config: GenerationConfig | None) -> tuple[GenerationConfig | None, Any]:
-    """A configuration without the texts that end an answer, and these: transformers would not find their tokenizer."""
-    strings = getattr(config, "stop_strings", None)
-    if config is None or not strings:
-        return config, None
-    config = copy(config)
-    config.stop_strings = None
-    return config, strings
-
-
-def supported(kwargs: dict[str, Any], stop_strings: str | Sequence[str] | None, tokenizer: Any) -> dict[str, Any]:
-    """What was said, without the arguments that were left open.
-
-    Raises:
-        UserError: an argument that this decoder does not support, or stop strings without a tokenizer.
-    """
-    # Callers may hand over None for everything that they leave open; transformers passes it on.
-    arguments = {name: value for name, value in kwargs.items() if value is not None}
-    for name, remedy in REFUSED.items():
-        if arguments.pop(name, False) is not False:
-            raise UserError(f"generate got {name}=, which this decoder does not support. {remedy}.")
-    if stop_strings and tokenizer is None:
-        raise UserError("stop_strings are found in the text, and no tokenizer was given. Pass tokenizer= as well.")
-    return arguments

@@ -18,7 +18,8 @@ from gistgate.core.certificate import read_certificate
 from gistgate.core.files import write_atomic
 from gistgate.core.utils import UserError
 from gistgate.drafters import DRAFTERS
-from gistgate.models.build import GATED, MODEL, STRICT, TUNED
+from gistgate.models.build import TUNED
+from gistgate.models.choose import GATED, MODEL, STRICT
 from gistgate.rules import RULES
 
 ENTRY = "gistgate.export.generate"
@@ -29,8 +30,8 @@ SEGMENTS = ("gistgate.segments.build",)
 """The module that a folder of segment probes needs besides the loop."""
 FOLDER = "custom_generate"
 """Where transformers looks for generate.py and its function `generate`."""
-LIBRARIES = frozenset({"numpy", "safetensors", "torch", "transformers"})
-"""What copied code may import besides the standard library; transformers refuses a folder with missing imports."""
+LIBRARIES = {"numpy", "safetensors", "torch", "transformers"} | sys.stdlib_module_names
+"""What copied code may import; transformers refuses a folder with missing imports."""
 MISSING = (
     "This folder carries what its gate was certified with, but not {module}. Install GistGate (`pip install .` in "
     f"its clone) and call {ENTRY}.generate(model, ...) in place of custom_generate."
@@ -42,10 +43,16 @@ REFERENCE = re.compile(r'"(gistgate(?:\.\w+)+):(\w+)"')
 def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
     """Write `custom_generate/` into a gate folder; one that is there already is replaced.
 
-    `extra` names the modules that are copied besides the loop; default: the rule and the drafter that the gate in the
-    folder was certified with.
+    `extra` names the modules that are copied besides the loop. Default: strict verification, and the rules and drafters
+    that the certificates in the folder name, that of `gistgate tune` included; without one the usual ones.
     """
-    texts = flatten(certified_modules(folder) if extra is None else extra)
+    if extra is None:
+        places = [place for place in (Path(folder), Path(folder) / TUNED) if place.is_dir()]
+        found = [certificate for place in places if (certificate := read_certificate(place)) is not None]
+        rules = {STRICT, *([one.rule for one in found] or [GATED])}
+        drafters = {one.drafter for one in found if one.drafter in DRAFTERS} or {MODEL}
+        extra = [RULES[one].__module__ for one in rules] + [DRAFTERS[one].__module__ for one in drafters]
+    texts = flatten(extra)
 
     def fill(place: Path) -> None:
         place.mkdir()
@@ -55,34 +62,19 @@ def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
     write_atomic(Path(folder) / FOLDER, fill)
 
 
-def certified_modules(folder: str | Path) -> list[str]:
-    """The modules of strict verification and of the certified rules and drafters; the usual ones without a certificate.
-
-    A choice of `gistgate tune` has a certificate of its own.
-    """
-    places = [place for place in (Path(folder), Path(folder) / TUNED) if place.is_dir()]
-    found = [certificate for place in places if (certificate := read_certificate(place)) is not None]
-    rules = {STRICT, *([one.rule for one in found] or [GATED])}
-    drafters = {one.drafter for one in found if one.drafter in DRAFTERS} or {MODEL}
-    return sorted({*(RULES[rule].__module__ for rule in rules), *(DRAFTERS[name].__module__ for name in drafters)})
-
-
 def flatten(extra: Sequence[str] = ()) -> dict[str, str]:
     """File name -> content, for the entry, the modules that are named, and everything that they import at their top."""
     texts: dict[str, str] = {}
     todo = [ENTRY, GUARDS, *extra]
     while todo:
         if (module := todo.pop()) not in texts:
-            texts[module] = source_of(module)
+            path = Path(gistgate.__file__ or "").parent.joinpath(*module.split(".")[1:])
+            path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+            texts[module] = path.read_text(encoding="utf-8")
             todo += [node.module or "" for node in ast.parse(texts[module]).body if is_own(node)]
     files = {module: "generate" if module == ENTRY else "_".join(module.split(".")[1:]) for module in texts}
-    return {f"{files[module]}.py": copied(text, files) for module, text in sorted(texts.items())}
-
-
-def source_of(module: str) -> str:
-    """The text of a module of this package."""
-    path = Path(gistgate.__file__ or "").parent.joinpath(*module.split(".")[1:])
-    return (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text(encoding="utf-8")
+    named = {match for text in texts.values() for match in REFERENCE.findall(text) if match[0] in files}
+    return {f"{files[module]}.py": copied(text, files, sorted(named)) for module, text in sorted(texts.items())}
 
 
 def is_own(node: ast.AST) -> bool:
@@ -90,21 +82,34 @@ def is_own(node: ast.AST) -> bool:
     return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gistgate"
 
 
-def copied(text: str, files: dict[str, str]) -> str:
-    """A module whose imports name the files beside it; what is for type checkers alone is left out."""
+def is_typing(node: ast.AST) -> bool:
+    """Whether a statement is a block for type checkers."""
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+
+
+def copied(text: str, files: dict[str, str], named: Sequence[tuple[str, str]] = ()) -> str:
+    """A module whose imports name the files beside it; what is for type checkers alone is left out.
+
+    `named` are the (module, name) of registries that lie in these files: `imported` finds them without an import by
+    name.
+    """
     lines, tree = text.splitlines(), ast.parse(text)
     hidden = {id(node) for block in ast.walk(tree) if is_typing(block) for node in ast.walk(block)}
     changes: list[tuple[ast.stmt, list[str]]] = [(node, []) for node in ast.walk(tree) if is_typing(node)]
     for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == "imported":
+            new = ["def imported(reference: str) -> Any:", '    """What "module:name" refers to, of what lies here."""']
+            for module, name in named:
+                new += [f'    if reference == "{module}:{name}":', f"        from .{files[module]} import {name}"]
+                new.append(f"        return {name}")
+            changes.append((node, [*new, f"    raise UserError({MISSING!r}.format(module=reference))"]))
         if id(node) in hidden or not isinstance(node, ast.Import | ast.ImportFrom):
-            if isinstance(node, ast.FunctionDef) and node.name == "imported":
-                changes.append((node, resolver(files)))
             continue
         modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
         if is_own(node) and modules[0] in files:
             names = ", ".join(map(ast.unparse, node.names))
             changes.append((node, [f"from .{files[modules[0]]} import {names}"]))
-        elif not all(one.split(".")[0] in LIBRARIES | sys.stdlib_module_names for one in modules):
+        elif not all(one.split(".")[0] in LIBRARIES for one in modules):
             if not node.col_offset:
                 raise UserError(f"{modules[0]} cannot be exported. Import it inside the function that needs it.")
             said = f"raise UserError({MISSING.format(module=modules[0])!r})"
@@ -112,18 +117,3 @@ def copied(text: str, files: dict[str, str]) -> str:
     for node, new in sorted(changes, key=lambda change: -change[0].lineno):
         lines[node.lineno - 1 : node.end_lineno] = [" " * node.col_offset + line for line in new]
     return "\n".join(line for line in lines if line != "from importlib import import_module") + "\n"
-
-
-def is_typing(node: ast.AST) -> bool:
-    """Whether a statement is a block for type checkers."""
-    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
-
-
-def resolver(files: dict[str, str]) -> list[str]:
-    """The function that finds what a registry refers to, in place of an import by name."""
-    found = sorted({match for module in files for match in REFERENCE.findall(source_of(module)) if match[0] in files})
-    lines = ["def imported(reference: str) -> Any:", '    """What "module:name" refers to, of what lies here."""']
-    for module, name in found:
-        lines.append(f'    if reference == "{module}:{name}":')
-        lines += [f"        from .{files[module]} import {name}", f"        return {name}"]
-    return [*lines, f"    raise UserError({MISSING!r}.format(module=reference))"]

@@ -6,12 +6,10 @@ A separate module, because `python -m` would load the one with the class a secon
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 
 from gistgate.core.utils import UserError, printable
 
-ALLOW, CONFIRM = "--allow-code", "--confirm_run_unsafe_code"
-"""Our option and lm-eval's for the same consent."""
+ALLOW, CONFIRM = "--allow-code", "--confirm_run_unsafe_code"  # ours and lm-eval's, for the same consent
 
 
 def main() -> None:
@@ -25,31 +23,21 @@ def main() -> None:
         )
         raise SystemExit(1) from None
     from gistgate.lm_eval import model  # noqa: F401 (registers the model)
+    from gistgate.lm_eval.code_tasks import check_allowed, own_code_eval
 
     if ALLOW in sys.argv:
         sys.argv[sys.argv.index(ALLOW)] = CONFIRM
     try:
-        evaluate(harness.cli_evaluate)
+        try:
+            with own_code_eval():  # programs of a model run with our limits
+                harness.cli_evaluate()
+        except ValueError as error:
+            if CONFIRM.strip("-") in str(error):  # lm-eval's own sentence names its task behind a colon
+                check_allowed(str(error).partition(": ")[2].split(" ")[0], unsafe=True, allowed=False)
+            raise
     except UserError as error:
         print(printable(str(error)), file=sys.stderr)
         raise SystemExit(1) from error
-
-
-def evaluate(harness: Callable[[], None]) -> None:
-    """Call lm-eval, which runs programs of a model with our limits, and refuses them where nobody has allowed them.
-
-    Raises:
-        UserError: how to allow them.
-    """
-    from gistgate.lm_eval.code_tasks import check_allowed, own_code_eval
-
-    try:
-        with own_code_eval():
-            harness()
-    except ValueError as error:
-        if CONFIRM.strip("-") in str(error):  # lm-eval's own sentence names its task behind a colon
-            check_allowed(str(error).partition(": ")[2].split(" ")[0], unsafe=True, allowed=False)
-        raise
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget.
-
-The stages of the pipeline use the same engine, `gistgate.certificates.calibration`.
-"""
+"""What `gistgate calibrate` does: any rule with a knob, any lm-eval task, any pair of models, one budget."""
 
 from __future__ import annotations
 
@@ -32,20 +29,21 @@ from gistgate.certificates.outcomes import (
     cached,
 )
 from gistgate.certificates.planning import check_possible, default_n, plan_sentence
-from gistgate.core.attention import keep_freed_memory
 from gistgate.core.batches import PromptCache
 from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.drafter import Drafter
 from gistgate.core.gate import Gate
-from gistgate.core.identity import ModelIdentity, identify_model, model_scope
+from gistgate.core.identity import identify_model, model_scope
 from gistgate.core.reader import context_of, num_ids
 from gistgate.core.utils import UserError, dataclass_from, nearest
 from gistgate.export.write import FOLDER, write_code
 from gistgate.lm_eval.prompts import Prompt, PromptMaker, decode_prompts, hashes_of, unused_prompts, used_prompts
 from gistgate.lm_eval.task import Prompting, Task, TaskSpec, load_task
-from gistgate.models.build import BLOCK, CORPUS, GATED, STORED, STRICT, Sources, asks_draft, make_drafter
-from gistgate.models.loading import load_draft, load_target, parse_settings
+from gistgate.models.build import CORPUS, STORED, Sources, asks_draft, make_drafter
+from gistgate.models.choose import BLOCK, GATED, STRICT
+from gistgate.models.loading import load_draft, load_target
+from gistgate.models.options import parse_settings
 from gistgate.rules import RULES, make_rule, meant
 
 if TYPE_CHECKING:
@@ -130,12 +128,9 @@ def warn_of_little_to_lose(budget: float, scorer: TaskScore, outcomes: Outcomes)
         )
 
 
-# ---- The models: those that are named, else those that the gate was trained for.
-
-
 @dataclass(frozen=True)
 class Models:
-    """What decodes."""
+    """What decodes: the models that are named, else those that the gate was trained for."""
 
     target: PreTrainedModel
     draft: PreTrainedModel | None
@@ -149,14 +144,23 @@ def load_models(options: Options) -> Models:
     name, dtype = (config.target.name, config.target.dtype) if config else ("", "auto")
     trained = config.draft if config else None
     draft_name = options.draft or (trained.name if trained else None)
-    if draft_name is None:
-        check_no_draft(options)
+    if draft_name is None and (options.quantise_draft not in (None, "none") or options.draft_vocabulary):
+        raise UserError(
+            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
+            "--draft, or leave them out."
+        )
+    if draft_name is None and options.draft_gguf is not None:
+        raise UserError("--draft-gguf names a file of a draft, and no draft is named. Add --draft, or leave it out.")
     with recorded("target", name if not options.target else None):
         target = load_target(options.target or name, dtype, gguf=options.gguf)
-    keep_freed_memory(target.model.device)
-    lighter = lighter_as_trained(options, trained)
+    if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
+        raise UserError(
+            "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
+            "--draft-vocabulary."
+        )
+    bits = options.quantise_draft or (trained.quantisation if trained is not None else None)
+    named: dict[str, Any] = {"gguf": options.draft_gguf, "quantised": bits, "vocabulary": options.draft_vocabulary}
     with recorded("draft", draft_name if not options.draft else None):
-        named = {"gguf": options.draft_gguf, **lighter}
         draft = load_draft(draft_name, target.model, target.tokenizer, **named) if draft_name else None
     for model in (target.model, draft):
         if model is not None:
@@ -166,23 +170,9 @@ def load_models(options: Options) -> Models:
     return Models(target.model, draft, target.tokenizer, gate)
 
 
-def check_no_draft(options: Options) -> None:
-    """Refuse options about a draft model where there is none."""
-    if options.quantise_draft not in (None, "none") or options.draft_vocabulary:
-        raise UserError(
-            "--quantise-draft and --draft-vocabulary make a draft model lighter, and there is none. Name one with "
-            "--draft, or leave them out."
-        )
-    if options.draft_gguf is not None:
-        raise UserError(
-            "--draft-gguf names a file in the folder or repository of a draft, and no draft is named. Name one with "
-            "--draft, or leave --draft-gguf out."
-        )
-
-
 @contextmanager
 def recorded(role: str, name: str | None) -> Iterator[None]:
-    """Where a model is loaded by the name that a gate records, say so if that fails; None was named by the user."""
+    """Where a model is loaded by the `name` that a gate records, say so if that fails."""
     try:
         yield
     except UserError as error:
@@ -194,36 +184,8 @@ def recorded(role: str, name: str | None) -> Iterator[None]:
         ) from error
 
 
-def lighter_as_trained(options: Options, trained: ModelIdentity | None) -> dict[str, Any]:
-    """How the draft is made lighter: as the user says, else as the draft was that the gate was trained with."""
-    if trained is not None and trained.draft_vocabulary and options.draft_vocabulary is None:
-        raise UserError(
-            "The gate was trained with a draft that proposes a part of the vocabulary. Name the file of that part with "
-            "--draft-vocabulary."
-        )
-    bits = trained.quantisation if trained is not None else None
-    return {"quantised": options.quantise_draft or bits, "vocabulary": options.draft_vocabulary}
-
-
-# ---- The task: asked and judged as the user says, else as the gate was trained.
-
-
 def spec_of(options: Options, gate: Gate | None) -> TaskSpec:
     """What `load_task` has to load. A gate's metric and limit count on the task that it was trained on."""
-    said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
-    taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
-    known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
-    return TaskSpec(
-        options.task,
-        data=options.task_data,
-        prompting=prompting_of(options, gate),
-        allow_code=options.allow_code,
-        **{name: value for name, value in known.items() if value is not None},
-    )
-
-
-def prompting_of(options: Options, gate: Gate | None) -> Prompting:
-    """How documents become prompts."""
     try:
         prompting = dataclass_from(Prompting, gate.config.prompting) if gate is not None else Prompting(None)
     except ValueError as error:
@@ -236,7 +198,11 @@ def prompting_of(options: Options, gate: Gate | None) -> Prompting:
         prompting = replace(prompting, system=options.system or None)
     if options.system and not prompting.chat_template:
         raise UserError("A system text needs a chat, and these prompts are none. Add --chat, or leave --system out.")
-    return prompting
+    said = {"metric": options.metric, "max_new_tokens": options.max_new_tokens}
+    taught = {} if gate is None or gate.config.labels.get("task") != options.task else gate.config.labels
+    known: dict[str, Any] = {name: taught.get(name) if value is None else value for name, value in said.items()}
+    known = {name: value for name, value in known.items() if value is not None}
+    return TaskSpec(options.task, data=options.task_data, prompting=prompting, allow_code=options.allow_code, **known)
 
 
 def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
@@ -255,9 +221,6 @@ def make_scorer(options: Options, models: Models, task: Task) -> Scorer:
         raise UserError("The score 'judge' needs a model. Name one with --judge.")
     judge = load_target(options.judge)
     return PairwiseJudge(judge.model, judge.tokenizer, models.tokenizer)
-
-
-# ---- The prompts: none that a run has used or judged, or that the gate was trained on.
 
 
 def prompts_of(options: Options, models: Models, task: Task, ternary: bool) -> dict[str, list[Prompt]]:
@@ -293,9 +256,8 @@ def learned_by(gate: Gate | None) -> str:
     """Hashes of the problems that a gate was trained on; a gate of an earlier version does not say them."""
     if gate is not None and not gate.config.problems:
         warnings.warn(
-            "The gate does not say which problems it was trained on. If they are among the documents of this task, and "
-            "data/prompts does not hold them, the certificate promises too much. Train the gate again with this "
-            "version.",
+            "The gate does not say which problems it was trained on. If they are among the documents of this task, the "
+            "certificate promises too much. Train the gate again with this version.",
             stacklevel=2,
         )
     return "" if gate is None else gate.config.problems
@@ -304,9 +266,6 @@ def learned_by(gate: Gate | None) -> str:
 def marks_of(task: Task, prompt: Prompt) -> set[str]:
     """By what a judged prompt is known: its token ids, and its problem."""
     return {hash_of(prompt["ids"]), hashes_of([task.problem(prompt["doc"])])}
-
-
-# ---- The method, and what decodes it.
 
 
 def method_of(options: Options, models: Models) -> Method:
@@ -321,21 +280,18 @@ def method_of(options: Options, models: Models) -> Method:
         raise UserError(f"Calibration chooses {rule.knob} itself. Leave --set {rule.knob} away.")
     fixed = {name: value for name, value in {**preset, **said}.items() if name != rule.knob}
     certificate = models.gate.certificate if models.gate is not None else None
+    usual = certificate.drafter if certificate is not None else "model"
+    if models.draft is None and asks_draft(usual):
+        usual = "lookup"
     return Method(
         rule=rule_id,
-        drafter=options.drafter or usual_drafter(certificate, models.draft),
+        drafter=options.drafter or usual,
         block=options.block if options.block is not None else (certificate.block if certificate else BLOCK),
         knob=rule.knob,
         grid=tuple(rule.grid),
         fixed=fixed,
         variants=({},) if fixed else tuple(rule.variants),
     )
-
-
-def usual_drafter(certificate: Certificate | None, draft: PreTrainedModel | None) -> str:
-    """The drafter that the gate's certificate names; where it would ask a draft model that is not there, `lookup`."""
-    certified = certificate.drafter if certificate is not None else "model"
-    return "lookup" if draft is None and asks_draft(certified) else certified
 
 
 def drafter_of(options: Options, models: Models, method: Method) -> Drafter | None:

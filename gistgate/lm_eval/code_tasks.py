@@ -24,9 +24,8 @@ from typing import Any
 
 from gistgate.core.utils import UserError
 
-# ---- Whether a program runs to its end: in a process of its own, with limits, and never in this one.
-
-
+# The process of one program. It writes the secret from its first line of input if and only if the program runs to its
+# end; leaving early says nothing.
 CHILD = """
 import os, resource, sys
 from types import ModuleType
@@ -56,10 +55,8 @@ except BaseException:  # whatever it is, sys.exit included, the program has not 
 os.write(channel, secret)
 os._exit(0)
 """
-"""The process of one program. It writes the secret from its first line of input if and only if the program runs to its
-end; leaving early says nothing."""
+# The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy.
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "OPENBLAS_NUM_THREADS": "1"}
-"""The whole environment: one order of sets, so that equal programs get equal verdicts, and no threads of numpy."""
 PATIENCE = 6  # wall-clock time until a process is ended, in multiples of its processor time: programs may sleep
 
 
@@ -87,10 +84,8 @@ def runs(program: str, limits: Limits = USUAL) -> bool:
         process = subprocess.Popen(command, cwd=folder, env=ENVIRONMENT, start_new_session=True, **pipes)
         found = b""
         try:
-            given = secret + program.encode(errors="replace")
-            found, _ = process.communicate(given, PATIENCE * limits.seconds)
-        except subprocess.TimeoutExpired:
-            pass
+            with suppress(subprocess.TimeoutExpired):
+                found, _ = process.communicate(secret + program.encode(errors="replace"), PATIENCE * limits.seconds)
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)  # with all that it started
@@ -98,15 +93,11 @@ def runs(program: str, limits: Limits = USUAL) -> bool:
     return found == secret
 
 
-# ---- The tasks.
-
-
+# What a document has: a request in words or the head of a function, statements that raise where an answer is wrong, and
+# the name of the function.
 NEEDED = ("prompt", "tests", "entry_point")
-"""What a document has: a request in words or the head of a function, statements that raise where an answer is wrong,
-and the name of the function."""
 FENCE = "```"
-FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
-"""A block of code: its language, whatever that is, and its lines."""
+FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)  # a block of code: its language, and its lines
 EXPANDED = {"pass_at_k": "pass@1"}  # names of metrics in a task's file, and in lm-eval's results where these differ
 
 
@@ -155,13 +146,13 @@ class CodeEval:
             [runs(f"{program}\n{tests}\n") for program in programs]
             for tests, programs in zip(references, predictions, strict=True)
         ]
+
+        def pass_at(most: int, one: Sequence[bool]) -> float:
+            """The chance that one of k programs passes that are drawn without replacement (arXiv 2107.03374)."""
+            return 1 - comb(len(one) - sum(one), most) / comb(len(one), most)
+
         able = [most for most in k if most <= min(map(len, passed))]
         return {f"pass@{most}": sum(pass_at(most, one) for one in passed) / len(passed) for most in able}, {}
-
-
-def pass_at(k: int, passed: Sequence[bool]) -> float:
-    """The chance that one of k programs passes that are drawn from these without replacement (arXiv 2107.03374)."""
-    return 1 - comb(len(passed) - sum(passed), k) / comb(len(passed), k)
 
 
 @contextmanager

@@ -25,13 +25,16 @@ from gistgate.core.block import Sampling
 from gistgate.core.certificate import certificate_in_use, check_greedy, check_request, warn_uncovered
 from gistgate.core.decoder import Decoder
 from gistgate.core.request import Generation, Statistics, eos_ids, total
-from gistgate.core.utils import UserError, is_out_of_memory
+from gistgate.core.utils import UserError
 from gistgate.measure.speed import settle_batches
 from gistgate.models.build import build_decoder, options_from
-from gistgate.models.loading import unloadable, warn_generation_config, whole_model
+from gistgate.models.loading import or_refuse, warn_generation_config, whole_model
 from gistgate.models.options import AUTO
 
-# ---- What passed through the decoder while the harness evaluated, by prompt.
+# Generation arguments of tasks that change nothing here, and those that we know.
+HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
+SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
+WAITING = 32  # prompts that the harness hands over at once for each row: a finished row is followed by the next
 
 
 @dataclass
@@ -40,30 +43,14 @@ class Served:
 
     answers: dict[tuple[int, ...], list[Generation]] = field(default_factory=dict)
 
-    def add(self, prompt: Sequence[int], answer: Generation) -> None:
-        """Keep one answer."""
-        self.answers.setdefault(tuple(prompt), []).append(answer)
-
-    def times(self, prompt: Sequence[int]) -> int:
-        """How often this prompt was answered already."""
-        return len(self.answers.get(tuple(prompt), []))
-
-    def merge(self, other: Served) -> None:
-        """Take over what another process answered."""
-        for prompt, answers in other.answers.items():
-            self.answers.setdefault(prompt, []).extend(answers)
+    def add(self, prompt: Sequence[int], *answers: Generation) -> None:
+        """Keep answers to a prompt."""
+        self.answers.setdefault(tuple(prompt), []).extend(answers)
 
     @property
     def statistics(self) -> Statistics:
         """The sum over all answers."""
         return total([answer.statistics for answers in self.answers.values() for answer in answers])
-
-
-HARMLESS = {"attention_mask", "use_cache", "early_stopping", "return_dict_in_generate"}
-"""Generation arguments of tasks that change nothing here."""
-SAMPLING = {"do_sample", "temperature", "top_k", "top_p"}
-WAITING = 32
-"""Prompts that the harness hands over at once, for each row that is decoded: a finished row is followed by the next."""
 
 
 @register_model("gistgate")
@@ -82,18 +69,15 @@ class GatedLM(HFLM):
         decode: Callable[..., list[Generation]] = decode_all,
         **kwargs: Any,
     ) -> None:
-        """Either hand over a loaded model and a decoder, or names, as `--model_args` does.
+        """Either hand over a loaded model and a decoder around it, or names, as `--model_args` does.
 
         Args:
-            pretrained: the target: a name, a folder or a loaded model.
-            decoder: a decoder around that loaded model; then no other part is needed.
             guards: ids of guards, joined by "+".
             seed: of sampled answers; greedy ones have no use for it.
             decode: stands in for `gistgate.core.batches.decode_all`, such as that of a memory of prompts.
             kwargs: the other fields of `gistgate.models.options.DecodeOptions` (draft, gate, rule, ...), settings
                 of the rule (theta=0.9), and everything that lm-eval's `hf` model takes. Requests that a named
-                certificate does not cover (sampled, or with another chat template or system text) are refused, and so
-                is a gate that has nothing certified. With speculate_up_to=auto the first batch is measured.
+                certificate does not cover are refused, and so is a gate that has nothing certified.
         """
         options = replace(options_from(kwargs), guards=tuple(name for name in guards.split("+") if name))
         self.is_in_segments = options.segments is not None
@@ -108,10 +92,8 @@ class GatedLM(HFLM):
         self.certificate = self.decoder.certificate
         self.seed, self.is_to_measure = seed, options.speculate_up_to == AUTO
         self.decode, self.rows, self.is_quiet = decode, 0, False
-        self.rendered: dict[str, str | None] = {}
-        """Prompts that the harness put into the chat template, with their system texts."""
-        self.prompting: list[dict[str, Any]] = []
-        """Chat template and system text of the present requests, each way once."""
+        self.rendered: dict[str, str | None] = {}  # system texts by the prompts that the harness put into the template
+        self.prompting: list[dict[str, Any]] = []  # chat and system text of the present requests, each way once
         self.served = Served()  # every answer by its prompt; after a run of several processes the first one has all
         self.present = Served()  # those of the present requests
 
@@ -137,10 +119,9 @@ class GatedLM(HFLM):
         finally:
             self.batch_size_per_gpu = rows
         if self.world_size > 1:
-            gathered = self.gather_object(self.present) or []
-            for rank, served in enumerate(gathered):
-                if rank != self.rank:
-                    self.served.merge(served)
+            for rank, served in enumerate(self.gather_object(self.present) or []):
+                for prompt, answers in served.answers.items() if rank != self.rank else ():
+                    self.served.add(prompt, *answers)
         return texts
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
@@ -167,16 +148,16 @@ class GatedLM(HFLM):
         if self.is_to_measure:
             settle_batches(self.decoder, prompts[: self.rows or None], **request)
             self.is_to_measure = False
-        rows = self.rows or len(prompts)
-        # None: silent where no terminal is.
-        silent = self.is_quiet or None
+        request |= {"batch_size": self.rows or len(prompts), "seeds": self._seeds(prompts)}
+        silent = self.is_quiet or None  # None: silent where no terminal is
         with tqdm(total=len(prompts), desc="Answers", unit="answer", leave=False, disable=silent) as shown:
-            seeds = self._seeds(prompts)
-            answers = self.decode(self.decoder, prompts, batch_size=rows, seeds=seeds, progress=shown.update, **request)
+            answers = self.decode(self.decoder, prompts, progress=shown.update, **request)
         for prompt, answer in zip(prompts, answers, strict=True):
             self.served.add(prompt, answer)
             self.present.add(prompt, answer)
-        return torch.cat([context, right_padded(answers, self.tokenizer.pad_token_id).to(context)], dim=1)
+        longest, pad = max(len(answer.ids) for answer in answers), self.tokenizer.pad_token_id
+        new = torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])
+        return torch.cat([context, new.to(context)], dim=1)
 
     def _check(self, temperature: float) -> None:
         """Refuse requests that a named certificate does not cover; warn of those that one beside a gate does not."""
@@ -194,7 +175,7 @@ class GatedLM(HFLM):
         asked = Counter[tuple[int, ...]]()
         seeds = []
         for prompt in prompts:
-            repeats = self.served.times(prompt) + asked[tuple(prompt)]
+            repeats = len(self.served.answers.get(tuple(prompt), [])) + asked[tuple(prompt)]
             seeds.append(zlib.crc32(repr((self.seed, repeats, list(prompt))).encode()))
             asked[tuple(prompt)] += 1
         return seeds
@@ -222,12 +203,7 @@ class Whole:
     @staticmethod
     def from_pretrained(name: str, **options: Any) -> PreTrainedModel:
         """A model whose weights are checked."""
-        try:
-            return whole_model(name, **options)
-        except Exception as error:  # damaged files and unknown architectures fail in many ways
-            if is_out_of_memory(error):
-                raise
-            raise UserError(unloadable("model", name, error)) from error
+        return or_refuse("model", name, lambda: whole_model(name, **options))
 
 
 def sampling(kwargs: dict[str, Any]) -> Sampling:
@@ -243,9 +219,3 @@ def sampling(kwargs: dict[str, Any]) -> Sampling:
     usual = {"temperature": 1.0, "top_k": 0, "top_p": 1.0}
     said = {name: kwargs[name] for name in usual if kwargs.get(name) is not None}  # a temperature of 0 is greedy
     return Sampling(**{**usual, **said})
-
-
-def right_padded(answers: Sequence[Generation], pad: int) -> Tensor:
-    """The new ids as one tensor [B, n]."""
-    longest = max(len(answer.ids) for answer in answers)
-    return torch.tensor([answer.ids + [pad] * (longest - len(answer.ids)) for answer in answers])

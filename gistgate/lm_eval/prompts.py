@@ -21,12 +21,9 @@ from gistgate.core.request import Usage, eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import Document, Task
 
-Prompt = dict[str, Any]
-"""One prompt: id, doc, context, ids, stops, max_new_tokens."""
+Prompt = dict[str, Any]  # id, doc, context, ids, stops, max_new_tokens
 USED = Path("data/prompts")  # where a finished run keeps its prompts
-DIGITS = 10
-"""Hexadecimal digits that stand for one problem: of 10,000, another problem shares one with a chance of 1e-8. The
-ledger of looks hashes token ids instead, which are others where a prompt is built in another way."""
+DIGITS = 10  # hexadecimal digits that stand for one problem: of 10,000, two share one with a chance of 1e-8
 
 
 class PromptMaker:
@@ -34,10 +31,8 @@ class PromptMaker:
 
     def __init__(self, task: Task, tokenizer: PreTrainedTokenizerBase, context_length: int) -> None:
         self.task, self.tokenizer = task, tokenizer
-        self.room = context_length - task.max_new_tokens
-        """Longest prompt that leaves space for the longest answer, in tokens."""
-        self.too_long = {"train": 0, "test": 0}
-        """Documents left out because their prompt is longer than that, by the task's split."""
+        self.room = context_length - task.max_new_tokens  # longest prompt that leaves space for an answer, in tokens
+        self.too_long = {"train": 0, "test": 0}  # documents left out because their prompt is longer, by split
         if self.room < 1:
             raise UserError(
                 f"The models read {context_length} tokens and an answer may take {task.max_new_tokens}, which leaves "
@@ -53,7 +48,7 @@ class PromptMaker:
                 f"Set prompts.test to at most {len(docs)}."
             )
         contexts = self.task.test_contexts(number, self.tokenizer)
-        made = [self.prompt("test", *pair) for pair in enumerate(zip(docs, contexts, strict=False))]
+        made = [self.prompt("test", at, doc, text) for at, (doc, text) in enumerate(zip(docs, contexts, strict=False))]
         prompts = [prompt for prompt in made if prompt is not None]
         if not prompts:
             raise UserError(
@@ -61,9 +56,8 @@ class PromptMaker:
             )
         return prompts
 
-    def prompt(self, split: str, index: int, document: tuple[Document, str]) -> Prompt | None:
+    def prompt(self, split: str, index: int, doc: Document, context: str) -> Prompt | None:
         """One line of the files; None for a prompt that does not fit."""
-        doc, context = document
         ids = self.task.encode(self.tokenizer, context)
         if not ids or not context.strip():
             raise UserError(
@@ -89,8 +83,7 @@ def fresh_prompts(
     """Prompts of the documents in random order, every problem once."""
     for index in distinct_documents(maker.task, docs, order, seen):
         context = maker.task.context(docs[index], maker.tokenizer)
-        prompt = maker.prompt("train", index, (docs[index], context))
-        if prompt is not None:
+        if (prompt := maker.prompt("train", index, docs[index], context)) is not None:
             yield prompt
 
 
@@ -109,11 +102,7 @@ def hashes_of(problems: Iterable[str]) -> str:
 
 
 def used_prompts(folder: Path = USED) -> list[Prompt]:
-    """All prompts of a finished run; none where there is no such run.
-
-    Those of training, development, guard and test may have shaped the gate or its settings. Those of calibration were
-    judged: a gate that they refused would be looked at a second time.
-    """
+    """All prompts of a finished run, if there is one: each shaped the gate or its settings, or was judged."""
     return [prompt for file in sorted(folder.glob("*.jsonl")) for prompt in read_json_lines(file)]
 
 
@@ -133,9 +122,6 @@ def unused_prompts(
     seen, hashes = problems_of(maker.task, used), set(learned.split())
     seen |= {problem for problem in map(maker.task.problem, docs) if hashes_of([problem]) in hashes}
     return list(islice(fresh_prompts(maker, docs, random.Random(f"{seed} certificates"), seen), count))
-
-
-# ---- Answers to the prompts of a task, many at once.
 
 
 def decode_prompts(

@@ -28,9 +28,6 @@ from transformers import PreTrainedTokenizerBase
 from gistgate.core.utils import UserError, first_line
 from gistgate.lm_eval.code_tasks import EXPANDED, check_allowed, own_code_eval
 
-# ---- Find a task by name, in data/tasks first, and load it from the hub or from a folder of JSON lines.
-
-
 log = logging.getLogger(__name__)
 
 TASKS = Path("data/tasks")
@@ -40,15 +37,11 @@ SPLITS = ("training_split", "validation_split", "test_split", "fewshot_split")
 def find_task(name: str, data: str | None = None, folder: Path = TASKS, allow_code: bool = False) -> ConfigurableTask:
     """The task `name` of `folder`, or else of lm-eval's own collection.
 
-    Args:
-        name: the task.
-        data: a folder that replaces where its documents come from.
-        folder: where own tasks are.
-        allow_code: whether programs that the model writes may run, if that is how the task judges.
+    `data` is a folder that replaces where its documents come from; `allow_code` lets programs of the model run.
     """
     manager, entry = entry_of(name, folder)
     check_allowed(name, bool((entry.cfg or {}).get("unsafe_code")), allow_code)
-    overrides = local_data(data, entry.cfg or {}) if data else None
+    overrides = local_data(Path(data), entry.cfg or {}) if data else None
     with own_code_eval() if allow_code else nullcontext():
         task = build(manager, name, overrides)
     check_allowed(name, getattr(task, "UNSAFE_CODE", False), allow_code)  # an included file may have said so
@@ -80,11 +73,6 @@ def entry_of(name: str, folder: Path | None) -> tuple[TaskManager, Any]:
     return manager, entry
 
 
-def check_name(name: str) -> None:
-    """Refuse a task of lm-eval's own that the pipeline could not use, without loading its documents."""
-    entry_of(name, None)
-
-
 def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> Any:
     """The task object; loading its documents is part of building it."""
     index = manager.task_index
@@ -97,19 +85,15 @@ def build(manager: TaskManager, name: str, overrides: dict[str, Any] | None) -> 
         ) from error
 
 
-def local_data(folder: str, config: dict[str, Any]) -> dict[str, Any]:
+def local_data(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
     """Settings that make the task read `<folder>/<split>.jsonl` (or .json) instead of the hub."""
-    splits = sorted({config[key] for key in SPLITS if config.get(key)})
-    files = {split: split_file(Path(folder), split) for split in splits}
+    files = {}
+    for split in sorted({config[key] for key in SPLITS if config.get(key)}):
+        found = [path for path in (folder / f"{split}.jsonl", folder / f"{split}.json") if path.is_file()]
+        if not found:
+            raise UserError(f"{folder / split}.jsonl is missing, and the task wants that split. Check `task_data`.")
+        files[split] = str(found[0])
     return {"dataset_path": "json", "dataset_name": None, "dataset_kwargs": {"data_files": files}}
-
-
-def split_file(folder: Path, split: str) -> str:
-    """The file of one split."""
-    for path in (folder / f"{split}.jsonl", folder / f"{split}.json"):
-        if path.is_file():
-            return str(path)
-    raise UserError(f"{folder / split}.jsonl is missing, and the task wants a split '{split}'. Check `task_data`.")
 
 
 Document = dict[str, Any]
@@ -119,75 +103,9 @@ Document = dict[str, Any]
 class Prompting:
     """How a document becomes a prompt; a gate keeps these entries, because it is trained on what users serve."""
 
-    num_fewshot: int | None = 0
-    """Solved examples in front of the question, in documents; None takes the task's own number."""
+    num_fewshot: int | None = 0  # solved examples in front of the question; None takes the task's own number
     chat_template: bool = False  # whether the prompt is wrapped in the tokenizer's chat template
     system: str | None = None  # system text of the chat template; None for none
-
-
-class Prompter:
-    """Builds the prompts of one task's documents."""
-
-    def __init__(self, harness: ConfigurableTask, prompting: Prompting) -> None:
-        self.harness, self.prompting = harness, prompting
-
-    def question(self, doc: Document) -> str:
-        """The document's own text, without examples, chat markers or system text."""
-        return str(self.harness.doc_to_text(doc))
-
-    def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase | None) -> str:
-        """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
-        return self._context(doc, self._prompting(tokenizer))
-
-    def messages(self, doc: Document) -> list[dict[str, str]]:
-        """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
-        rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
-        messages: list[dict[str, str]] = json.loads(rendered)
-        return messages
-
-    def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
-        seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
-        self.harness.set_fewshot_seed(seed)
-        sampler = getattr(self.harness, "sampler", None)
-        self.harness.sampler = WithoutItself(sampler, doc)
-        try:
-            context = self.harness.fewshot_context(
-                doc,
-                num_fewshot=self.harness.config.num_fewshot,
-                gen_prefix=self.harness.doc_to_prefix(doc),
-                **prompting,
-            )
-        finally:
-            self.harness.sampler = sampler
-        return str(context)
-
-    def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`.
-
-        Its few-shot examples come from one random stream, so that a prompt depends on all before it: build them
-        together or not at all.
-        """
-        self.restart_examples()
-        self.harness.build_all_requests(limit=limit, **self._prompting(tokenizer))
-        return [str(request.args[0]) for request in self.harness.instances]
-
-    def restart_examples(self) -> None:
-        """Put the stream of few-shot examples back to where `simple_evaluate` starts it."""
-        self.harness.set_fewshot_seed(DEFAULT_OTHER_SEED)
-
-    def evaluation_arguments(self) -> dict[str, Any]:
-        """How lm-eval has to be called to serve the prompts of `test_contexts`."""
-        return {name: value for name, value in self._prompting(None).items() if name != "chat_template"}  # the model's
-
-    def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
-        """How lm-eval shall build contexts; examples become turns of their own in a chat."""
-        chat = self.prompting.chat_template
-        return {
-            "system_instruction": self.prompting.system,
-            "apply_chat_template": chat,
-            "fewshot_as_multiturn": chat,
-            "chat_template": chat_template(tokenizer) if chat and tokenizer is not None else None,
-        }
 
 
 class WithoutItself:
@@ -223,92 +141,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase) -> Callable[..., str]:
     return render
 
 
-def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """A chat as JSON, in the place of a chat template."""
-    return json.dumps(history)
-
-
-# ---- What an answer is worth: the score of one metric behind one filter, and whether two answers mean the same.
-
-
 INVALID = "[invalid]"  # what lm-eval's regex filters say of a text without an answer
-
-
-class Judge:
-    """The verdicts of one metric and one filter of a task."""
-
-    def __init__(self, harness: ConfigurableTask, name: str, wanted: str | None) -> None:
-        """Judge by the metric and filter `wanted` ("exact_match,strict-match"), or by the task's first of each."""
-        self.harness, self.name = harness, name
-        self._filter, self._metric = choose_metric(harness, wanted)
-
-    @property
-    def metric(self) -> str:
-        """The metric and filter that decide, as lm-eval writes them: "exact_match,strict-match"."""
-        return f"{self._metric},{self._filter.name}"
-
-    def verdicts_of(self, results: dict[str, Any]) -> dict[int, tuple[float, str]]:
-        """Score and answer of every document that lm-eval judged, by its place in the test split."""
-        samples = results["samples"][self.harness.task_name]
-        mine = [sample for sample in samples if sample["filter"] == self._filter.name]
-        return {sample["doc_id"]: (self._in_range(self._value(sample)), sample["resps"][0][0]) for sample in mine}
-
-    def score(self, doc: Document, text: str) -> float:
-        """The task's own verdict on an answer, in [0, 1]."""
-        return self._in_range(self._verdict(doc, text))
-
-    def _in_range(self, value: Any) -> float:
-        """The metric's value as a number, refused where it is none."""
-        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
-            raise UserError(
-                f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
-                "from 0 to 1. Name another metric (`task_metric` in params.yaml), for instance exact_match."
-            )
-        return float(value)
-
-    def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
-        """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
-
-        The filtered answers are compared, not their correctness: two different wrong answers differ. The metric is
-        asked with the reference's answer in the place of the solution, so that what it ignores (case, commas) is
-        ignored here as well. A task with a scoring function of its own, or with unit tests, hides its answers in
-        there; then equal verdicts other than zero count as the same, and two failures with different texts as unknown.
-        """
-        answer, expected = self.answer(doc, text), self.answer(doc, reference)
-        if expected in (INVALID, [INVALID], self.answer(doc, "")):
-            return None
-        if answer == expected:
-            return True
-        if not (callable(self.harness.config.process_results) or self.harness.config.unsafe_code):
-            return bool(self._against(expected, answer) == self._against(expected, expected))
-        verdicts = self.score(doc, text), self.score(doc, reference)
-        return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
-
-    def answer(self, doc: Document, text: str) -> Any:
-        """What the filter leaves of a text."""
-        run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
-        self._filter.apply([run])
-        return run.filtered_resps[self._filter.name]
-
-    def _verdict(self, doc: Document, text: str) -> Any:
-        """The metric's value against the document's own solution."""
-        return self._value(self.harness.process_results(doc, [self.answer(doc, text)]))
-
-    def _value(self, results: dict[str, Any]) -> Any:
-        """The metric's value among results of lm-eval; None where it is missing."""
-        return results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
-
-    def _against(self, reference: Any, answer: Any) -> Any:
-        """The metric's value where `reference` is the solution."""
-        metric, settings = (
-            self.harness._metric_fn_list[self._metric],
-            self.harness._metric_fn_kwargs[self._metric],
-        )
-        try:
-            value = metric(references=[reference], predictions=[answer], **settings)
-        except TypeError:  # lm-eval's other form of a metric
-            value = metric([reference, answer])
-        return value.get(self._metric) if isinstance(value, dict) else value
 
 
 def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, str]:
@@ -330,8 +163,8 @@ def choose_metric(harness: ConfigurableTask, wanted: str | None) -> tuple[Any, s
     return filters[name], metric
 
 
+# Names under which a task may limit its answers, in lm-eval's order of priority.
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
-"""Names under which a task may limit its answers, in lm-eval's order of priority."""
 
 
 @dataclass(frozen=True)
@@ -339,8 +172,7 @@ class TaskSpec:
     """Which task, judged by what, on which data, and how it is asked."""
 
     name: str  # file name in data/tasks without its ending, or the name of an lm-eval task
-    metric: str | None = None
-    """Metric and filter that decide, as lm-eval writes them ("exact_match,strict-match"); None: the task's first."""
+    metric: str | None = None  # metric and filter that decide, as lm-eval writes them; None: the task's first
     data: str | None = None  # folder with a .jsonl file for each split, which replaces the task's own data
     prompting: Prompting = field(default_factory=Prompting)  # how documents become prompts
     max_new_tokens: int = 256  # longest answer where the task names no limit, in tokens
@@ -352,34 +184,26 @@ def load_task(spec: TaskSpec) -> Task:
     return Task(find_task(spec.name, spec.data, allow_code=spec.allow_code), spec)
 
 
-class Task(Prompter, Judge):
-    """A loaded lm-eval task: prompts of its documents, and scores of answers."""
+class Task:
+    """A loaded lm-eval task: prompts of its documents, and scores of answers by one metric behind one filter."""
 
     def __init__(self, harness: ConfigurableTask, spec: TaskSpec) -> None:
-        self.harness = harness
-        """The task object that lm-eval itself evaluates; prompting, limits and greedy decoding are already set."""
-        self.name = spec.name
+        self.harness, self.name, self.prompting = harness, spec.name, spec.prompting
         if not harness.has_training_docs():
             raise UserError(
                 f"The task '{self.name}' has no training split, so there is nothing to train or calibrate a gate on. "
                 "Choose a task whose YAML names a `training_split`."
             )
-        Prompter.__init__(self, harness, spec.prompting)
-        self._prepare(spec.max_new_tokens)
-        Judge.__init__(self, harness, spec.name, spec.metric)
-
-    def _prepare(self, max_new_tokens: int) -> None:
-        """Make the harness's task prompt and decode as the specification says."""
-        settings = dict(self.harness.config.generation_kwargs)
-        if settings.get("do_sample") or settings.get("temperature") or self.harness.config.repeats > 1:
+        settings = dict(harness.config.generation_kwargs)
+        if settings.get("do_sample") or settings.get("temperature") or harness.config.repeats > 1:
             log.warning("The task '%s' asks for samples; it is decoded greedily, once per document.", self.name)
         limits = [settings.pop(name) for name in LENGTHS if settings.get(name)]
         until = settings.get("until") or []
         settings["until"] = [until] if isinstance(until, str) else list(until)
-        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, max_new_tokens][0])}
-        self.harness.set_config("generation_kwargs", settings)
-        self.harness.set_config("repeats", 1)
-        asked, own = self.prompting.num_fewshot, self.harness.config.num_fewshot or 0
+        settings |= {"do_sample": False, "temperature": 0.0, "max_gen_toks": int([*limits, spec.max_new_tokens][0])}
+        harness.set_config("generation_kwargs", settings)
+        harness.set_config("repeats", 1)
+        asked, own = self.prompting.num_fewshot, harness.config.num_fewshot or 0
         if asked is not None and asked < own:
             log.warning(
                 "The task '%s' is made for %d solved examples in front of the question and gets %d. Answers may have "
@@ -387,7 +211,8 @@ class Task(Prompter, Judge):
                 "--num-fewshot %d), or choose another task.",
                 *(self.name, own, asked, own),
             )
-        self.harness.set_config("num_fewshot", own if asked is None else asked)
+        harness.set_config("num_fewshot", own if asked is None else asked)
+        self._filter, self._metric = choose_metric(harness, spec.metric)
 
     @property
     def stops(self) -> list[str]:
@@ -422,20 +247,134 @@ class Task(Prompter, Judge):
             text = text.split(stop)[0]
         return text
 
+    def question(self, doc: Document) -> str:
+        """The document's own text, without examples, chat markers or system text."""
+        return str(self.harness.doc_to_text(doc))
 
-# ---- The files that a task consists of: its YAML, what that includes, and the Python beside it.
+    def context(self, doc: Document, tokenizer: PreTrainedTokenizerBase | None) -> str:
+        """The prompt of one document. Few-shot examples depend on the document alone and never contain it."""
+        return self._context(doc, self._prompting(tokenizer))
+
+    def messages(self, doc: Document) -> list[dict[str, str]]:
+        """The prompt of one document as the messages of a chat, for a server that has the chat template itself."""
+
+        def as_json(history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            return json.dumps(history)
+
+        rendered = self._context(doc, {**self._prompting(None), "chat_template": as_json})
+        messages: list[dict[str, str]] = json.loads(rendered)
+        return messages
+
+    def _context(self, doc: Document, prompting: dict[str, Any]) -> str:
+        seed = int.from_bytes(hashlib.sha256(self.question(doc).encode()).digest()[:4], "big")
+        self.harness.set_fewshot_seed(seed)
+        sampler = getattr(self.harness, "sampler", None)
+        self.harness.sampler = WithoutItself(sampler, doc)
+        try:
+            number, prefix = self.harness.config.num_fewshot, self.harness.doc_to_prefix(doc)
+            context = self.harness.fewshot_context(doc, num_fewshot=number, gen_prefix=prefix, **prompting)
+        finally:
+            self.harness.sampler = sampler
+        return str(context)
+
+    def test_contexts(self, limit: int, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        """The prompts of the first `limit` test documents, as lm-eval builds them for `limit=limit`.
+
+        Its few-shot examples come from one random stream, so that a prompt depends on all before it: build them
+        together or not at all.
+        """
+        self.restart_examples()
+        self.harness.build_all_requests(limit=limit, **self._prompting(tokenizer))
+        return [str(request.args[0]) for request in self.harness.instances]
+
+    def restart_examples(self) -> None:
+        """Put the stream of few-shot examples back to where `simple_evaluate` starts it."""
+        self.harness.set_fewshot_seed(DEFAULT_OTHER_SEED)
+
+    def evaluation_arguments(self) -> dict[str, Any]:
+        """How lm-eval has to be called to serve the prompts of `test_contexts`."""
+        return {name: value for name, value in self._prompting(None).items() if name != "chat_template"}  # the model's
+
+    def _prompting(self, tokenizer: PreTrainedTokenizerBase | None) -> dict[str, Any]:
+        """How lm-eval shall build contexts; examples become turns of their own in a chat."""
+        chat = self.prompting.chat_template
+        return {
+            "system_instruction": self.prompting.system,
+            "apply_chat_template": chat,
+            "fewshot_as_multiturn": chat,
+            "chat_template": chat_template(tokenizer) if chat and tokenizer is not None else None,
+        }
+
+    @property
+    def metric(self) -> str:
+        """The metric and filter that decide, as lm-eval writes them: "exact_match,strict-match"."""
+        return f"{self._metric},{self._filter.name}"
+
+    def verdicts_of(self, results: dict[str, Any]) -> dict[int, tuple[float, str]]:
+        """Score and answer of every document that lm-eval judged, by its place in the test split."""
+        samples = results["samples"][self.harness.task_name]
+        mine = [sample for sample in samples if sample["filter"] == self._filter.name]
+        return {sample["doc_id"]: (self._in_range(self._value(sample)), sample["resps"][0][0]) for sample in mine}
+
+    def score(self, doc: Document, text: str) -> float:
+        """The task's own verdict on an answer, in [0, 1]."""
+        return self._in_range(self._value(self.harness.process_results(doc, [self.answer(doc, text)])))
+
+    def _in_range(self, value: Any) -> float:
+        """The metric's value as a number, refused where it is none."""
+        if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) <= 1:
+            raise UserError(
+                f"The metric '{self.metric}' of the task '{self.name}' gives {value!r} for one answer, not a number "
+                "from 0 to 1. Name another metric (`task_metric` in params.yaml), for instance exact_match."
+            )
+        return float(value)
+
+    def same_meaning(self, doc: Document, text: str, reference: str) -> bool | None:
+        """Whether the task's filter and metric cannot tell `text` from `reference`; None where nothing is known.
+
+        The filtered answers are compared, not their correctness: two different wrong answers differ. The metric is
+        asked with the reference's answer in the place of the solution, so that what it ignores (case, commas) is
+        ignored here as well. A task with a scoring function of its own, or with unit tests, hides its answers in
+        there; then equal verdicts other than zero count as the same, and two failures with different texts as unknown.
+        """
+        answer, expected = self.answer(doc, text), self.answer(doc, reference)
+        if expected in (INVALID, [INVALID], self.answer(doc, "")):
+            return None
+        if answer == expected:
+            return True
+        if not (callable(self.harness.config.process_results) or self.harness.config.unsafe_code):
+            return bool(self._against(expected, answer) == self._against(expected, expected))
+        verdicts = self.score(doc, text), self.score(doc, reference)
+        return None if verdicts == (0, 0) else verdicts[0] == verdicts[1]
+
+    def answer(self, doc: Document, text: str) -> Any:
+        """What the filter leaves of a text."""
+        run = Instance(request_type="generate_until", doc=doc, arguments=("", {}), idx=0, resps=[text])
+        self._filter.apply([run])
+        return run.filtered_resps[self._filter.name]
+
+    def _value(self, results: dict[str, Any]) -> Any:
+        """The metric's value among results of lm-eval; None where it is missing."""
+        return results.get(self._metric, results.get(EXPANDED.get(self._metric, "")))
+
+    def _against(self, reference: Any, answer: Any) -> Any:
+        """The metric's value where `reference` is the solution."""
+        metric = self.harness._metric_fn_list[self._metric]
+        settings = self.harness._metric_fn_kwargs[self._metric]
+        try:
+            value = metric(references=[reference], predictions=[answer], **settings)
+        except TypeError:  # lm-eval's other form of a metric
+            value = metric([reference, answer])
+        return value.get(self._metric) if isinstance(value, dict) else value
+
 
 INCLUDE = re.compile(r"^include:\s*['\"]?([^\s'\"]+)", re.MULTILINE)
 NAME = re.compile(r"^task:\s*['\"]?([^\s'\"#]+)", re.MULTILINE)
-FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")
-"""A function by its module, which lm-eval looks for beside the YAML first."""
+FUNCTION = re.compile(r"!function\s+['\"]?([\w./-]+)\.\w+")  # lm-eval looks for its module beside the YAML first
 
 
 def files_of(task: Path) -> list[Path]:
-    """The file of a task, those that it includes and those with its functions, each once; empty where there is none.
-
-    Modules of installed packages do not count.
-    """
+    """The file of a task, those that it includes and those beside it with its functions, each once."""
     if not task.is_file():
         return []
     text = task.read_text(encoding="utf-8")

@@ -21,14 +21,9 @@ from gistgate.drafters.adaptive import Costs
 WORTH = 1.05  # speed against plain decoding below which speculation is not worth its memory
 ROOM = 1.1  # how many times as fast as strict speculation a gate has to be able to become, to be worth its labels
 
-TIMED = 4
-"""Prompts on which costs are measured: they vary less from prompt to prompt than the number of accepted tokens does."""
-REPEATS = 3
-"""Runs of every answer, of which the least time counts: costs are differences of two times that both include the
-reading of the prompt."""
-
-ROOM_LENGTHS = 1.5
-"""Proposed limit, as a multiple of the longest answer: the longest of n is exceeded by one in n + 1 further answers."""
+TIMED = 4  # prompts on which costs are measured: they vary less from prompt to prompt than accepted tokens do
+REPEATS = 3  # runs of every answer, of which the least time counts: costs are differences of two times
+LONGER = 1.5  # proposed limit to the longest answer: one in n + 1 further answers exceeds the longest of n
 STEP = 10  # a proposed limit is a multiple of so many tokens
 NEXT = 4  # the limit to measure with where too many answers are cut, as a multiple of the last one
 
@@ -169,7 +164,7 @@ class Lengths:
     @property
     def enough(self) -> int:
         """A limit that leaves room behind the longest answer that ended before it, in tokens."""
-        return math.ceil(ROOM_LENGTHS * self.longest / STEP) * STEP
+        return math.ceil(LONGER * self.longest / STEP) * STEP
 
     @property
     def is_told(self) -> bool:

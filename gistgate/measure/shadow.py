@@ -9,7 +9,7 @@ Axis letters: B rows, K drafted tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -21,9 +21,6 @@ from gistgate.core.decoder import Decoder
 from gistgate.core.request import Statistics
 from gistgate.core.rule import Context, Rule, State, leading, settle
 from gistgate.core.utils import UserError
-
-Watcher = Callable[[Block, Acceptance], None]
-"""Sees every block with what the rule would have accepted of it."""
 
 INNER = "rule."  # prefix of what the watched rule remembers
 
@@ -38,7 +35,6 @@ class Shadow(Rule):
     """
 
     rule: Rule  # what would have been accepted
-    watcher: Watcher | None = None  # sees every block
     id: ClassVar[str] = "shadow"
     knob: ClassVar[str | None] = None
     looser: ClassVar[Literal["up", "down"]] = "up"
@@ -66,14 +62,15 @@ class Shadow(Rule):
     def advance(self, block: Block, acceptance: Acceptance, state: State) -> State:
         inner = {name.removeprefix(INNER): value for name, value in state.items() if name.startswith(INNER)}
         would = settle(self.rule, block, inner)
-        if self.watcher is not None:
-            self.watcher(block, would)
         counts = self._counted(block, acceptance, would, state)
         # A loose decoder never meets the blocks within a loose span, so that the rule may not remember them either.
         judged_B = counts["shadow_judged"] > state.get("shadow_judged", torch.zeros_like(counts["shadow_judged"]))
         met = replace(block, valid=block.valid & judged_B[:, None])
         after = self.rule.advance(met, would, inner)
-        return counts | {INNER + name: kept_where(judged_B, value, inner.get(name)) for name, value in after.items()}
+        for name, new in after.items():
+            old = inner.get(name, torch.zeros_like(new))
+            counts[INNER + name] = torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, old)
+        return counts
 
     def _counted(self, block: Block, strict: Acceptance, would: Acceptance, state: State) -> State:
         none_B = torch.zeros_like(strict.length)
@@ -96,12 +93,6 @@ class Shadow(Rule):
         return {name: value + more[name] for name, value in known.items()}
 
 
-def kept_where(judged_B: Tensor, new: Tensor, old: Tensor | None) -> Tensor:
-    """What a rule remembers of each row: new where the row's block was judged, else the old, which begins at zero."""
-    before = torch.zeros_like(new) if old is None else old
-    return torch.where(judged_B.view(-1, *[1] * (new.ndim - 1)), new, before)
-
-
 def until_end(block: Block, length_B: Tensor) -> Tensor:
     """Accepted lengths, ended in front of a token that ends the answer: it counts as the own token of its block."""
     if block.ends is None or not block.ends.numel() or not block.draft_ids.shape[1]:
@@ -110,7 +101,7 @@ def until_end(block: Block, length_B: Tensor) -> Tensor:
     return torch.minimum(length_B, before_B)
 
 
-def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
+def shadow(decoder: Decoder) -> Decoder:
     """A decoder that verifies strictly and counts what the rule of `decoder` would have accepted."""
     if decoder.drafter is None:
         raise UserError("Shadow mode watches what a rule would do with drafts, and nothing drafts. Name a draft model.")
@@ -119,7 +110,7 @@ def shadow(decoder: Decoder, watcher: Watcher | None = None) -> Decoder:
             "Shadow mode is exact for chains only: of a tree the rule would see no path but the strict one. "
             "Use a drafter of chains, such as 'model'."
         )
-    return decoder.having(rule=Shadow(decoder.rule, watcher))
+    return decoder.having(rule=Shadow(decoder.rule))
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,12 @@ from gistgate.core.guards import LoopGuard
 from gistgate.core.request import Statistics, total
 from gistgate.core.utils import UserError
 
-BATCHES = (1, 4, 16, 32)
-"""Batch sizes at which `pays_up_to` measures, in rows."""
-MEASURED = 64
-"""Longest answer of such a measurement, in tokens."""
+BATCHES = (1, 4, 16, 32)  # batch sizes at which `pays_up_to` measures, in rows
+MEASURED = 64  # longest answer of such a measurement, in tokens
+KS = (2, 3, 4, 6, 8, 10)  # block lengths of transformers' speculation; its prompt lookup proposes 10 by itself
+DEFAULTS = 0  # in place of a K: assisted generation with the length, schedule and threshold of transformers itself
+LOST = 1.25  # a K that takes so many times the least time is not tried any further: prompts decide less than K does
+ASSISTED, LOOKUP = "transformers_assisted", "transformers_lookup"
 
 Prompts = Sequence[Sequence[int]]
 Answers = tuple[list[list[int]], Statistics | None]
@@ -332,14 +334,6 @@ def rate(decoder: Decoder, batch: Prompts, request: dict[str, Any]) -> float:
 
 
 # ---- transformers' own speculation at its best: the K, or its defaults, that is fastest on prompts that nobody times.
-
-KS = (2, 3, 4, 6, 8, 10)
-"""Block lengths that are tried; prompt lookup of transformers proposes 10 tokens where it is told nothing."""
-DEFAULTS = 0
-"""In place of a K: assisted generation with the length, schedule and confidence threshold of transformers itself."""
-LOST = 1.25
-"""A variant that takes so many times the least time is not tried any further: prompts decide less than K does."""
-ASSISTED, LOOKUP = "transformers_assisted", "transformers_lookup"
 
 
 def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:

@@ -16,19 +16,8 @@ from gistgate.core.drafter import Drafter
 from gistgate.core.utils import UserError
 from gistgate.measure.speed import contender, race, without_loops
 from gistgate.measure.statistics import Interval, ratio_of_sums
-from gistgate.models.build import (
-    MODEL,
-    NONE,
-    STOPPING,
-    STRICT,
-    Choice,
-    Sources,
-    assemble,
-    binding_of,
-    certified_point,
-    load_gate,
-    make_drafter,
-)
+from gistgate.models.build import STOPPING, Sources, assemble, binding_of, load_gate, make_drafter
+from gistgate.models.choose import MODEL, NONE, STRICT, Choice, certified_point
 from gistgate.models.loading import Target, load_draft
 from gistgate.models.options import DecodeOptions, PromptFile
 

@@ -1,6 +1,7 @@
-"""Draft models with weights of 8 or 4 bits: a draft step mostly waits for weights, so fewer bytes make it cheaper.
+"""Lighter draft models: a part of the output layer, and weights of 8 or 4 bits.
 
-Only weights are rounded; activations and sums keep the model's dtype. The kernels are PyTorch's own for processors.
+A draft step mostly waits for weights, so fewer bytes make it cheaper. Only weights are rounded; activations and sums
+keep the model's dtype. The kernels are PyTorch's own for processors.
 A draft is verified whatever its weights are, so lossless rules stay lossless.
 
 Axis letters: O outputs of a layer, I inputs, G groups of I / 32 inputs.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,27 +32,16 @@ from gistgate.core.utils import UserError, added_ids, dataclass_from
 class Subset:
     """Token ids that a draft model may propose."""
 
-    ids: tuple[int, ...]
-    """In rising order."""
-    tokenizer: str
-    """Hash of the tokenizer that the ids are of."""
-    draft: str | None
-    """Fingerprint of the draft model with its whole output layer."""
-    coverage: float
-    """Share of the counted tokens that the subset holds."""
+    ids: tuple[int, ...]  # in rising order
+    tokenizer: str  # hash of the tokenizer that the ids are of
+    draft: str | None  # fingerprint of the draft model with its whole output layer
+    coverage: float  # share of the counted tokens that the subset holds
 
     @classmethod
     def count(
         cls, texts: Iterable[Sequence[int]], size: int, tokenizer: Any, draft: PreTrainedModel, always: Iterable[int]
     ) -> Subset:
-        """The `size` most frequent ids of some texts, of equals the lower one.
-
-        Ids of `always`, which end answers, and the tokenizer's added tokens are among them.
-
-        Raises:
-            UserError: the size is below the number of ids that are always in, there is no text, or the draft was
-                changed.
-        """
+        """The `size` most frequent ids of some texts, of equals the lower one; `always` and added tokens are in it."""
         check_unchanged(draft)
         counts = Counter(token for text in texts for token in text)
         rows = draft.get_output_embeddings().weight.shape[0]
@@ -69,20 +59,15 @@ class Subset:
 
     @classmethod
     def load(cls, path: str | Path) -> Subset:
-        """A saved subset.
-
-        Raises:
-            UserError: the file is missing or damaged.
-        """
+        """A saved subset."""
         value = read_json(path)
         try:
             subset: Subset = dataclass_from(cls, {**value, "ids": tuple(int(one) for one in value["ids"])})
             if list(subset.ids) != sorted(set(subset.ids)) or not subset.ids or subset.ids[0] < 0:
                 raise ValueError("its ids do not rise from zero on")
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(
-                f"{path} is no draft vocabulary: {error}. Count it with `gistgate draft-vocabulary`."
-            ) from (error)
+            remedy = "Count it with `gistgate draft-vocabulary`."
+            raise UserError(f"{path} is no draft vocabulary: {error}. {remedy}") from error
         return subset
 
     def save(self, path: str | Path) -> None:
@@ -95,14 +80,8 @@ class Subset:
         return hashlib.sha256(repr(self.ids).encode()).hexdigest()[:16]
 
     def apply(self, draft: PreTrainedModel, tokenizer: Any = None, always: Iterable[int] = ()) -> PreTrainedModel:
-        """Cut the output layer of a draft model down to the subset, in place, and return the model.
-
-        Raises:
-            UserError: the subset is of another tokenizer or draft, lacks an id of `always` or an added token, or the
-                draft was changed.
-        """
-        known = getattr(draft, "subset", None)
-        if known == self.digest:
+        """Cut the output layer of a draft model down to the subset, in place, and return the model."""
+        if getattr(draft, "subset", None) == self.digest:
             return draft
         check_unchanged(draft)
         if tokenizer is not None and identify_tokenizer(tokenizer).vocabulary != self.tokenizer:
@@ -112,13 +91,11 @@ class Subset:
         head = draft.get_output_embeddings()
         if type(head) is not nn.Linear:
             raise UserError(
-                "The draft's output layer is no nn.Linear, so it cannot be cut down. Use the whole vocabulary."
+                "The draft's output layer is no nn.Linear and cannot be cut down. Use the whole vocabulary."
             )
         if self.ids[-1] >= head.out_features:
-            raise UserError(
-                f"The draft vocabulary names the token {self.ids[-1]}, and the draft has {head.out_features}. Count it "
-                "again for this draft."
-            )
+            few = f"names the token {self.ids[-1]}, and the draft has {head.out_features}"
+            raise UserError(f"The draft vocabulary {few}. Count it again for this draft.")
         if lacking := sorted(indispensable(tokenizer, always, head.out_features) - set(self.ids)):
             raise UserError(
                 f"The draft vocabulary lacks the token {lacking[0]}, which ends answers or steers the protocol. "
@@ -130,11 +107,7 @@ class Subset:
 
 
 def check_unchanged(draft: PreTrainedModel) -> None:
-    """Refuse a draft model whose output layer is no longer that of its checkpoint.
-
-    Raises:
-        UserError: its vocabulary was cut down or its weights were quantised.
-    """
+    """Refuse a draft model whose output layer is no longer that of its checkpoint."""
     if getattr(draft, "subset", None) is not None or getattr(draft, "quantised", None):
         raise UserError("The draft's output layer was changed already. Load the draft anew to cut it down.")
 
@@ -191,7 +164,8 @@ class Packed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, x.shape[-1]).contiguous()
         y = self.narrow(rows) if len(rows) <= MOST_ROWS else linear(rows, self.dense)
-        return shaped(y, x, self.bias)
+        y = y.view(*x.shape[:-1], -1)
+        return y if self.bias is None else y + self.bias
 
 
 class Int8Linear(Packed):
@@ -240,56 +214,32 @@ def scale_of(width: Tensor, steps: int, dtype: torch.dtype) -> Tensor:
     return (width.clamp_min(1e-12) / steps).to(dtype).clamp_min(torch.finfo(dtype).tiny)
 
 
-def shaped(y: Tensor, x: Tensor, bias: Tensor | None) -> Tensor:
-    """Rows of outputs in the shape of the input, the bias added."""
-    y = y.view(*x.shape[:-1], -1)
-    return y if bias is None else y + bias
-
-
 def frozen(values: Tensor) -> nn.Parameter:
     """Values as a parameter: the fingerprint of a model reads its parameters, so it tells quantised models apart."""
     return nn.Parameter(values.contiguous(), requires_grad=False)
-
-
-PACKED: dict[str, Callable[[nn.Linear], nn.Module]] = {"int8": Int8Linear, "int4": Int4Linear}
-"""By kind what takes the place of a linear layer."""
 
 
 def quantise(model: PreTrainedModel, kind: str | None) -> PreTrainedModel:
     """Round the weights of all linear layers of a draft model in place, output layer included, and return it.
 
     Layers whose shape the kernel of `int4` does not take are kept in 8 bits. `None` and "none" change nothing.
-
-    Raises:
-        UserError: there is no such kind, or this model or device has no kernels for it.
     """
-    if kind in (None, "none"):
-        return model
-    check_kind(kind)
-    if getattr(model, "quantised", None) == kind:
+    check_kind(kind or "none")
+    if kind in (None, "none", getattr(model, "quantised", None)):
         return model
     if (why := reason_against(model)) is not None:
         raise UserError(f"The draft model cannot be quantised to {kind}: {why}.")
-    layers = [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]
-    for name, layer in layers:
-        model.set_submodule(name, PACKED[kind if kind == "int8" or fits_int4(layer) else "int8"](layer))
+    for name, layer in [(name, layer) for name, layer in model.named_modules() if type(layer) is nn.Linear]:
+        fits_int4 = layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
+        model.set_submodule(name, Int4Linear(layer) if kind == "int4" and fits_int4 else Int8Linear(layer))
     model.quantised = kind
     return model
 
 
 def check_kind(kind: Any) -> None:
-    """Refuse what is no kind.
-
-    Raises:
-        UserError: names the kinds.
-    """
+    """Refuse what is no kind."""
     if kind not in KINDS:
         raise UserError(f"Weights cannot be quantised to '{kind}'. Use one of: {', '.join(KINDS)}.")
-
-
-def fits_int4(layer: nn.Linear) -> bool:
-    """Whether the kernel of 4 bits takes a layer of this shape."""
-    return layer.in_features % GROUP == 0 and layer.out_features % 16 == 0
 
 
 def reason_against(model: PreTrainedModel) -> str | None:

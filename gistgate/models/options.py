@@ -1,4 +1,4 @@
-"""What a user may say about decoding, in one object that travels from a command line to the builder."""
+"""What a user may say about decoding and its prompts, in objects that travel from a command line to the builder."""
 
 from __future__ import annotations
 
@@ -18,53 +18,32 @@ MEASURED_BY = (
     "speculate_up_to=auto (--speculate-up-to) is measured by `gistgate generate` and the lm-eval model alone. Give a "
     "number of rows, or leave it away."
 )
-"""What everybody else says about it."""
 
 
 @dataclass(frozen=True)
 class DecodeOptions:
     """The parts and options of a decoder; None and empty where the user says nothing."""
 
-    draft: Any = None
-    """The draft model: hub id, folder or loaded model."""
-    draft_revision: str = "main"
-    """Revision of the draft model on the hub."""
-    draft_gguf: str | None = None
-    """GGUF file in the folder or hub repository that `draft` names."""
-    quantise_draft: str | None = None
-    """Bits of the draft model's weights: "int8", "int4" or "none"."""
-    stop_drafting: str | None = None
-    """File of a policy that ends drafts, or the draft's probability of a token below which they end."""
-    draft_vocabulary: str | None = None
-    """File of the token ids that the draft model may propose."""
-    drafter: str | None = None
-    """Drafter id; "none" is plain decoding."""
-    datastore: str | None = None
-    """Folder of a datastore, for the drafters that read one."""
-    corpus: str | None = None
-    """Text file with one training text per line, for the drafter "corpus"."""
-    gate: Any = None
-    """A trained gate: folder or loaded gate."""
-    rule: str | None = None
-    """Rule id or preset."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Settings of the rule by name."""
-    block: int | None = None
-    """K, drafted tokens per round; 0 is plain decoding."""
-    budget: float | None = None
-    """Loss against strict decoding that the certificate has to keep, as a share of prompts (0.03 is 3 points)."""
-    confidence: float | None = None
-    """Least confidence that the certificate has to have."""
-    certificate: str | None = None
-    """certificate.json or its folder. Decoding then runs as it says, and whatever contradicts it is refused."""
-    segments: Any = None
-    """Segment probes, a folder or loaded ones; then rule, settings and K are those of segments."""
-    guards: Sequence[str] = ()
-    """Ids of guards; "domain" is read from the gate's folder."""
-    engine: str = "eager"
-    """Engine id."""
-    speculate_up_to: int | str | None = None
-    """Rows above which a batch is decoded plainly; "auto" leaves it to the caller to measure them."""
+    draft: Any = None  # the draft model: hub id, folder or loaded model
+    draft_revision: str = "main"  # revision of the draft model on the hub
+    draft_gguf: str | None = None  # GGUF file in the folder or hub repository that `draft` names
+    quantise_draft: str | None = None  # bits of the draft model's weights: "int8", "int4" or "none"
+    stop_drafting: str | None = None  # file of a policy that ends drafts, or the confidence below which they end
+    draft_vocabulary: str | None = None  # file of the token ids that the draft model may propose
+    drafter: str | None = None  # drafter id; "none" is plain decoding
+    datastore: str | None = None  # folder of a datastore, for the drafters that read one
+    corpus: str | None = None  # text file with one training text per line, for the drafter "corpus"
+    gate: Any = None  # a trained gate: folder or loaded gate
+    rule: str | None = None  # rule id or preset
+    settings: dict[str, Any] = field(default_factory=dict)  # settings of the rule by name
+    block: int | None = None  # K, drafted tokens per round; 0 is plain decoding
+    budget: float | None = None  # loss that the certificate has to keep, as a share of prompts (0.03 is 3 points)
+    confidence: float | None = None  # least confidence that the certificate has to have
+    certificate: str | None = None  # certificate.json or its folder: decoding runs as it says, and nothing contradicts
+    segments: Any = None  # segment probes, a folder or loaded ones; then rule, settings and K are those of segments
+    guards: Sequence[str] = ()  # ids of guards; "domain" is read from the gate's folder
+    engine: str = "eager"  # engine id
+    speculate_up_to: int | str | None = None  # rows above which a batch is decoded plainly; "auto": the caller measures
 
     def __post_init__(self) -> None:
         if self.draft_gguf is not None and self.draft is None:
@@ -75,21 +54,13 @@ class DecodeOptions:
 
     @property
     def lighter(self) -> dict[str, Any]:
-        """Which draft model is loaded, and how it is made lighter: arguments of `gistgate.models.loading.load_draft`."""
-        return {
-            "revision": self.draft_revision,
-            "gguf": self.draft_gguf,
-            "quantised": self.quantise_draft,
-            "vocabulary": self.draft_vocabulary,
-        }
+        """Which draft model is loaded, and how it is made lighter: arguments of `load_draft`."""
+        said = (self.draft_revision, self.draft_gguf, self.quantise_draft, self.draft_vocabulary)
+        return dict(zip(("revision", "gguf", "quantised", "vocabulary"), said, strict=True))
 
     @property
     def most_rows(self) -> int | None:
-        """`speculate_up_to` as a number; None where nothing or "auto" is said.
-
-        Raises:
-            UserError: `speculate_up_to` is neither a number nor "auto".
-        """
+        """`speculate_up_to` as a number; None where nothing or "auto" is said."""
         asked = self.speculate_up_to
         if asked is None or asked == AUTO:
             return None
@@ -99,33 +70,43 @@ class DecodeOptions:
 
 
 NAMES = tuple(item.name for item in fields(DecodeOptions) if item.name != "settings")
-"""The names of all wishes but the settings, which stand among keyword arguments under their own names."""
+"""All options but the settings of the rule, which stand among keyword arguments under their own names."""
 
 
-def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Remove the wishes from keyword arguments and return them; settings of the rule stay."""
-    return {name: arguments.pop(name) for name in NAMES if name in arguments}
+def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
+    """Settings of a rule from texts such as `theta=0.9`; numbers and true/false become values."""
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, sign, text = pair.partition("=")
+        if not sign:
+            raise UserError(f"'{pair}' is no setting. Write it as name=value, for instance theta=0.9.")
+        settings[name.strip()] = value_of(text.strip())
+    return settings
 
 
-# ---- How the prompts of a command are put to a target: encoded and wrapped, or with the ids that a file holds for them.
-
-
-MARK = "GISTGATE"
-"""Stands for a user's text where only what the template puts around it counts."""
+def value_of(text: str) -> Any:
+    """A truth value, a whole number, a number, or the text itself."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
 
 
 @dataclass(frozen=True)
 class EncodedPrompt:
-    """One prompt."""
+    """A prompt, with its token ids where the file of prompts holds them."""
 
     text: str
     ids: tuple[int, ...] | None = None
-    """Its token ids, where the file holds them; the text is then what they stand for."""
 
 
 @dataclass(frozen=True)
 class PromptFile:
-    """Prompts, and what the user says about the way they are put."""
+    """The prompts of a command, and what the user says about the way they are put to a target."""
 
     prompts: Sequence[EncodedPrompt] = ()
     chat: bool = False
@@ -133,42 +114,34 @@ class PromptFile:
     temperature: float = 0.0
 
     def encode(self, target: Target) -> list[list[int]]:
-        """The ids of all prompts.
-
-        Raises:
-            UserError: the ids of a file are another tokenizer's, or the tokenizer has no chat template.
-        """
+        """The ids of all prompts: those of the file, else encoded and wrapped as the user says."""
         return [self._encoded(target, prompt) for prompt in self.prompts]
 
     def check(self, certificate: Certificate, target: Target | None = None) -> None:
-        """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand.
-
-        Raises:
-            UserError: what differs.
-        """
+        """Refuse requests unlike the certified ones; those that hold their ids once their target is at hand."""
         from gistgate.core.certificate import check_request
 
-        if target is not None or not self._is_written:
-            check_request(certificate, temperature=self.temperature, **self._prompting(certificate, target))
-
-    @property
-    def _is_written(self) -> bool:
-        """Whether all prompts hold their ids."""
-        return bool(self.prompts) and all(prompt.ids is not None for prompt in self.prompts)
+        chat, system = self.chat, self.system
+        if self.prompts and all(prompt.ids is not None for prompt in self.prompts):
+            if target is None:
+                return
+            known = (certificate.scope.get("prompting") or {}).get("system")
+            is_chat = all(is_rendered(target, prompt.text, known, begins=True) for prompt in self.prompts)
+            chat, system = chat or is_chat, known if is_chat else system
+        check_request(certificate, temperature=self.temperature, chat=chat, system=system)
 
     def _encoded(self, target: Target, prompt: EncodedPrompt) -> list[int]:
-        if prompt.ids is None or (self.chat and not is_rendered(target, prompt.text)):
-            return target.encode(prompt.text, self.chat, self.system)
-        check_ids(target.tokenizer, prompt)
-        return list(prompt.ids)
-
-    def _prompting(self, certificate: Certificate, target: Target | None) -> dict[str, Any]:
-        """Chat template and system text: those of the certificate where the prompts were written out with them."""
-        system = (certificate.scope.get("prompting") or {}).get("system")
-        if target is None or not self._is_written:
-            return {"chat": self.chat, "system": self.system}
-        is_chat = all(is_rendered(target, prompt.text, system, begins=True) for prompt in self.prompts)
-        return {"chat": self.chat or is_chat, "system": system if is_chat else self.system}
+        text = prompt.text
+        if prompt.ids is None or (self.chat and not is_rendered(target, text)):
+            return target.encode(text, self.chat, self.system)
+        ids, tokenizer = list(prompt.ids), target.tokenizer
+        encoded = [list(tokenizer(text, add_special_tokens=special).input_ids) for special in (True, False)]
+        if ids not in encoded and not str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)).endswith(text):
+            raise UserError(
+                "The ids in the file of prompts are another tokenizer's. Take a file that was written for this target, "
+                "or leave `ids` out of it."
+            )
+        return ids
 
 
 def is_rendered(target: Target, text: str, system: str | None = None, begins: bool = False) -> bool:
@@ -179,21 +152,6 @@ def is_rendered(target: Target, text: str, system: str | None = None, begins: bo
     """
     if target.tokenizer.chat_template is None:
         return False
-    before, _, behind = target.rendered(MARK, system).partition(MARK)
+    mark = "GISTGATE"  # stands for the user's text: what the template puts around it counts
+    before, _, behind = target.rendered(mark, system).partition(mark)
     return bool(behind) and behind in text and (not begins or text.startswith(before))
-
-
-def check_ids(tokenizer: Any, prompt: EncodedPrompt) -> None:
-    """Refuse ids that do not stand for their text.
-
-    Raises:
-        UserError: they are another tokenizer's.
-    """
-    ids = list(prompt.ids or ())
-    ways = (tokenizer(prompt.text, add_special_tokens=special).input_ids for special in (True, False))
-    if ids in ways or tokenizer.decode(ids, clean_up_tokenization_spaces=False).endswith(prompt.text):
-        return
-    raise UserError(
-        "The ids in the file of prompts are another tokenizer's. Take a file that was written for this target, or "
-        "leave `ids` out of it."
-    )

@@ -16,7 +16,7 @@ from gistgate.core.reader import num_ids
 from gistgate.core.request import eos_ids
 from gistgate.core.session import GateLike
 from gistgate.core.utils import UserError
-from gistgate.models.build import Choice, Policy, differing
+from gistgate.models.choose import Choice, Policy, differing
 from gistgate.models.options import DecodeOptions
 from gistgate.segments.judging import (
     Counting,

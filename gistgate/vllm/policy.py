@@ -198,7 +198,7 @@ def folder_fingerprint(model: str) -> str | None:
     from safetensors import safe_open
 
     digest, places = hashlib.sha256(), {}
-    for path in weight_files(Path(model)) if Path(model).is_dir() else []:
+    for path in weight_files(model) if Path(model).is_dir() else []:
         with safe_open(path, framework="pt") as file:
             places.update({name: path for name in file.keys() if not name.endswith(BUFFERS)})  # noqa: SIM118
     for name, path in sorted(places.items()):

@@ -14,14 +14,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.hub import cached_file
 
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import decoder_layers, layers_needed
-from gistgate.core.files import read_json
 from gistgate.core.reader import last_logits, num_ids
 from gistgate.core.request import Row
 from gistgate.core.utils import UserError
+from gistgate.models.loading import weight_files
 from pipeline.labels.features import at_mismatch, batches, blocks_of
 from pipeline.labels.rollouts import Cost, FinishedRollout, Rollout, RolloutSource, stop_of
 from pipeline.labels.schema import Table, Texts, concatenated
@@ -29,15 +28,11 @@ from pipeline.pair.pair import ModelSource, Pair, load_model, load_shape, read_p
 from pipeline.params import Params
 from pipeline.paths import SCRATCH
 
-PORTION = 64
-"""Tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on."""
-MOST_LIVE = 1024
-"""Most rollouts under way; the engine makes its own batches of them."""
+PORTION = 64  # tokens that the engine is asked for at a time; behind them it is decided what stays and what goes on
+MOST_LIVE = 1024  # most rollouts under way; the engine makes its own batches of them
 ON_CPU = {"kv_connector": "StatesOnCpu", "kv_connector_module_path": "gistgate.vllm.states"}
 """Instead of vLLM's own connector, which copies with CUDA."""
-WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")
-"""Settings of architectures that change logits behind the output layer."""
+SCALED = ("final_logit_softcapping", "logits_scaling", "logit_scale")  # change logits behind the output layer
 
 
 class TextToExtend(NamedTuple):
@@ -235,9 +230,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
 
 def weight_of(source: ModelSource, names: set[str]) -> Tensor:
     """The first stored tensor that has one of these names."""
-    index = stored_file(source, INDEX)
-    files = [WHOLE] if index is None else sorted(set(read_json(index)["weight_map"].values()))
-    for file in filter(None, (stored_file(source, name) for name in files)):
+    for file in weight_files(source.model, source.revision, local=False):
         with safe_open(file, framework="pt") as stored:
             for name in names & set(stored.keys()):
                 found: Tensor = stored.get_tensor(name)
@@ -246,12 +239,6 @@ def weight_of(source: ModelSource, names: set[str]) -> Tensor:
         f"{source.model} has no weights {' or '.join(sorted(names))} in safetensors. "
         "Set engine.states to own in params.yaml."
     )
-
-
-def stored_file(source: ModelSource, name: str) -> str | None:
-    """Where a file of the model lies, in its folder or in the cache of the hub; None where it has no such file."""
-    quiet: Any = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-    return cached_file(source.model, name, revision=source.revision, **quiet)
 
 
 def numbers_of(names: Sequence[str], last: int) -> list[int]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from transformers import (
@@ -18,25 +18,22 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from gistgate.core.attention import keep_freed_memory
 from gistgate.core.reader import num_ids
-from gistgate.core.utils import UserError, first_line, is_out_of_memory
+from gistgate.core.utils import UserError
+from gistgate.models import loading
 from gistgate.models.lighter import check_kind, quantise
 from gistgate.models.loading import (
     RETRIEVAL,
     check_gguf,
     check_same_tokenizer,
     check_smaller,
-    hub_remedy,
-    load_draft_tokenizer,
+    or_refuse,
+    own_tokenizer,
     warn_generation_config,
-    whole_model,
 )
 from pipeline.methods import MODEL
 from pipeline.params import block, build, nearest
 from pipeline.paths import PAIRS, read_yaml
-
-T = TypeVar("T")
 
 
 @block
@@ -69,7 +66,13 @@ class ModelSource:
 
     @property
     def place(self) -> dict[str, Any]:
-        """Arguments that every from_pretrained gets."""
+        """Arguments that every from_pretrained gets; a missing folder, which the hub would be asked for, is refused."""
+        if self.is_folder and not Path(self.model).is_dir():
+            raise UserError(
+                f"The model folder {self.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
+                "else correct the path in models/pairs/."
+            )
+        check_gguf(self.model, self.gguf_file)
         gguf = {"gguf_file": self.gguf_file} if self.gguf_file else {}
         return {"revision": self.revision or "main", "trust_remote_code": False, **gguf}
 
@@ -108,22 +111,13 @@ class PairSource:
         return {role: name for role, name in said.items() if name}
 
     @property
-    def models(self) -> list[ModelSource]:
-        """The target and, where there is one, the draft model."""
-        return list(self.roles.values())
-
-    @property
     def roles(self) -> dict[str, ModelSource]:
-        """The models by "target" and "draft"."""
+        """The models by "target" and, where there is one, "draft"."""
         return {"target": self.target} if self.draft is None else {"target": self.target, "draft": self.draft}
 
 
 def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
-    """Read the file of a pair.
-
-    Raises:
-        UserError: there is no such pair (the nearest name is offered), nothing drafts, or its file is damaged.
-    """
+    """The file of a pair; for a pair that does not exist the nearest name is offered."""
     path = folder / f"{name}.yaml"
     if not path.is_file():
         known = sorted(file.stem for file in folder.glob("*.yaml"))
@@ -133,26 +127,24 @@ def read_pair(name: str, folder: Path = PAIRS) -> PairSource:
 
 def pair_files(name: str, folder: Path = PAIRS) -> tuple[Path, ...]:
     """The local files and folders that a pair is read from."""
-    local = [Path(one.model) for one in read_pair(name, folder).models if one.is_folder]
+    local = [Path(one.model) for one in read_pair(name, folder).roles.values() if one.is_folder]
     return (folder / f"{name}.yaml", *local)
 
 
 def load_config(source: ModelSource) -> Any:
     """The configuration of a model."""
-    return attempt(source, lambda: AutoConfig.from_pretrained(source.model, **source.place))
+    place = source.place
+    return or_refuse("model", source.model, lambda: AutoConfig.from_pretrained(source.model, **place))
 
 
 def load_model(source: ModelSource) -> PreTrainedModel:
     """A model in its dtype on its device, without gradients, and quantised where the pair says so."""
-    extra = {"device_map": source.device_map} if source.device_map else {}
-    dtype = getattr(torch, source.dtype)
-    model = attempt(source, lambda: whole_model(source.model, dtype=dtype, **extra, **source.place))
-    if not source.device_map:
-        device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
-        model = model.to(device)
-        keep_freed_memory(device)
+    device = None if source.device_map else source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    where = {"device_map": source.device_map} if source.device_map else {}
+    options = {"dtype": getattr(torch, source.dtype), **where, **source.place}
+    model = loading.load_model("model", source.model, device, **options)
     warn_generation_config(model)
-    return quantise(model.eval().requires_grad_(False), source.quantise)
+    return quantise(model.requires_grad_(False), source.quantise)
 
 
 def load_shape(source: ModelSource) -> PreTrainedModel:
@@ -168,43 +160,18 @@ def load_shape(source: ModelSource) -> PreTrainedModel:
 def load_tokenizer(source: PairSource) -> PreTrainedTokenizerBase:
     """The pair's tokenizer: the one it names, else the target's."""
     where = source.target if source.tokenizer is None else ModelSource(source.tokenizer)
-    tokenizer = attempt(where, lambda: AutoTokenizer.from_pretrained(where.model, **where.place))
+    place = where.place
+    tokenizer = or_refuse("model", where.model, lambda: AutoTokenizer.from_pretrained(where.model, **place))
     if tokenizer.pad_token_id is None:  # any id will do: padding is masked
         tokenizer.pad_token = tokenizer.eos_token
     tokenizer.padding_side = "left"
     return tokenizer
 
 
-def attempt(source: ModelSource, read: Callable[[], T]) -> T:
-    """Call `read`; whatever fails is one sentence that names the remedy."""
-    if source.is_folder and not Path(source.model).is_dir():
-        raise UserError(
-            f"The model folder {source.model} is missing. Run `dvc repro pair` if it is the embedded pair's, "
-            "else correct the path in models/pairs/."
-        )
-    if source.is_folder:
-        check_gguf(source.model, source.place)
-    try:
-        return read()
-    except Exception as error:  # damaged files, a hub out of reach and unknown architectures fail in many ways
-        if is_out_of_memory(error):
-            raise
-        if not source.is_folder:
-            remedy = hub_remedy(source.model, error)
-        elif isinstance(error, ImportError):
-            remedy = "Install what the message names, or leave `device_map` out of the pair's file."
-        else:
-            remedy = "Its files are damaged or incomplete; restore the folder or write it again."
-        raise UserError(f"{source.model} could not be loaded ({first_line(error)}). {remedy}") from error
-
-
 def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, sizes: Mapping[str, int]) -> None:
     """Both models have to mean the same token by every id of the tokenizer. Padding behind its last id may differ.
 
-    Args:
-        source: names the draft, whose own tokenizer is compared where it has one.
-        tokenizer: the pair's.
-        sizes: rows of the input embedding of `target` and `draft`.
+    `sizes` are the rows of the input embeddings of `target` and `draft`.
     """
     for role, size in sizes.items():
         if size < (needed := num_ids(tokenizer)):
@@ -212,7 +179,7 @@ def check_vocabularies(source: PairSource, tokenizer: PreTrainedTokenizerBase, s
                 f"The {role} knows {size} tokens, but the tokenizer has {needed}. Choose models of one family: "
                 "speculative decoding needs one vocabulary."
             )
-    if (draft := source.draft) and (own := load_draft_tokenizer(draft.model, **draft.place)) is not None:
+    if (draft := source.draft) and (own := own_tokenizer("draft", draft.model, **draft.place)) is not None:
         check_same_tokenizer(tokenizer, own)
 
 
@@ -229,11 +196,6 @@ class Pair:
     names: Mapping[str, str] = field(default_factory=dict)  # what gates call `target`, `draft` and `tokenizer`
 
     @property
-    def models(self) -> list[PreTrainedModel]:
-        """The target and, where there is one, the draft model."""
-        return [self.target] if self.draft is None else [self.target, self.draft]
-
-    @property
     def draft_model(self) -> PreTrainedModel:
         """The draft model, for what cannot do without one."""
         if self.draft is None:
@@ -245,16 +207,8 @@ class Pair:
 
 
 def load_pair(params: Any, folder: Path = PAIRS, weights: bool = True) -> Pair:
-    """Load both models and the tokenizer, frozen and in evaluation mode; without `weights` only their shapes.
-
-    Args:
-        params: anything with the name of the `pair`.
-        folder: where its file lies.
-        weights: whether the models are to compute.
-
-    Raises:
-        UserError: unknown pair, a model that cannot be read or reached, or vocabularies that differ.
-    """
+    """Load both models of `params.pair` and the tokenizer, frozen and in evaluation mode; without `weights` only their
+    shapes. Unknown pairs, models that cannot be read or reached and vocabularies that differ are refused."""
     source = read_pair(params.pair, folder)
     tokenizer, load = load_tokenizer(source), load_model if weights else load_shape
     models = {role: load(model) for role, model in source.roles.items()}

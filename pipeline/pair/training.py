@@ -23,8 +23,7 @@ from pipeline.params import ModelTraining, PairTrainingParams
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
-IGNORED = -100
-"""Label of positions without loss: the question and the padding."""
+IGNORED = -100  # label of positions without loss: the question and the padding
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -108,6 +107,26 @@ def collate(rows: Sequence[tuple[list[int], int]], pad: int) -> tuple[Tensor, Te
     return ids_BT, labels_BT
 
 
+def make_model(size: ModelTraining, tokenizer: PreTrainedTokenizerBase, seed: int) -> LlamaForCausalLM:
+    """A fresh Llama of the given size with tied embeddings."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=padded_size(tokenizer),
+        hidden_size=size.hidden_size,
+        intermediate_size=size.intermediate_size,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True,
+        initializer_range=0.02,
+        **{name: getattr(tokenizer, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id")},
+    )
+    model = LlamaForCausalLM(config)
+    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
+    return model
+
+
 def has_fast_bfloat16() -> bool:
     """Whether bfloat16 products are faster than float32 here: a CUDA device, or a processor that multiplies bfloat16
     (AVX-512 without AVX512_BF16 or AMX does so at about half the speed of float32)."""
@@ -126,9 +145,9 @@ def learning_rate(step: int, steps: int, warmup: float) -> float:
 class LanguageModule(pl.LightningModule):
     """Next-token loss on solutions; Muon for the matrices, Adam for embeddings and norms."""
 
-    def __init__(self, model: LlamaForCausalLM, size: ModelTraining, warmup: float) -> None:
+    def __init__(self, model: LlamaForCausalLM, size: ModelTraining, params: PairTrainingParams, batches: Any) -> None:
         super().__init__()
-        self.model, self.size, self.warmup = model, size, warmup
+        self.model, self.size, self.params, self.batches = model, size, params, batches
         self.fast_bfloat16 = has_fast_bfloat16()
         self.automatic_optimization = False  # two optimisers, one backward pass
         self.register_buffer("steps_done", torch.zeros((), dtype=torch.long))
@@ -140,11 +159,16 @@ class LanguageModule(pl.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.losses = checkpoint["losses"]
 
+    def train_dataloader(self) -> DataLoader:  # `save_every` batches an epoch, so that a resumed one sees the same
+        begin = self.trainer.current_epoch * self.params.save_every
+        with_labels = partial(collate, pad=self.model.config.pad_token_id)
+        return DataLoader(self.batches[begin : begin + self.params.save_every], None, collate_fn=with_labels)
+
     def training_step(self, batch: tuple[Tensor, Tensor], index: int) -> Tensor:
         """One step of both optimisers on the mean cross entropy of the positions with a label; logits are made for
         these alone."""
         ids_BT, labels_BT = batch
-        factor = learning_rate(int(self.steps_done), self.size.steps, self.warmup)
+        factor = learning_rate(int(self.steps_done), self.size.steps, self.params.warmup)
         with torch.autocast(ids_BT.device.type, torch.bfloat16, enabled=self.fast_bfloat16):
             hidden_BTD = self.model.model(input_ids=ids_BT).last_hidden_state
             has_loss = labels_BT[:, 1:] != IGNORED
@@ -170,19 +194,6 @@ class LanguageModule(pl.LightningModule):
         return [Muon(matrices, dtype=dtype), torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)]
 
 
-class Batches(pl.LightningDataModule):
-    """Deals the planned batches, `save_every` steps to an epoch, so that a resumed training sees the same ones."""
-
-    def __init__(self, rows: list[tuple[list[int], int]], batches: list[list[int]], pad: int, save_every: int) -> None:
-        super().__init__()
-        self.rows, self.batches, self.pad, self.save_every = rows, batches, pad, save_every
-
-    def train_dataloader(self) -> DataLoader:
-        begin = self.trainer.current_epoch * self.save_every
-        batches = [[self.rows[i] for i in batch] for batch in self.batches[begin : begin + self.save_every]]
-        return DataLoader(batches, batch_size=None, collate_fn=partial(collate, pad=self.pad))  # type: ignore[arg-type]
-
-
 def train_model(
     name: str,
     size: ModelTraining,
@@ -192,30 +203,15 @@ def train_model(
     seed: int,
     scratch: Path,
 ) -> tuple[LlamaForCausalLM, list[float]]:
-    """Train a fresh Llama with tied embeddings on `documents`; returns the loss of every step as well.
+    """Train a model on `documents`; returns the loss of every step as well.
 
     A training that finds the checkpoint `<name>.ckpt` in the folder `scratch` continues from it.
     """
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=padded_size(tokenizer),
-        hidden_size=size.hidden_size,
-        intermediate_size=size.intermediate_size,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-        num_key_value_heads=size.kv_heads,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=True,
-        initializer_range=0.02,
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-    )
-    model = LlamaForCausalLM(config).train()
-    model.set_attn_implementation("eager")  # on a CPU twice as fast backwards as the fused kernel for texts this short
-    module = LanguageModule(model, size, params.warmup)
+    model = make_model(size, tokenizer, seed).train()
     rows = encode(tokenizer, documents)
-    batches = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
+    planned = plan([len(ids) for ids, _ in rows], size.batch_size, size.steps, seed)
+    batches = [[rows[i] for i in batch] for batch in planned]
+    module = LanguageModule(model, size, params, batches)
     checkpoint = scratch / f"{name}.ckpt"
     trainer = pl.Trainer(
         max_epochs=math.ceil(size.steps / params.save_every),
@@ -231,8 +227,7 @@ def train_model(
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
         ],
     )
-    data = Batches(rows, batches, tokenizer.pad_token_id, params.save_every)
-    trainer.fit(module, data, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
+    trainer.fit(module, ckpt_path=str(checkpoint) if checkpoint.is_file() else None)
     return model.eval().cpu(), module.losses
 
 

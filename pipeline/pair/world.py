@@ -24,13 +24,11 @@ from pipeline.paths import WORLD, read_yaml
 
 LEXICON = read_yaml(Path(__file__).with_name("lexicon.yaml"))
 PEOPLE = [(name, "she", "her") for name in LEXICON["women"]] + [(name, "he", "his") for name in LEXICON["men"]]
-"""Name, pronoun, possessive."""
 ITEMS, COLOURS, CONTAINERS, DAYS, PLACES = (
     LEXICON[kind] for kind in ("items", "colours", "containers", "days", "places")
 )
 QUESTION, SOLUTION = LEXICON["question"], LEXICON["solution"]
-SITES: dict[str, list[str]] = {**QUESTION, **SOLUTION}
-"""The wordings of every site; QUESTION and SOLUTION share no name."""
+SITES: dict[str, list[str]] = {**QUESTION, **SOLUTION}  # the wordings of every site
 
 OPERATIONS = ("gain", "lose", "double", "triple")
 PARTS = {"corpus": range(0, 12), "train": range(12, 17), "test": range(17, 20)}
@@ -39,8 +37,7 @@ PARTS = {"corpus": range(0, 12), "train": range(12, 17), "test": range(17, 20)}
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"
 PATTERN = r" ?[0-9]| ?[A-Za-z]+| ?[^\sA-Za-z0-9]+|\s+"
 """One pre-token per digit, word, run of signs or of blanks; a blank before it belongs to it. Round trips are exact."""
-CONTEXT = 512
-"""Longest text in tokens that the models are declared for; problems of the default world stay below half of it."""
+CONTEXT = 512  # longest text in tokens that the models are declared for; problems of the default world need half of it
 
 
 @dataclass(frozen=True)
@@ -119,8 +116,7 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     return Problem(*person, friend, items, start, steps, *colours, *containers, place)
 
 
-Wording = Mapping[str, list[float]]
-"""Frequencies of what can be said, one list per site, in the order of the lexicon."""
+Wording = Mapping[str, list[float]]  # frequencies of what can be said, by site, in the order of the lexicon
 
 
 def zipf(keys: list[float], skew: float) -> list[float]:

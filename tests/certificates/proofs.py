@@ -1,7 +1,5 @@
 """Proofs as calibration would write them, for tests that need one."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

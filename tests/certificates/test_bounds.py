@@ -120,23 +120,17 @@ def test_extreme_tables_have_sensible_bounds(losses, gains, n, expected):
     assert exact_bound(losses, gains, n, ALPHA) == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_harm_bound_is_valid_and_not_far_from_exact():
-    """Against the exact binomial bound of 10 harmed prompts in 500, 3.37 %."""
+def test_the_harm_bound_is_valid_and_not_far_from_exact_and_without_a_harmed_prompt_the_exact_one():
+    """Against the exact binomial bound of 10 harmed prompts in 500, 3.37 %; (1 - rate) ** n is alpha at the exact."""
     assert 0.0337 < hoeffding_bentkus(0.02, 500, ALPHA) < 0.045
     assert hoeffding_bentkus(1.0, 10, ALPHA) == 1.0
-
-
-def test_the_harm_bound_without_a_harmed_prompt_is_the_exact_one():
-    """(1 - rate) ** n is alpha at the exact bound."""
     assert hoeffding_bentkus(0.0, 60, ALPHA) == pytest.approx(1 - ALPHA ** (1 / 60), abs=1e-8)
     assert relative_entropy(1.0, 0.5) == pytest.approx(np.log(2))
     assert relative_entropy(0.25, 0.5) == pytest.approx(0.25 * np.log(0.5) + 0.75 * np.log(1.5))
 
-
-@pytest.mark.parametrize("ternary", [True, False])
-def test_gains_do_not_lower_the_bound_on_harm(ternary):
-    bound = upper_bound(outcomes(10, 30, 500), 0.95, ternary)
-    assert bound.harm == pytest.approx(hoeffding_bentkus(10 / 500, 500, ALPHA))
+    for ternary in (True, False):  # gains do not lower it
+        bound = upper_bound(outcomes(10, 30, 500), 0.95, ternary)
+        assert bound.harm == pytest.approx(hoeffding_bentkus(10 / 500, 500, ALPHA))
 
 
 def test_an_exact_bound_keeps_a_budget_only_if_its_own_test_rejects():

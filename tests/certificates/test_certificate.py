@@ -1,15 +1,19 @@
 """A proof is taken over where everything it names agrees, and nowhere else."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
+from gistgate.certificates.calibration import task_scope
 from gistgate.cli.show import proved
 from gistgate.core.certificate import CERTIFICATE_FILE, Certificate, read_certificate, scope_mismatch
 from gistgate.core.gate import Gate
-from gistgate.core.identity import gate_hash
+from gistgate.core.identity import gate_hash, identify_tokenizer, tokenizer_scope
+from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from tests.certificates.proofs import certificate, gate_with, point
+from tests.tiny import byte_tokenizer, tiny_pair
 
 
 def proof_of(gate: Gate, *points, **changes) -> Certificate:
@@ -28,12 +32,7 @@ def test_it_is_loaded_with_its_gate_and_gives_an_operating_point(tmp_path):
     with pytest.raises(UserError, match=r"certified: 0\.01"):
         loaded.operating_point(0.005)
 
-
-def test_it_is_the_only_place_where_a_gates_proof_stands(tmp_path):
-    gate = gate_with()
-    gate.save(tmp_path)
-    proof_of(gate).save(tmp_path)
-    (tmp_path / CERTIFICATE_FILE).unlink()
+    (tmp_path / CERTIFICATE_FILE).unlink()  # the only place where a gate's certificate stands
     loaded = Gate.load(tmp_path)
     assert loaded.certificate is None
     with pytest.raises(UserError, match=r"no setting certified.*no certificate.json"):
@@ -77,15 +76,11 @@ def test_the_largest_budget_that_is_kept_decides_and_the_headline_is_the_default
         made.operating_point(0.01)
 
 
-def test_whatever_is_used_otherwise_is_named():
-    gate = gate_with()
-    made = proof_of(gate)
-    assert made.mismatch(gate, block=8) is None
-    assert "another block (8 certified, 16 here)" in (made.mismatch(gate, block=16) or "")
-
-
 def test_two_scopes_are_compared_entry_by_entry():
     certified = {"block": 8, "target": {"dtype": "float32", "fingerprint": "abc"}, "gate": None}
+    gate = gate_with()
+    assert proof_of(gate).mismatch(gate, block=8) is None
+    assert "another block (8 certified, 16 here)" in (proof_of(gate).mismatch(gate, block=16) or "")
     assert scope_mismatch(certified, dict(certified)) is None
     assert scope_mismatch(certified, {"block": 8, "target": {"dtype": "float32", "fingerprint": None}}) is None
     sentence = scope_mismatch(certified, {"block": 12, "target": {**certified["target"], "dtype": "bfloat16"}})
@@ -113,3 +108,42 @@ def test_it_says_what_it_proves():
     assert "budget 1 %  risk 0.2: within the budget with 95 % confidence, bound 0.75 points" in text
     assert "from 2000 prompts of which 13 differ" in text
     assert "budget 0.1 %  nothing certified: Too few prompts." in text
+
+
+NAMES = ("encoding", "template")
+ALL = tokenizer_scope(byte_tokenizer(), NAMES)
+
+
+def with_template(text):
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = text
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "differing"),
+    [(byte_tokenizer(), None), (byte_tokenizer(bos=False), "encoding"), (with_template("{{ messages }}"), "template")],
+)
+def test_the_same_vocabulary_is_not_enough(tokenizer, differing):
+    assert identify_tokenizer(tokenizer).vocabulary == ALL["tokenizer"]
+    said = certificate(scope=ALL).mismatch(tokenizer=tokenizer)
+    assert said is None if differing is None else f"because of another {differing} (" in str(said)
+
+
+def test_another_end_of_text_is_noticed_where_the_certificate_names_its_own():
+    target, tokenizer = tiny_pair()[0], byte_tokenizer()
+    certified = certificate(scope={"tokenizer": ALL["tokenizer"], "ends": eos_ids(target, tokenizer)})
+    older = certificate(scope={"tokenizer": ALL["tokenizer"]})
+    assert older.mismatch(tokenizer=byte_tokenizer(bos=False)) is None  # what it does not say is not asked
+    assert certified.mismatch(target=target, tokenizer=tokenizer) is None
+    target.generation_config.eos_token_id = [7, 9]
+    assert "because of another ends (" in str(certified.mismatch(target=target, tokenizer=tokenizer))
+    assert older.mismatch(target=target, tokenizer=tokenizer) is None
+
+
+def test_the_template_counts_for_chats_alone(monkeypatch):
+    monkeypatch.setattr("gistgate.certificates.calibration.task_hash", lambda _: "t")
+    for chat in (True, False):
+        task = SimpleNamespace(prompting=SimpleNamespace(num_fewshot=0, chat_template=chat, system=None))
+        assert ("template" in task_scope(task, [], byte_tokenizer())) is chat
+        assert "template" not in task_scope(task, [])

@@ -96,17 +96,13 @@ def test_the_sequence_stops_at_the_first_failure_and_asks_for_nothing_behind_it(
     assert (verdicts.refusal(0.03), verdicts.needed(0.03)) == (None, None)
 
 
-def test_the_sequence_ends_at_the_first_failure_of_the_largest_budget():
-    verdicts = fixed_sequence(sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost")
-    assert len(verdicts.tested) == 2
-    assert (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
-
-
 def test_each_budget_keeps_the_last_setting_before_its_own_first_failure():
     settings = [spread_out(losses, 0, 1000) for losses in (2, 15, 3, 60)]
     verdicts = fixed_sequence(sequence(*settings), [0.01, 0.03], 0.95)
     assert (verdicts.passed(0.01), verdicts.passed(0.03)) == (0, 2)
     assert verdicts.shown(0.01) is verdicts.tested[0]
+    verdicts = fixed_sequence(sequence(np.zeros(1000), fair(1000, 0.3), np.zeros(1000)), [0.01, 0.02], 0.95, "lost")
+    assert len(verdicts.tested) == 2 and (verdicts.passed(0.01), verdicts.passed(0.02)) == (0, 0)
 
 
 def test_a_refusal_names_the_number_of_prompts_that_would_do():
@@ -121,13 +117,10 @@ def test_a_refusal_names_the_number_of_prompts_that_would_do():
     assert fixed_sequence(sequence(enough), [0.01], 0.95).passed(0.01) == 0
 
 
-def test_no_number_of_prompts_helps_where_the_loss_uses_up_the_budget():
+def test_no_number_of_prompts_helps_where_the_loss_uses_up_the_budget_or_it_is_lost():
     verdicts = fixed_sequence(sequence(spread_out(40, 10, 1000)), [0.03], 0.95)
     assert verdicts.needed(0.03) is None
     assert "; more prompts would not help; take a larger budget." in verdicts.refusal(0.03)
-
-
-def test_a_lost_budget_is_refused_without_a_number():
     pieces = (Decoded(part) for part in np.array_split(spread_out(400, 0, 1000), 10))
     verdicts = fixed_sequence([pieces], [0.02], 0.95, "lost")
     assert "is lost at the strictest setting tested: 100 prompts" in verdicts.refusal(0.02)

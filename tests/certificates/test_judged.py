@@ -1,7 +1,5 @@
 """A calibration prompt is judged once for a claim: what is admitted, what it costs, and what stays judged."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -20,7 +18,7 @@ LOOK = Look("fly", OLD, 0.05, 0.05, choice="chosen", tested="first", remedy="Set
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
@@ -29,45 +27,37 @@ def looks() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("same", [{}, {"tested": "rounded"}, {"choice": "other parameters"}, {"marks": OLD[::-1]}])
-def test_a_repetition_is_free_and_entered_once(same: dict[str, Any]) -> None:
+def test_a_repetition_is_free_and_entered_once(same):
     """The same settings are tested, or the same parameters led to others, which rounding changes."""
     record(LOOK)
     record(replace(LOOK, **same))
     assert len(looks()) == 1
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"choice": "mine", "tested": "mine"},
-        {"choice": "", "tested": ""},
-        {"spent": 0.01},
-        {"marks": [*FRESH, OLD[0]]},
-    ],
-)
-def test_another_look_at_even_one_prompt_is_refused_with_the_remedy(other: dict[str, Any]) -> None:
+OTHERS = [{"choice": "mine", "tested": "mine"}, {"choice": "", "tested": ""}, {"spent": 0.01}]
+
+
+@pytest.mark.parametrize("other", [*OTHERS, {"marks": [*FRESH, OLD[0]]}])
+def test_another_look_at_even_one_prompt_is_refused_with_the_remedy(other):
     record(LOOK)
     with pytest.raises(UserError, match=r"judged for 'fly' with another choice.*0 are left.*Set prompts\.draw to 2\."):
         record(replace(LOOK, **other))
     assert len(looks()) == 1
 
 
-def test_what_knows_neither_choice_nor_test_repeats_nothing() -> None:
-    bare = replace(LOOK, choice="", tested="")
-    record(bare)
-    with pytest.raises(UserError, match="already been judged"):
-        record(bare)
-
-
-def test_fresh_prompts_and_other_claims_are_free() -> None:
+def test_fresh_prompts_and_other_claims_are_free():
     for one in (LOOK, replace(LOOK, marks=FRESH, choice="b", tested="b"), replace(LOOK, claim="prob", choice="c")):
         record(one)
     assert [row["claim"] for row in looks()] == ["fly", "fly", "prob"]
     sets, _ = read_looks(LOCAL)
     assert sorted(map(sorted, sets.values())) == sorted(map(sorted, (OLD, FRESH)))
+    bare = replace(LOOK, claim="bare", choice="", tested="")  # it knows neither choice nor test, and repeats nothing
+    record(bare)
+    with pytest.raises(UserError, match="already been judged"):
+        record(bare)
 
 
-def test_planned_looks_divide_the_error() -> None:
+def test_planned_looks_divide_the_error():
     half = 1 - level(0.95, 2)
     for name in ("first", "second"):
         record(replace(LOOK, spent=half, choice=name, tested=name))
@@ -76,7 +66,7 @@ def test_planned_looks_divide_the_error() -> None:
 
 
 @pytest.mark.parametrize(("said", "is_left"), [(0.05, False), (0.1, True)])
-def test_a_lower_confidence_later_buys_no_look(said: float, is_left: bool) -> None:
+def test_a_lower_confidence_later_buys_no_look(said, is_left):
     """Whoever fails at 95 % would otherwise look again with two looks at 90 %, each of which says 95 %."""
     record(replace(LOOK, error=said))
     again = replace(LOOK, error=0.1, choice="again", tested="again")
@@ -87,7 +77,7 @@ def test_a_lower_confidence_later_buys_no_look(said: float, is_left: bool) -> No
             check(again)
 
 
-def test_a_published_look_counts_and_may_be_repeated() -> None:
+def test_a_published_look_counts_and_may_be_repeated():
     record(LOOK)
     PUBLISHED.parent.mkdir(parents=True)
     LOCAL.rename(PUBLISHED)
@@ -99,28 +89,28 @@ def test_a_published_look_counts_and_may_be_repeated() -> None:
     assert not LOCAL.exists()
 
 
-def test_only_looks_of_a_pipeline_keep_their_prompts_from_commands() -> None:
+def test_only_looks_of_a_pipeline_keep_their_prompts_from_commands():
     record(replace(LOOK, choice=""))
     assert judged_marks() == set()
     record(replace(LOOK, marks=FRESH))
     assert judged_marks() == set(FRESH)
 
 
-def test_looks_of_several_processes_are_all_kept() -> None:
+def test_looks_of_several_processes_are_all_kept():
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(record, [replace(LOOK, claim=str(number)) for number in range(12)]))
     assert sorted(row["claim"] for row in looks()) == sorted(map(str, range(12)))
 
 
 @pytest.mark.parametrize("damage", [lambda content: [content], lambda content: {**content, "marks": {}}])
-def test_a_damaged_file_is_named(damage: Any) -> None:
+def test_a_damaged_file_is_named(damage):
     record(LOOK)
     write_json(LOCAL, damage(read_json(LOCAL)))
     with pytest.raises(UserError, match=r"judged\.json is no list of judged prompts"):
         record(LOOK)
 
 
-def test_an_error_that_no_number_of_prompts_can_show_is_refused() -> None:
+def test_an_error_that_no_number_of_prompts_can_show_is_refused():
     """A plan for it would never end."""
     assert level(0.95, 2) == pytest.approx(0.975) and level(0.999, 4) < 1
     for confidence, number in ((0.9999, 1), (0.95, 600)):
@@ -129,7 +119,7 @@ def test_an_error_that_no_number_of_prompts_can_show_is_refused() -> None:
 
 
 @pytest.mark.parametrize("part", [*DECIDING, *SOMETIMES])
-def test_another_part_of_what_decodes_or_judges_is_another_test(part: str) -> None:
+def test_another_part_of_what_decodes_or_judges_is_another_test(part):
     """Only parts that are there count, so that looks without them keep their fingerprints."""
 
     def found(scope: dict[str, Any]) -> str:
@@ -139,7 +129,7 @@ def test_another_part_of_what_decodes_or_judges_is_another_test(part: str) -> No
     assert len({found({}), found({part: {"a": 1}}), found({part: {"a": 2}})}) == 3
 
 
-def test_the_order_of_settings_matters_and_that_of_budgets_does_not() -> None:
+def test_the_order_of_settings_matters_and_that_of_budgets_does_not():
     strict, loose = {"risk": 0.01}, {"risk": 0.2}
 
     def found(settings: list[dict[str, Any]], *budgets: float, ternary: bool = True) -> str:
@@ -149,7 +139,7 @@ def test_the_order_of_settings_matters_and_that_of_budgets_does_not() -> None:
     assert found([strict], 0.03, 0.01) == found([strict], 0.01, 0.03) != found([strict], 0.01, 0.03, ternary=False)
 
 
-def test_the_published_looks_are_whole() -> None:
+def test_the_published_looks_are_whole():
     """Every set of prompts is the one that its looks name."""
     content = json.loads((Path(__file__).parents[2] / PUBLISHED).read_text())
     assert len(content["looks"]) >= 240 and {row["marks"] for row in content["looks"]} == set(content["marks"])

@@ -67,17 +67,9 @@ def test_the_table_says_the_same_as_its_prompts_in_any_order():
 
 @pytest.mark.parametrize(
     "loss, discordance, n, table",
-    [
-        (0.1, 0.3, 10, (2, 1)),  # whole numbers, which rounding must not move
-        (0.1, 0.3, 15, (3, 1)),  # 3.0 and 1.5
-        (0.05, 0.1, 10, (1, 0)),  # 0.75 and 0.25
-        (-0.1, 0.3, 10, (1, 2)),
-        (0.2, 0.1, 10, (2, 0)),  # more loss than discordance
-        (0.01, 1.0, 1, (1, 0)),  # 0.505 and 0.495
-        (0.0, 1.0, 5, (3, 2)),
-        (0.0, 1.2, 5, (3, 2)),  # no more gains than prompts that are left
-    ],
-)
+    [(0.1, 0.3, 10, (2, 1)), (0.1, 0.3, 15, (3, 1)), (0.05, 0.1, 10, (1, 0)), (-0.1, 0.3, 10, (1, 2)),
+     (0.2, 0.1, 10, (2, 0)), (0.01, 1.0, 1, (1, 0)), (0.0, 1.0, 5, (3, 2)), (0.0, 1.2, 5, (3, 2))],
+)  # fmt: skip
 def test_tables_are_rounded_against_the_loose_rule(loss, discordance, n, table):
     assert expected_table(loss, discordance, n) == table
 
@@ -114,9 +106,7 @@ def test_what_is_possible_is_what_the_deciding_bound_can_certify(ternary, stop, 
     assert try_setting([Decoded(np.zeros(least))], [0.01], 0.95, stop, ternary).bounds[0].kind == bound
     with pytest.raises(UserError, match=rf"{least - 1} prompts cannot certify a budget of 1\.00% .* takes {least}"):
         check_possible(0.01, 0.95, least - 1, ternary, stop)
-
-
-def test_a_sequential_test_that_may_certify_counts_among_what_is_possible():
+    # A sequential test that may certify counts as well.
     check_possible(0.01, 0.95, 608, False, "clear")
     assert try_setting([Decoded(np.zeros(608))], [0.01], 0.95, "clear", False).answers == ("within",)
     with pytest.raises(UserError, match="that takes 608"):
@@ -134,12 +124,8 @@ def test_the_command_prints_a_line_for_each_kind_of_score(monkeypatch, capsys):
     assert all(int(with_loss) > int(without) for without, with_loss in zip(printed[0], printed[2], strict=True))
 
 
-@pytest.mark.parametrize(
-    "words, message",
-    [(words, r"0\.02 0\.05") for words in ([], ["0.05"], ["two", "0.05"], ["0.05", "0.05", "0", "0"])]
-    + [(words, "No plan") for words in (["0", "0.05"], ["0.02", "1.5"], ["0.02", "0.01", "0.02"])],
-)
-def test_the_command_says_what_it_wants(monkeypatch, words, message):
-    monkeypatch.setattr("sys.argv", ["planning", *words])
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize("words", ["", "0.05", "two 0.05", "0.05 0.05 0 0", "0 0.05", "0.02 1.5", "0.02 0.01 0.02"])
+def test_the_command_says_what_it_wants(monkeypatch, words):
+    monkeypatch.setattr("sys.argv", ["planning", *words.split()])
+    with pytest.raises(SystemExit, match=r"0\.02 0\.05"):
         main()

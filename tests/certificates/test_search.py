@@ -32,8 +32,9 @@ def test_the_settings_aim_at_the_budgets_from_strict_to_loose():
     world = World(n=4000)
     choice = choose_settings(GRID, [{}], world, AIMS)
     values = [setting.value for setting in choice.settings]
-    assert values == sorted(set(values))
-    assert len(values) == 4
+    assert values == sorted(set(values)) and len(values) == 4
+    assert choice.settings[0] == Setting(GRID[0], {})  # the strictest value, which costs no development prompt
+    assert choice.settings[0] not in choice.measured and choice.settings[0] not in world.calls
     # a loss of 0.15 x^2, a margin near one point and a reserve: each aim stays within its budget but uses it
     for value, budget in zip(values[1:], AIMS.budgets, strict=True):
         assert budget - 0.02 < world.loss(value) + 0.008 < budget
@@ -67,14 +68,10 @@ def test_most_of_what_is_far_too_loose_is_never_decoded():
     assert sum(world.loss(call.value) > 0.3 for call in world.calls) <= 2
 
 
-def test_a_grid_that_costs_nothing_is_used_up_to_its_end():
-    choice = choose_settings(GRID, [{}], World(loss=lambda x: 0.0), AIMS)
-    assert [setting.value for setting in choice.settings] == [GRID[0], GRID[-1]]
-
-
-def test_a_rule_that_keeps_no_budget_still_gets_its_strictest_setting_tested():
-    choice = choose_settings(GRID, [{}], World(loss=lambda x: 0.3), AIMS)
-    assert [setting.value for setting in choice.settings] == [GRID[0]]
+@pytest.mark.parametrize("loss, chosen", [(0.0, [GRID[0], GRID[-1]]), (0.3, [GRID[0]])])
+def test_a_grid_that_costs_nothing_is_used_to_its_end_and_one_that_keeps_nothing_at_its_start(loss, chosen):
+    choice = choose_settings(GRID, [{}], World(loss=lambda x: loss), AIMS)
+    assert [setting.value for setting in choice.settings] == chosen
 
 
 def test_fewer_settings_keep_the_headline_budget_first():
@@ -125,6 +122,7 @@ def test_what_few_development_prompts_say_of_themselves_is_reserved_for():
     assert target.keeps(0.01, 0.04, 3000, exact=True)
     assert not target.keeps(0.01, 0.04, 100, exact=True)
     assert replace(target, reserve=0.0).keeps(0.01, 0.04, 100, exact=True)
+    assert target.keeps(0.0, 0.0, 300, exact=True) and not target.keeps(0.0, 0.0, 20, exact=True)
 
 
 def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_setting():
@@ -137,19 +135,6 @@ def test_a_place_that_is_left_goes_between_the_headline_and_the_next_looser_sett
     assert curve.between(target, [1, 8]) == [5]
     assert curve.between(target, [1]) == [] and curve.between(target, [1, 3]) == []
     assert Curve(13).between(target, []) == []
-
-
-def test_every_sequence_opens_with_the_strictest_value_which_costs_no_development_prompt():
-    world = World(n=4000)
-    choice = choose_settings(GRID, [{"window": 2}], world, AIMS)
-    assert choice.settings[0] == Setting(GRID[0], {"window": 2})
-    assert choice.settings[0] not in choice.measured and choice.settings[0] not in world.calls
-
-
-def test_twenty_prompts_without_a_difference_are_no_certainty():
-    target = AIMS.target(0.03)
-    assert target.keeps(0.0, 0.0, 300, exact=True)
-    assert not target.keeps(0.0, 0.0, 20, exact=True)
 
 
 def test_scores_that_are_not_right_or_wrong_need_stricter_settings():

@@ -1,7 +1,5 @@
 """GGUF files in the folders of target and draft: every command that loads a model takes their names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ FILES = ("--gguf", "target.gguf", "--draft-gguf", "draft.gguf")
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory):
     """One folder with the GGUF files of a target and a draft, and a file of prompts."""
     place = tmp_path_factory.mktemp("quantised")
     write_gguf(place / "target.gguf")
@@ -46,7 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def demo_without_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def demo_without_server(monkeypatch):
     """Let the demo load its models where it would start a server."""
     monkeypatch.setattr("gistgate.demo.server.launch", lambda playground, *_, **__: playground())
 
@@ -57,21 +55,18 @@ def call(folder: Path, command: str, *more: str) -> Result:
     return CliRunner().invoke(app, [command, *filled, *more])
 
 
-def taking(option: str) -> set[str]:
-    """The names of the commands that have an option."""
+def test_every_command_that_loads_a_model_takes_its_file():
     group: Any = typer.main.get_command(app)
-    return {name for name, command in group.commands.items() if any(option in one.opts for one in command.params)}
 
+    def taking(option: str) -> set[str]:
+        return {name for name, command in group.commands.items() if any(option in one.opts for one in command.params)}
 
-def test_every_command_that_loads_a_model_takes_its_file() -> None:
     assert taking("--gguf") == set(COMMANDS)
     assert taking("--draft-gguf") == taking("--draft") == {*COMMANDS, "init"}
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_both_models_are_loaded_from_the_files_that_are_named(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, command: str
-) -> None:
+def test_both_models_are_loaded_from_the_files_that_are_named(folder, monkeypatch, command):
     asked, load = [], models.load_model
 
     def loading(role: str, name: str, device: Any, **options: Any) -> Any:
@@ -87,7 +82,7 @@ def test_both_models_are_loaded_from_the_files_that_are_named(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_file_of_a_draft_that_nobody_names_is_refused(folder: Path, command: str) -> None:
+def test_a_file_of_a_draft_that_nobody_names_is_refused(folder, command):
     done = call(folder, command, *FILES)
     if command == "draft-vocabulary":
         assert done.exit_code == 2, "that command always has a draft"
@@ -96,46 +91,33 @@ def test_a_file_of_a_draft_that_nobody_names_is_refused(folder: Path, command: s
         assert "--draft-gguf" in str(done.exception) and "no draft is named" in str(done.exception)
 
 
-def counted(done: Result) -> str:
-    """The sentence with the tokens and forwards of an answer."""
-    return next(line for line in done.stderr.splitlines() if "target forwards" in line)
-
-
-def test_two_files_of_one_folder_decode_as_their_paths_do(folder: Path) -> None:
+def test_two_files_of_one_folder_decode_as_their_paths_do(folder):
     short = ("--max-new-tokens", "12")
     named = call(folder, "generate", "--draft", str(folder), *FILES, *short)
     paths = ["generate", str(folder / "target.gguf"), "Tom", "--draft", str(folder / "draft.gguf"), *short]
     found = CliRunner().invoke(app, paths)
     assert named.exit_code == 0, named.output
-    assert (named.stdout, counted(named)) == (found.stdout, counted(found))
+    counted = [[line for line in done.stderr.splitlines() if "target forwards" in line] for done in (named, found)]
+    assert named.stdout == found.stdout and counted[0] == counted[1] != []
 
 
-def test_calibrate_decodes_with_the_named_files(folder: Path) -> None:
+def test_calibrate_decodes_with_the_named_files(folder):
     place, out = str(folder), folder / "proof"
-    found = load_models(
-        Options("sums", target=place, gguf="target.gguf", draft=place, draft_gguf="draft.gguf", out=out)
-    )
+    files = {"target": place, "gguf": "target.gguf", "draft": place, "draft_gguf": "draft.gguf"}
+    found = load_models(Options("sums", **files, out=out))
     target = load_target(str(folder / "target.gguf"))
     draft = load_draft(folder / "draft.gguf", target.model, target.tokenizer)
-    assert found.draft is not None
-    assert (identify_model(found.target), identify_model(found.draft)) == (
-        identify_model(target.model),
-        identify_model(draft),
-    )
+    assert list(map(identify_model, (found.target, found.draft))) == list(map(identify_model, (target.model, draft)))
 
 
-def test_a_missing_file_of_the_draft_is_named(folder: Path) -> None:
+def test_a_missing_file_of_the_draft_is_named_and_a_file_is_named_once(folder):
     target = load_target(str(folder), gguf="target.gguf")
     with pytest.raises(UserError, match=r"no file other.gguf \(GGUF files there: draft.gguf, target.gguf\)"):
         load_draft(folder, target.model, target.tokenizer, gguf="other.gguf")
-
-
-def test_a_file_is_named_once(folder: Path) -> None:
     with pytest.raises(UserError, match="target.gguf is a file, and target.gguf is to lie in a folder"):
         load_target(str(folder / "target.gguf"), gguf="target.gguf")
 
 
-def test_the_page_names_files_of_one_folder_apart() -> None:
-    assert (
-        heading("target.gguf", DecodeOptions(draft="/models", draft_gguf="draft.gguf")) == "target.gguf and draft.gguf"
-    )
+def test_the_page_names_files_of_one_folder_apart():
+    options = DecodeOptions(draft="/models", draft_gguf="draft.gguf")
+    assert heading("target.gguf", options) == "target.gguf and draft.gguf"

@@ -20,21 +20,16 @@ class Words:
         return self.texts[len(ids)]
 
 
-def test_text_appears_piece_by_piece(capsys):
-    writer = Writer(Words(["", "a", "ab", "abc"]))
-    writer.show(writer.text([1]))
-    assert capsys.readouterr().out == "a"
-    writer.finish([1, 1, 1])
-    assert capsys.readouterr().out == "bc\n"
-
-
-def test_a_text_that_changes_is_printed_again(capsys):
-    writer = Writer(Words(["", "a", "b"]))
+@pytest.mark.parametrize(
+    ("texts", "rest"), [(["", "a", "a", "abc"], "bc\n"), (["", "a", "b", "b"], "\nb\n")], ids=["grows", "changes"]
+)
+def test_text_appears_piece_by_piece_and_one_that_changes_is_printed_again(capsys, texts, rest):
+    writer = Writer(Words(texts))
     writer.show(writer.text([1]))
     writer.show(writer.text([1, 1]))
     assert capsys.readouterr().out == "a"
-    writer.finish([1, 1])
-    assert capsys.readouterr().out == "\nb\n"
+    writer.finish([1, 1, 1])
+    assert capsys.readouterr().out == rest
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "a\\x1b[2Jb\té\u200d\n"), (False, "a\x1b[2Jb\té\u200d\n")])

@@ -1,7 +1,5 @@
 """Prompts that hold their ids, as those of the pipeline do, are taken as they are: no second template or <s>."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable
@@ -30,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("error:.*chat template")  # it is in pla
 
 
 @pytest.fixture
-def place(pair: Path, tmp_path: Path) -> Path:
+def place(pair, tmp_path):
     """The pair with a chat template, and a gate that is certified for chats with a system text."""
     shutil.copytree(pair, tmp_path / "pair")
     tokenizer = load_target(str(pair / "target")).tokenizer
@@ -45,7 +43,7 @@ def place(pair: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def target(place: Path) -> Target:
+def target(place):
     return load_target(str(place / "target"))
 
 
@@ -61,7 +59,7 @@ def encoded(target: Target, text: str) -> list[int]:
     return list(target.tokenizer(text, add_special_tokens=False).input_ids)
 
 
-def test_ids_are_taken_as_they_are(place: Path, target: Target) -> None:
+def test_ids_are_taken_as_they_are(place, target):
     prompts = read_prompts(str(write(place, target)))
     wanted = [encoded(target, prompt.text) for prompt in prompts]
     for chat in (False, True):
@@ -69,27 +67,22 @@ def test_ids_are_taken_as_they_are(place: Path, target: Target) -> None:
     assert [one[0] for one in wanted] == [1] * 4 and 1 not in [token for one in wanted for token in one[1:]]
 
 
-def test_what_holds_no_template_can_still_be_wrapped(target: Target) -> None:
+def test_what_holds_no_template_can_still_be_wrapped_and_ids_of_another_tokenizer_are_refused(target):
     plain = EncodedPrompt("Tom has", tuple(target.tokenizer("Tom has").input_ids))
     assert PromptFile([plain]).encode(target) == [list(plain.ids or ())]
     assert PromptFile([plain], True).encode(target) == [target.encode("Tom has", True)]
     assert not is_rendered(target, plain.text) and is_rendered(target, target.rendered("Tom has"))
-
-
-def test_ids_of_another_tokenizer_are_refused(target: Target) -> None:
     with pytest.raises(UserError, match="another tokenizer's"):
         PromptFile([EncodedPrompt("Tom has", (5, 6, 7))]).encode(target)
 
 
 @pytest.mark.parametrize("ids", [[], "abc", [1, -1], [1.5], [True]])
-def test_ids_that_are_none_are_refused(place: Path, target: Target, ids: Any) -> None:
+def test_ids_that_are_none_are_refused(place, target, ids):
     with pytest.raises(UserError, match="`ids` are no token ids"):
         read_prompts(str(write(place, target, ids=ids)))
 
 
-def test_bench_wraps_prompts_as_the_other_commands_do(
-    run: Run, place: Path, target: Target, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bench_wraps_prompts_as_the_other_commands_do(run, place, target, monkeypatch):
     timed: list[list[int]] = []
     monkeypatch.setattr(race, "side_by_side", lambda decoder, ids, **request: timed.extend(ids) or [])
     (place / "prompts.txt").write_text("Tom has\n")
@@ -101,7 +94,7 @@ def test_bench_wraps_prompts_as_the_other_commands_do(
 
 
 @pytest.fixture
-def tune(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+def tune(run, place, monkeypatch):
     """Call the command with made-up seconds; what is screened, and what was written to standard error."""
 
     def times_of(candidates: Any, prompts: Any, request: Any) -> dict[str, Any]:
@@ -115,25 +108,15 @@ def tune(run: Run, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     return call
 
 
-def test_a_certificate_of_chats_takes_part_on_the_pairs_own_prompts(tune: Run, place: Path, target: Target) -> None:
+def test_a_certificate_of_chats_takes_part_on_prompts_of_its_own_system_text(tune, place, target):
     status, out, err = tune(write(place, target))
     assert status == 0 and "Left out" not in err
     assert any(name.startswith("autojudge") for name in json.loads(out)["screened"])
-
-
-@pytest.mark.parametrize("system", [None, "Take your time."])
-def test_prompts_of_another_system_text_leave_it_out(
-    tune: Run, place: Path, target: Target, system: str | None
-) -> None:
-    status, _, err = tune(write(place, target, system))
-    assert status == 0 and "Left out" in err and "another prompting" in err
-    # The user's word counts: a template may write more than the texts, such as the date.
-    assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
-
-
-def test_a_certificate_of_plain_prompts_is_left_out_where_the_file_holds_chats(
-    tune: Run, place: Path, target: Target
-) -> None:
+    for system in (None, "Take your time."):
+        status, _, err = tune(write(place, target, system))
+        assert status == 0 and "Left out" in err and "another prompting" in err
+        # The user's word counts: a template may write more than the texts, such as the date.
+        assert "Left out" not in tune(write(place, target, system), "--chat", "--system", SYSTEM)[2]
     made = Gate.load(place / "gate").certificate
     assert made is not None
     plain = {"num_fewshot": 0, "chat_template": False, "system": None}
@@ -142,17 +125,9 @@ def test_a_certificate_of_plain_prompts_is_left_out_where_the_file_holds_chats(
 
 
 @pytest.mark.parametrize("command", ["doctor", "bench"])
-def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(
-    run: Run, place: Path, target: Target, command: str
-) -> None:
+def test_a_named_certificate_of_chats_covers_the_pairs_own_prompts(run, place, target, command):
     asked = ("--draft", place / "draft", "--max-new-tokens", 24, "--gate", place / "gate", "--certificate")
     status, _, err = run(command, place / "target", write(place, target), *asked, place / "gate")
     assert status == 0, err
     status, _, err = run(command, place / "target", write(place, target, None), *asked, place / "gate")
     assert status == 1 and "another prompting" in err
-
-
-def test_only_a_line_feed_ends_a_prompt(tmp_path: Path) -> None:
-    """Other characters that Python takes for line ends may stand inside a prompt."""
-    (tmp_path / "prompts.txt").write_bytes("Tom\u2028has\r\n\r\nAnna\fgave\n".encode())
-    assert [one.text for one in read_prompts(str(tmp_path / "prompts.txt"))] == ["Tom\u2028has", "Anna\fgave"]

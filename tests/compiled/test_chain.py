@@ -18,8 +18,7 @@ from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
 from tests.architectures import deep_model, noisy_copy, pair, prompts
-from tests.core.heads import head_inputs, in_one_piece
-from tests.core.watching import HalfGate
+from tests.core.watching import HalfGate, head_inputs, in_one_piece
 
 LAYERS, NUM = 5, 9
 

@@ -24,8 +24,7 @@ from gistgate.drafters.text import TokenRecycling
 from gistgate.rules import RULES, make_rule
 from gistgate.rules.history import PairCounts
 from tests.architectures import greedy, pair, prompts
-from tests.core.continuing import continued
-from tests.core.watching import HalfGate, Markers, Watch
+from tests.core.watching import HalfGate, Markers, Watch, continued
 from tests.rules.extremes import OPEN
 
 BATCH = prompts(5, 17, 1, 10)
@@ -221,10 +220,11 @@ def test_an_observer_is_told_by_the_eager_engine(traced: None):
 def test_texts_are_continued_by_the_eager_engine_without_a_word(traced: None, monkeypatch: pytest.MonkeyPatch):
     """Programs begin with a prompt: `resume` never builds any, and never counts as a fall-back."""
     eager, programs = (decoder_of(engine) for engine in ("eager", "compiled"))
-    wanted = continued(eager, BATCH, NUM)
+    batch = prompts(5, 17, 2, 10)  # a prompt of one token could not be cut
+    wanted = continued(eager, batch, NUM)
     monkeypatch.setattr(compiled, "CompiledSession", None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = continued(programs, BATCH, NUM)
+        found = continued(programs, batch, NUM)
     assert seen(found) == seen(wanted) and any(one.statistics.loose for one in wanted)
     assert not programs.engine.fell_back

@@ -1,24 +1,174 @@
-"""Where answers end inside accepted blocks, what is counted, and rules that keep everything."""
+"""Where answers end, token by token and inside accepted blocks, and what is counted of them."""
 
 from __future__ import annotations
 
+import json
+from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from gistgate.core.block import Reason, Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.request import Generation
+from gistgate.core.request import Generation, Row, Statistics, Stop, eos_ids, total
+from gistgate.core.session import commit
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
 from gistgate.rules import make_rule
 from tests.architectures import greedy, pair, prompts
-from tests.core.continuing import continued
-from tests.core.watching import HalfGate, Markers, Watch
+from tests.core.watching import HalfGate, Markers, Watch, continued
 from tests.rules.extremes import LOOSE, LOSSLESS, OPEN, combinations
 from tests.tiny import byte_tokenizer
+
+counts = st.integers(0, 1000)
+statistics = st.builds(
+    Statistics,
+    *[counts] * 6,
+    st.dictionaries(st.integers(0, 16), counts, max_size=4),
+    st.dictionaries(st.sampled_from(["draft", "verify", "accept", "total"]), st.integers(0, 9).map(float)),
+)
+
+
+@given(a=statistics, b=statistics)
+def test_sums_and_the_way_through_json(a: Statistics, b: Statistics):
+    both = a + b
+    assert both.tokens == a.tokens + b.tokens and both.forwards == a.forwards + b.forwards
+    assert sum(both.histogram.values()) == sum(a.histogram.values()) + sum(b.histogram.values())
+    assert sum(both.seconds.values()) == sum(a.seconds.values()) + sum(b.seconds.values())
+    assert Statistics.from_dict(json.loads(json.dumps(both.as_dict()))) == both
+    untimed = both.as_dict(timed=False)
+    assert "seconds" not in untimed and Statistics.from_dict(untimed).tokens == both.tokens
+    assert a + Statistics() == Statistics() + a == total([a]) == a
+
+
+def test_rates():
+    assert (Statistics().mean_accepted_length, Statistics().loose_per_100) == (0.0, 0.0)
+    some = Statistics(forwards=4, strict=6, loose=3, carried=2, own=4)
+    assert (some.tokens, some.mean_accepted_length, some.loose_per_100) == (15, 3.75, 20.0)
+    assert total([some, some, Statistics()]).mean_accepted_length == 3.75
+    some.spend("draft", 1.0)
+    some.spend("draft", 0.5)
+    assert some.seconds == {"draft": 1.5}
+
+
+WHY = [Reason.STRICT, Reason.LOOSE, Reason.CARRIED]
+
+
+@pytest.mark.parametrize(
+    "eos, kept, counted, length, finish",
+    [
+        (99, [10, 11, 12, 13], (1, 1, 1, 1), 3, None),
+        (13, [10, 11, 12, 13], (1, 1, 1, 1), 3, "eos"),  # the own token ends it
+        (12, [10, 11, 12], (1, 1, 1, 0), 3, "eos"),
+        (11, [10, 11], (1, 1, 0, 0), 2, "eos"),
+        (10, [10], (1, 0, 0, 0), 1, "eos"),
+    ],
+)
+def test_a_block_is_cut_before_it_is_counted(
+    eos: int, kept: list[int], counted: tuple[int, ...], length: int, finish: str | None
+):
+    row = Row(0, [1, 2], 2)
+    commit(row, [10, 11, 12], WHY, 13, Stop(9, (eos,)), draft_forwards=3)
+    got = row.statistics
+    assert (row.answer, row.finish) == (kept, finish) and row.reasons == [*WHY, Reason.OWN][: len(kept)]
+    assert (got.strict, got.loose, got.carried, got.own) == counted
+    assert (got.forwards, got.draft_forwards, got.histogram) == (1, 3, {length: 1})
+
+
+TOKENIZER = byte_tokenizer(bos=False)
+EOS = TOKENIZER.eos_token_id
+
+
+def ids_of(text: str) -> list[int]:
+    return TOKENIZER.encode(text, add_special_tokens=False)
+
+
+def end_of(tokens: list[int], limit: int, strings: list[str]) -> tuple[int, str | None]:
+    """The slow definition: after every single token look at everything."""
+    for num in range(1, len(tokens) + 1):
+        text = TOKENIZER.decode(tokens[:num])
+        if tokens[num - 1] == EOS:
+            return num, "eos"
+        if any(string in text for string in strings):
+            return num, "stop"
+        if num == limit:
+            return num, "length"
+    return len(tokens), None
+
+
+texts = st.lists(st.one_of(st.sampled_from(ids_of("abc\n")), st.just(EOS)), max_size=12)
+strings = st.lists(st.text("abc\n", min_size=1, max_size=4), max_size=3)
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    tokens=texts, cuts=st.lists(st.integers(1, 5), min_size=12, max_size=12), limit=st.integers(1, 14), stops=strings
+)
+def test_however_the_text_arrives_it_ends_at_the_same_token(
+    tokens: list[int], cuts: list[int], limit: int, stops: list[str]
+):
+    stop = Stop(limit, {EOS}, stops, TOKENIZER)
+    answer: list[int] = []
+    finish = None
+    while finish is None and len(answer) < len(tokens):
+        new = tokens[len(answer) :][: cuts[len(answer)]]
+        kept, finish = stop.cut(answer, new)
+        assert kept <= len(new) and (finish is not None or kept == len(new))
+        answer += new[:kept]
+    assert (len(answer), finish) == end_of(tokens, limit, stops)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text("a🙂é\n", max_size=6), stop=st.text("a🙂é\n", min_size=1, max_size=2), step=st.integers(1, 5))
+@example(text="a🙂", stop="🙂", step=1)
+def test_a_stop_of_several_bytes_per_character_is_found(text: str, stop: str, step: int):
+    tokens, answer, finish = ids_of(text), [], None
+    while finish is None and len(answer) < len(tokens):
+        new = tokens[len(answer) :][:step]
+        kept, finish = Stop(99, (), [stop], TOKENIZER).cut(answer, new)
+        answer += new[:kept]
+    assert (len(answer), finish) == end_of(tokens, 99, [stop])
+
+
+@pytest.mark.parametrize(
+    "new, room, expected",
+    [
+        ("ab", 9, (2, None)),
+        ("ab", 2, (2, "length")),
+        ("abc", 2, (2, "length")),
+        ("a.b", 9, (2, "stop")),
+        ("a.b", 2, (2, "stop")),
+        ("a.b", 1, (1, "length")),
+        ("", 9, (0, None)),
+    ],
+)
+def test_the_first_end_counts(new: str, room: int, expected: tuple[int, str | None]):
+    assert Stop(room + 3, (EOS,), ["."], TOKENIZER).cut(ids_of("xyz"), ids_of(new)) == expected
+
+
+def test_eos_stays_and_wins_at_the_limit_and_a_stop_reaches_over_two_blocks():
+    stop = Stop(3, (EOS,))
+    assert [stop.cut([], ids) for ids in ([7, EOS, 8], [7, 8, EOS])] == [(2, "eos"), (3, "eos")]
+    assert stop.cut([], [7, 8, 9, EOS]) == (3, "length")
+    stop = Stop(99, (), ["Question:", TOKENIZER.eos_token], TOKENIZER)
+    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion: how")) == (4, "stop")
+    assert stop.cut(ids_of("so 4. Quest"), ids_of("ion, how")) == (8, None)
+    assert stop.cut([], [*ids_of("a"), EOS, 7]) == (2, "stop"), "a special token"
+
+
+@pytest.mark.parametrize(
+    ("listed", "own", "ids"),
+    [([7, 3], 5, [3, 5, 7]), (4, 4, [4]), (0, None, [0]), (None, 2, [2]), (None, None, []), ("no settings", 6, [6])],
+)
+def test_an_answer_ends_at_the_ends_of_tokenizer_and_model(listed: Any, own: int | None, ids: list[int]):
+    config = None if listed == "no settings" else SimpleNamespace(eos_token_id=listed)
+    assert eos_ids(SimpleNamespace(generation_config=config), SimpleNamespace(eos_token_id=own)) == ids
+
 
 BATCH = prompts(5, 17, 2)
 NUM = 24
@@ -45,36 +195,23 @@ def decoder_of(block: int, rule_id: str = "exact", draft: Any = None, **more: An
 
 
 @pytest.mark.parametrize("block", [1, 4, 7])
-@pytest.mark.parametrize("perfect", [True, False])
-def test_eos_anywhere_in_a_block_ends_the_text_there(perfect: bool, block: int):
-    decoder = decoder_of(block, draft=None if perfect else pair("llama")[1])
-    for place in range(0, NUM, 3):
-        eos = TEXTS[0][place]
-        for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, eos_ids={eos})):
+@pytest.mark.parametrize("kind", ["perfect draft", "draft", "stop"])
+def test_an_end_anywhere_in_a_block_ends_the_text_there(kind: str, block: int):
+    """An end token, or a string of one to three tokens."""
+    tokenizer, draft = byte_tokenizer(bos=False), pair("llama")[1] if kind == "draft" else None
+    decoder = decoder_of(block, draft=draft, tokenizer=tokenizer)
+    for place in range(0, NUM - 3, 3):
+        eos, request = TEXTS[0][place], {}
+        stop = tokenizer.decode(TEXTS[0][place : place + 1 + place % 3]).strip("\ufffd") or "@"
+        request = {"stops": ["never", "", stop]} if kind == "stop" else {"eos_ids": {eos}}
+        for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, **request)):
             text = TEXTS[row]
-            end = text.index(eos) + 1 if eos in text else NUM
-            assert answer.ids == text[:end] and answer.finish == ("eos" if eos in text else "length")
+            found = [
+                stop in tokenizer.decode(text[: num + 1]) if kind == "stop" else text[num] == eos for num in range(NUM)
+            ]
+            assert answer.ids == text[: found.index(True) + 1 if any(found) else NUM]
+            assert answer.finish == (("stop" if kind == "stop" else "eos") if any(found) else "length")
             check_counters(answer, block)
-
-
-@pytest.mark.parametrize("block", [1, 4, 7])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_stop_string_anywhere_in_a_block_ends_the_text_there(size: int, block: int):
-    tokenizer = byte_tokenizer(bos=False)
-    decoder = decoder_of(block, tokenizer=tokenizer)
-    for place in range(0, NUM - size, 3):
-        stop = tokenizer.decode(TEXTS[0][place : place + size]).strip("\ufffd") or "@"
-        for row, answer in enumerate(decoder.generate(BATCH, max_new_tokens=NUM, stops=["never", stop])):
-            text = TEXTS[row]
-            ends = [num for num in range(1, NUM + 1) if stop in tokenizer.decode(text[:num])]
-            assert answer.ids == text[: ends[0] if ends else NUM]
-            assert answer.finish == ("stop" if ends else "length")
-            check_counters(answer, block)
-
-
-def test_an_empty_stop_string_stops_nothing():
-    decoder = decoder_of(4, tokenizer=byte_tokenizer(bos=False))
-    assert decoder.generate(BATCH[:1], max_new_tokens=NUM, stops=["", "never"])[0].ids == TEXTS[0]
 
 
 @pytest.mark.parametrize("rule_id, greedy, with_q", combinations())
@@ -91,21 +228,11 @@ def test_counters_agree_with_the_text(rule_id: str, greedy: bool, with_q: bool):
 
 
 def test_seconds_and_forwards_are_those_that_were_spent():
-    target, draft = pair("llama")
-    calls = {"target": 0, "draft": 0}
-
-    def count(name: str) -> Any:
-        def hook(*_: Any) -> None:
-            calls[name] += 1
-
-        return hook
-
-    hooks = [model.register_forward_hook(count(name)) for name, model in (("target", target), ("draft", draft))]
-    try:
-        answers = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4).generate(BATCH, max_new_tokens=NUM)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    models, calls = dict(zip(("target", "draft"), pair("llama"), strict=True)), Counter[str]()
+    hooks = [model.register_forward_hook(lambda *_, name=name: calls.update([name])) for name, model in models.items()]
+    answers = decoder_of(4, draft=models["draft"]).generate(BATCH, max_new_tokens=NUM)
+    for hook in hooks:
+        hook.remove()
     assert calls["target"] == max(answer.statistics.forwards for answer in answers)
     assert calls["draft"] == max(answer.statistics.draft_forwards for answer in answers)
     for answer in answers:
@@ -137,11 +264,9 @@ def test_an_open_rule_keeps_every_draft_token(rule_id: str, greedy: bool):
 
 def test_added_tokens_of_the_tokenizer_are_never_loose():
     """Chat, think and tool markers, whoever builds the decoder."""
-    target, draft = pair("llama", noise=0.3)
     tokenizer = byte_tokenizer()
     tokenizer.add_tokens([AddedToken("<think>"), AddedToken("<|im_end|>", special=True)])
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 6, tokenizer=tokenizer)
-    assert set(decoder.parts.protocol_ids) == {0, 1, 2, 259, 260}
+    assert set(decoder_of(6, tokenizer=tokenizer).parts.protocol_ids) == {0, 1, 2, 259, 260}
 
 
 def test_eos_and_markers_are_never_loose():
@@ -161,7 +286,7 @@ def test_eos_and_markers_are_never_loose():
     assert refused > 0 and all(answer.statistics.tokens == len(answer.ids) for answer in answers)
 
 
-def test_the_first_token_of_an_answer_is_the_target_s():
+def test_the_first_token_of_an_answer_is_the_target_s_and_a_text_that_goes_on_has_none():
     """Every other token of the draft stays."""
     target, draft = pair("llama", noise=0.3)
     decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 4)
@@ -170,19 +295,11 @@ def test_the_first_token_of_an_answer_is_the_target_s():
     corrected = [answer for answer in answers if answer.reasons[0] == Reason.OWN]
     assert corrected, "the draft must have begun at least one answer in another way"
     assert all(Reason.OWN not in answer.reasons[1:5] for answer in corrected)
-
-
-def test_a_text_that_goes_on_has_no_first_token():
-    target, draft = pair("llama", noise=0.3)
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("random", rate=1.0), 4)
     assert any(answer.reasons[0] == Reason.LOOSE for answer in continued(decoder, BATCH, NUM))
 
 
 def test_a_gate_is_asked_only_by_a_rule_that_needs_it():
-    class Broken:
-        layers = frozenset({"post"})
-        wants_q = False
-
+    class Broken(HalfGate):
         def __call__(self, block: Any) -> torch.Tensor:
             raise AssertionError("not to be called")
 

@@ -1,16 +1,21 @@
-"""Closed gate, temperature 0: the target's own greedy ids, whatever the architecture, the block and the company."""
+"""A closed rule writes what transformers itself writes greedily, whatever is drafted."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from gistgate.core.block import Reason
+from gistgate.core.block import Draft, Reason
 from gistgate.core.decoder import Decoder
+from gistgate.core.drafter import Drafter
 from gistgate.drafters.model import ModelDrafter
-from gistgate.drafters.text import PromptLookup
+from gistgate.drafters.text import PromptLookup, ragged
 from gistgate.rules import RULES, make_rule
 from tests.architectures import CONTEXT, SIZES, greedy, noisy_copy, pair, prompts, tiny_model
 from tests.core.watching import HalfGate, Markers
@@ -32,30 +37,18 @@ def drafter(name: str, kind: str) -> Any:
 
 @pytest.mark.parametrize("name", ["model", "lookup"])
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_ragged_batch_writes_the_greedy_texts(kind: str, name: str):
+def test_a_ragged_batch_and_a_single_row_write_the_greedy_texts(kind: str, name: str):
     for block in range(1, 17):
         decoder = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block)
-        assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected(kind), block
-
-
-@pytest.mark.parametrize("name", ["model", "lookup"])
-@pytest.mark.parametrize("kind", SIZES)
-def test_a_single_row_writes_the_greedy_text(kind: str, name: str):
-    for block in (1, 2, 3, 5, 8, 16):
-        decoder = Decoder(pair(kind)[0], drafter(name, kind), make_rule("exact"), block)
-        assert decoder.generate(BATCH[:1], max_new_tokens=NUM)[0].ids == expected(kind)[0], block
+        for batch in (BATCH, BATCH[:1]) if block in (1, 2, 3, 5, 8, 16) else (BATCH,):
+            answers = decoder.generate(batch, max_new_tokens=NUM)
+            assert [answer.ids for answer in answers] == expected(kind)[: len(batch)], block
 
 
 @pytest.mark.parametrize("rule_id", [name for name, rule in RULES.items() if rule.temperatures != "sampled"])
 def test_every_closed_rule_writes_it_too(rule_id: str):
-    decoder = Decoder(
-        pair("llama")[0],
-        drafter("model", "llama"),
-        make_rule(rule_id, **CLOSED[rule_id]),
-        8,
-        gate=HalfGate(),
-        tokenizer=Markers(),
-    )
+    rule, parts = make_rule(rule_id, **CLOSED[rule_id]), {"gate": HalfGate(), "tokenizer": Markers()}
+    decoder = Decoder(pair("llama")[0], drafter("model", "llama"), rule, 8, **parts)
     assert [answer.ids for answer in decoder.generate(BATCH, max_new_tokens=NUM)] == expected("llama")
 
 
@@ -78,9 +71,8 @@ def test_a_round_in_which_nothing_is_found_gives_one_plain_token():
     prompt, text = BATCH[0], greedy("llama", tuple(BATCH[0]), NUM)
     until = next(num for num in range(NUM) if text[num] in [*prompt, *text[:num]])
     assert len(set(prompt)) == len(prompt) and until >= 3
-    answer = Decoder(pair("llama")[0], PromptLookup(), make_rule("exact"), 8).generate([prompt], max_new_tokens=until)[
-        0
-    ]
+    decoder = Decoder(pair("llama")[0], PromptLookup(), make_rule("exact"), 8)
+    [answer] = decoder.generate([prompt], max_new_tokens=until)
     assert answer.ids == text[:until]
     assert answer.statistics.histogram == {0: until} and answer.statistics.draft_forwards == 0
 
@@ -111,7 +103,9 @@ def test_an_answer_may_fill_the_context_to_the_last_token(kind: str):
 def test_no_answer_at_all():
     decoder = Decoder(pair("llama")[0], drafter("model", "llama"), make_rule("exact"), 8)
     assert decoder.generate([], max_new_tokens=NUM) == []
-    answers = decoder.generate(BATCH, max_new_tokens=0)
+    batch = [list(prompt) for prompt in BATCH]
+    answers = decoder.generate(batch, max_new_tokens=0)
+    assert batch == BATCH, "the caller's prompts stay as they were"
     assert [(answer.ids, answer.finish, answer.statistics.forwards) for answer in answers] == [([], "length", 0)] * 4
 
 
@@ -128,7 +122,60 @@ def test_output_layers_of_different_padding():
         text.append(token)
 
 
-def test_the_caller_s_prompts_stay_as_they_were():
-    batch = [list(prompt) for prompt in BATCH]
-    Decoder(pair("llama")[0], drafter("model", "llama"), make_rule("exact"), 4).generate(batch, max_new_tokens=5)
-    assert batch == BATCH
+LENGTH = 24  # new tokens of the requests below
+ROWS = prompts(1, 4, 11, 30)
+TEXTS = {tuple(prompt): [*prompt, *greedy("llama", tuple(prompt), LENGTH)] for prompt in ROWS}
+
+
+class Adversary(Drafter):
+    """Proposes the right tokens up to a place that it is told, and then what it is told."""
+
+    def __init__(self) -> None:
+        self.plans: list[tuple[int, list[int]]] = [(0, [0])]
+        self.asked = 0
+
+    def propose(self, texts: Sequence[Sequence[int]], num_draft: int, **_: Any) -> Draft:
+        return ragged([self.chain(list(text), num_draft) for text in texts])
+
+    def chain(self, text: list[int], num_draft: int) -> list[int]:
+        right, wrong = self.plans[self.asked % len(self.plans)]
+        self.asked += 1
+        whole = next(full for full in TEXTS.values() if full[: len(text)] == text)
+        return [*whole[len(text) : len(text) + right], *wrong][:num_draft]
+
+
+class Requests(RuleBasedStateMachine):
+    """One target and one adversary serve all requests; every answer is the greedy one, cut where it has to end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.adversary = Adversary()
+
+    @rule(
+        plans=st.lists(
+            st.tuples(st.integers(0, 17), st.lists(st.integers(0, 258), max_size=17)), min_size=1, max_size=4
+        )
+    )
+    def plan(self, plans: list[tuple[int, list[int]]]) -> None:
+        self.adversary.plans = plans
+
+    @rule(
+        rows=st.lists(st.integers(0, len(ROWS) - 1), min_size=1, max_size=5),
+        block=st.integers(1, 16),
+        num=st.integers(1, LENGTH),
+        ends=st.lists(st.tuples(st.integers(0, len(ROWS) - 1), st.integers(0, LENGTH - 1)), max_size=2),
+    )
+    def ask(self, rows: list[int], block: int, num: int, ends: list[tuple[int, int]]) -> None:
+        batch = [ROWS[row] for row in rows]
+        eos = {TEXTS[tuple(ROWS[row])][len(ROWS[row]) + place] for row, place in ends}
+        decoder: Any = Decoder(pair("llama")[0], self.adversary, make_rule("exact"), block)
+        for prompt, answer in zip(batch, decoder.generate(batch, max_new_tokens=num, eos_ids=eos), strict=True):
+            text = TEXTS[tuple(prompt)][len(prompt) :][:num]
+            end = next((place + 1 for place, token in enumerate(text) if token in eos), num)
+            assert answer.ids == text[:end]
+            assert answer.finish == ("eos" if text[end - 1] in eos else "length")
+            assert answer.statistics.tokens == end and answer.statistics.loose == 0
+
+
+TestAdversary = Requests.TestCase
+TestAdversary.settings = settings(max_examples=15, stateful_step_count=6, deadline=None)

@@ -1,14 +1,17 @@
-"""A gate and an observer for tests."""
+"""A gate and observers for tests, and answers that have begun already."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Generation
 
 
 class HalfGate:
@@ -43,3 +46,35 @@ class Watch:
 
     def __call__(self, block: Block, acceptance: Acceptance, rows: Any) -> None:
         self.seen.append((block, acceptance, [list(row.text) for row in rows]))
+
+
+@contextmanager
+def head_inputs(model: Any) -> Iterator[list[Tensor]]:
+    """The states [B, N, D] that the output layer of `model` reads while the context is open, one for each call."""
+    seen: list[Tensor] = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda _module, args, _out: seen.append(args[0]))
+    try:
+        yield seen
+    finally:
+        handle.remove()
+
+
+def in_one_piece(states_BND: Tensor) -> bool:
+    """Whether states have the strides of a new tensor.
+
+    `is_contiguous` ignores the strides of axes of size one, at which PyTorch's choice of the product looks too.
+    """
+    _, num, width = states_BND.shape
+    return states_BND.stride() == (num * width, width, 1)
+
+
+def continued(
+    decoder: Decoder, texts: Sequence[Sequence[int]], max_new_tokens: int, **request: Any
+) -> list[Generation]:
+    """What `decoder` writes behind `texts`, whose last token counts as the first of the answer."""
+    whole = [(len(text), []) for text in texts]
+    begun = [len(text) - 1 for text in texts]
+    rows = decoder.resume(
+        decoder.remember(texts), whole, begun, max_new_tokens=max_new_tokens + 1, remember=False, **request
+    )
+    return [Generation(one.ids[1:], one.reasons[1:], one.finish, one.statistics) for one, _ in rows]

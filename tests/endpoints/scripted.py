@@ -1,7 +1,5 @@
 """An OpenAI-compatible server that adds numbers, and that fails as a test wants it to."""
 
-from __future__ import annotations
-
 import json
 import re
 import threading
@@ -17,25 +15,21 @@ from typing import Any
 class Script:
     """What the server does."""
 
-    wrong: frozenset[int] = frozenset()
-    """Numbers n whose n + 1 it gets wrong."""
-    rambling: frozenset[int] = frozenset()
-    """Numbers n whose answers run to the limit."""
-    drops: dict[int, int] = field(default_factory=dict)
-    """How often it drops the connection at a number before it answers."""
-    statuses: dict[int, int] = field(default_factory=dict)
-    """Status with which it refuses a number, always."""
-    reasons: dict[int, str] = field(default_factory=dict)
-    """Another reason for which an answer ends."""
-    delays: dict[int, float] = field(default_factory=dict)
-    """Seconds that it takes for a number."""
-    pages: dict[int, Any] = field(default_factory=dict)
-    """What it sends with status 200 in place of an answer: a text, or JSON."""
+    wrong: frozenset[int] = frozenset()  # numbers n whose n + 1 it gets wrong
+    rambling: frozenset[int] = frozenset()  # numbers n whose answers run to the limit
+    drops: dict[int, int] = field(
+        default_factory=dict
+    )  # how often it drops the connection at a number before it answers
+    statuses: dict[int, int] = field(default_factory=dict)  # status with which it refuses a number, always
+    reasons: dict[int, str] = field(default_factory=dict)  # another reason for which an answer ends
+    delays: dict[int, float] = field(default_factory=dict)  # seconds that it takes for a number
+    pages: dict[int, Any] = field(
+        default_factory=dict
+    )  # what it sends with status 200 in place of an answer: a text, or JSON
     model: str = "adder"
     says: str = "adder"
     """Model that an answer names."""
-    asked: list[dict[str, Any]] = field(default_factory=list)
-    """Bodies of all requests that were answered."""
+    asked: list[dict[str, Any]] = field(default_factory=list)  # bodies of all requests that were answered
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -1,7 +1,5 @@
 """Two servers, one claim: what is certified, what is refused, and what survives a broken run."""
 
-from __future__ import annotations
-
 import json
 import re
 from contextlib import ExitStack
@@ -84,6 +82,8 @@ def test_dropped_connections_are_repeated_and_after_a_dead_server_everything_is_
         (Script(reasons={7: "abort"}), "ended an answer with 'abort', so it is not whole"),
         (Script(says="other"), "asked for the model 'adder' and answered with 'other'"),
         (Script(model="other"), "does not serve 'adder'. It serves: other"),
+        (Script(pages={0: "<html>"}), "does not speak the OpenAI protocol"),
+        (Script(pages={0: {"model": "adder", "choices": [{}]}}), "OpenAI protocol|is not whole"),
     ],
 )
 def test_no_half_or_foreign_answer_is_scored(run, tmp_path, loose, message):
@@ -123,6 +123,8 @@ def test_an_answer_goes_on_from_the_beginning_that_its_task_gives():
 def test_what_cannot_work_is_said_in_one_sentence(run, changes, message):
     with pytest.raises(UserError, match=message):
         run(Script(), Script(), **changes)
+    with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
+        run(Script(), Script(), strict_endpoint=url, loose_endpoint=url)
 
 
 def test_prompts_are_judged_once_for_a_claim(run):
@@ -202,11 +204,6 @@ def test_the_command_line_compares_servers(run, tmp_path, capsys):
             assert isinstance(refused.exception, UserError) and message in str(refused.exception)
 
 
-def test_one_server_with_one_request_is_no_comparison(run):
-    with serving(Script()) as url, pytest.raises(UserError, match="the same server, model and request"):
-        run(Script(), Script(), strict_endpoint=url, loose_endpoint=url)
-
-
 def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch):
     def interrupted(waiting):
         raise KeyboardInterrupt
@@ -217,9 +214,3 @@ def test_ctrl_c_waits_for_nobody_and_counts_no_look(run, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         run(strict, Script(), concurrent=2)
     assert perf_counter() - started < 4 and read_looks(LOCAL)[1] == []
-
-
-@pytest.mark.parametrize("page", ["<html>", {"model": "adder", "choices": ["x"]}, {"model": "adder", "choices": [{}]}])
-def test_an_answer_that_is_no_completion_is_one_sentence(run, page):
-    with pytest.raises(UserError, match="OpenAI protocol|is not whole"):
-        run(Script(pages={0: page}), Script())

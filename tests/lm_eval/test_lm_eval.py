@@ -1,7 +1,5 @@
 """lm-eval drives our decoder: the same answers as ever when strict, and honest counters beside them."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -19,7 +17,6 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 from safetensors.torch import save_file
-from transformers import PreTrainedTokenizerFast
 
 from gistgate.core.batches import PromptCache, decode_all
 from gistgate.core.block import Sampling
@@ -38,12 +35,12 @@ from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer():
     return byte_tokenizer()
 
 
 @pytest.fixture(scope="module")
-def pair() -> Any:
+def pair():
     return tiny_pair()
 
 
@@ -67,7 +64,7 @@ def gated(
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, "auto"])
-def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tokenizer: Any, batch_size: Any) -> None:
+def test_strict_answers_are_those_of_transformers(tmp_path, pair, tokenizer, batch_size):
     tasks = write_task(tmp_path, **{'"\\n", "Q:"': '"\\n", "e"'})  # a stop that random text meets
     strict = gated(pair, tokenizer, batch_size=batch_size)
     theirs = HFLM(pair[0], tokenizer=tokenizer, batch_size=1)
@@ -78,8 +75,7 @@ def test_strict_answers_are_those_of_transformers(tmp_path: Path, pair: Any, tok
 class Rows:
     """An observer of a decoder that counts the rows of every round."""
 
-    layers: frozenset[str] = frozenset()
-    wants_q = False
+    layers, wants_q = frozenset[str](), False
 
     def __init__(self) -> None:
         self.counts: list[int] = []
@@ -89,9 +85,7 @@ class Rows:
 
 
 @pytest.mark.parametrize("memory", [None, 0, 100])
-def test_a_finished_row_gives_its_place_to_the_next_prompt(
-    tmp_path: Path, pair: Any, tokenizer: Any, memory: int | None
-) -> None:
+def test_a_finished_row_gives_its_place_to_the_next_prompt(tmp_path, pair, tokenizer, memory):
     tasks = write_task(tmp_path, num_test=9, **{'"\\n", "Q:"': '"\\n", "e"'})  # answers of unequal length
     target, draft = pair
     rows = Rows()
@@ -105,46 +99,36 @@ def test_a_finished_row_gives_its_place_to_the_next_prompt(
     assert found == answers(evaluate(HFLM(target, tokenizer=tokenizer, batch_size=1), tasks))
 
 
-def test_a_loose_rule_changes_answers_and_is_counted(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+def test_a_loose_rule_changes_answers_and_is_counted(tmp_path, pair, tokenizer):
     tasks = write_task(tmp_path, limit=40)
     strict, loose = gated(pair, tokenizer), gated(pair, tokenizer, "random", rate=1.0)
     results = evaluate(loose, tasks)
     assert answers(results) != answers(evaluate(strict, tasks))
     info = results["config"]["gistgate"]
-    assert info["rule"] == "random"
-    assert info["settings"]["rate"] == 1.0
-    assert info["statistics"]["loose"] > 0
+    assert (info["rule"], info["settings"]["rate"]) == ("random", 1.0) and info["statistics"]["loose"] > 0
     assert strict.served.statistics.loose == 0
     assert info["mean_accepted_length"] > strict.served.statistics.mean_accepted_length
 
 
-def test_every_prompt_keeps_its_own_counters(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    tasks = write_task(tmp_path, num_test=5)
-    lm = gated(pair, tokenizer)
-    evaluate(lm, tasks, limit=3)
-    assert len(lm.served.answers) == 3
-    prompt = tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))
-    (answer,) = lm.served.answers[prompt]
-    assert answer.statistics.tokens == len(answer.ids) <= 12
-
-
-def test_a_second_evaluation_hands_over_its_own_answers_alone(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    """What a process had answered before was gathered then."""
-    lm = gated(pair, tokenizer, "exact")
-    tasks = write_task(tmp_path)
-    for _ in range(2):
+def test_every_prompt_keeps_its_own_counters(tmp_path, pair, tokenizer):
+    """What a process had answered in an earlier evaluation was gathered then."""
+    tasks, lm = write_task(tmp_path, num_test=5), gated(pair, tokenizer)
+    for repeats in (1, 2):
         before = lm.served.statistics.tokens
-        evaluate(lm, tasks, limit=2)
+        evaluate(lm, tasks, limit=3)
         assert lm.present.statistics.tokens == lm.served.statistics.tokens - before > 0
+        assert len(lm.served.answers) == 3
+        found = lm.served.answers[tuple(tokenizer.encode("Q: 1000 + 1?\nA:"))]
+        assert len(found) == repeats and all(one.statistics.tokens == len(one.ids) <= 12 for one in found)
 
 
-def test_another_target_than_the_decoders_is_refused(pair: Any, tokenizer: Any) -> None:
+def test_another_target_than_the_decoders_is_refused(pair, tokenizer):
     decoder = Decoder(pair[0], None, make_rule("exact"))
     with pytest.raises(UserError, match="another target"):
         GatedLM(pair[1], decoder=decoder, tokenizer=tokenizer)
 
 
-def test_sampling_wishes_become_ours_and_others_are_refused() -> None:
+def test_sampling_wishes_become_ours_and_others_are_refused():
     assert sampling({"do_sample": False, "temperature": 0.0}) == Sampling()
     assert sampling({"do_sample": True, "temperature": 0.7, "top_p": 0.9}) == Sampling(0.7, 0, 0.9)
     assert sampling({"do_sample": True, "temperature": 0.0}) == Sampling()  # not a temperature of 1
@@ -153,7 +137,7 @@ def test_sampling_wishes_become_ours_and_others_are_refused() -> None:
         sampling({"num_beams": 4})
 
 
-def test_sampled_answers_follow_the_prompt_not_the_batch(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
+def test_sampled_answers_follow_the_prompt_not_the_batch(tmp_path, pair, tokenizer):
     tasks = write_task(tmp_path, num_test=4, **{"do_sample: false": "do_sample: true, temperature: 1.0"})
     one, two = (answers(evaluate(gated(pair, tokenizer, batch_size=size), tasks)) for size in (1, 4))
     assert one == two
@@ -165,18 +149,28 @@ def saved(folder: Path, pair: Any, tokenizer: Any) -> dict[str, str]:
     return {"pretrained": str(folder / "target"), "draft": str(folder / "draft"), "device": "cpu", "dtype": "float32"}
 
 
-def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = saved(tmp_path, pair, tokenizer)
+@pytest.fixture(scope="module")
+def names(tmp_path_factory, pair, tokenizer):
+    """Arguments that load the pair from folders."""
+    return saved(tmp_path_factory.mktemp("pair"), pair, tokenizer)
+
+
+def test_names_are_enough_and_arguments_of_a_decoder_are_arguments_of_the_model(names, tmp_path, monkeypatch):
     kept: list[torch.device] = []
     monkeypatch.setattr("gistgate.lm_eval.model.keep_freed_memory", kept.append)
     lm = GatedLM(**names, rule="fly", theta=0.5, window=2, block=5)
     assert (lm.decoder.block, lm.decoder.rule) == (5, make_rule("fly", theta=0.5, window=2))
     assert kept == [torch.device("cpu")]
     assert isinstance(lm.decoder.drafter, ModelDrafter)
-    plain = GatedLM(**{**names, "draft": None})
-    assert plain.decoder.drafter is None
-    lookup = GatedLM(**{**names, "draft": None}, drafter="lookup")
-    assert type(lookup.decoder.drafter).__name__ == "PromptLookup"
+    alone = {**names, "draft": None}
+    assert GatedLM(**alone).decoder.drafter is None
+    assert type(GatedLM(**alone, drafter="lookup").decoder.drafter).__name__ == "PromptLookup"
+    (tmp_path / "texts.txt").write_text("Q: 1000 + 1?\n")
+    lm = GatedLM(**alone, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
+    assert isinstance(lm.decoder.drafter, CorpusDrafter)
+    lm = GatedLM(**names, engine="compiled", guards="loop", speculate_up_to=2)
+    assert (lm.decoder.engine.name, lm.decoder.speculate_up_to) == ("compiled", 2)
+    assert lm.decoder.parts.guards.guards == (LoopGuard(),)
 
 
 @pytest.mark.parametrize(
@@ -187,15 +181,16 @@ def test_names_are_enough(tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch
         ({"draft": None, "drafter": "model"}, "needs a draft model"),
         ({"draft": "no/such/draft"}, "could not be loaded"),
         ({"rule": "autojudge", "risk": 0.1}, "needs a gate"),
+        ({"drafter": "sen"}, "datastore=<folder>"),
     ],
 )
-def test_wrong_names_get_a_sentence(tmp_path: Path, pair: Any, tokenizer: Any, wrong: dict, sentence: str) -> None:
+def test_wrong_names_get_a_sentence(names, wrong, sentence):
     with pytest.raises(UserError, match=sentence):
-        GatedLM(**{**saved(tmp_path, pair, tokenizer), **wrong})
+        GatedLM(**{**names, **wrong})
 
 
 @pytest.mark.parametrize("damage", ["lm_head.weight", None])
-def test_weights_that_are_not_whole_are_refused(tmp_path: Path, pair: Any, tokenizer: Any, damage: str | None) -> None:
+def test_weights_that_are_not_whole_are_refused(tmp_path, pair, tokenizer, damage):
     names = saved(tmp_path, pair, tokenizer)
     file = tmp_path / "target/model.safetensors"
     weights = load_tensors(file)
@@ -208,90 +203,81 @@ def test_weights_that_are_not_whole_are_refused(tmp_path: Path, pair: Any, token
         GatedLM(**names)
 
 
-def run_cli(tmp_path: Path, tasks: Path, model_args: str) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "gistgate.lm_eval.model", "run", "--model", "gistgate"]
-    command += ["--model_args", model_args, "--tasks", str(tasks / "sums.yaml"), "--batch_size", "2"]
-    command += ["--device", "cpu", "--output_path", str(tmp_path / "out")]
-    root = Path(__file__).parents[2]
-    return subprocess.run(
-        command, cwd=root, env={**os.environ, "TQDM_DISABLE": "1"}, capture_output=True, text=True, check=False
-    )
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    tasks, names = write_task(tmp_path, num_test=2), saved(tmp_path, pair, tokenizer)
-    model_args = f"pretrained={names['pretrained']},draft={names['draft']},dtype=float32"
-    done = run_cli(tmp_path, tasks, f"{model_args},rule=prob,r=0.05,block=3")
+def test_the_command_line_runs_and_fails_with_a_sentence(tmp_path, names):
+    tasks, output = write_task(tmp_path, num_test=2), ("--output_path", str(tmp_path / "out"))
+
+    def run_cli(more: str) -> Any:
+        model = f"pretrained={names['pretrained']},draft={names['draft']},dtype=float32,{more}"
+        command = [sys.executable, "-m", "gistgate.lm_eval", "run", "--model", "gistgate", "--model_args", model]
+        command += ["--tasks", str(tasks / "sums.yaml"), "--batch_size", "2", "--device", "cpu", *output]
+        env = {**os.environ, "TQDM_DISABLE": "1"}
+        return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
+
+    done = run_cli("rule=prob,r=0.05,block=3")
     assert done.returncode == 0, done.stderr
     (written,) = (tmp_path / "out").rglob("results_*.json")
     assert json.loads(written.read_text())["config"]["gistgate"]["settings"] == {"r": 0.05}
-    failed = run_cli(tmp_path, tasks, f"{model_args},rule=probb")
+    failed = run_cli("rule=probb")
     assert failed.returncode == 1
     assert failed.stderr.strip().splitlines()[-1].startswith("There is no rule 'probb'. Did you mean 'prob'")
 
 
-def test_importing_gistgate_does_not_import_lm_eval() -> None:
-    code = "import sys, gistgate.lm_eval.model; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+def test_importing_gistgate_does_not_import_lm_eval():
+    code = "import sys, gistgate.lm_eval, gistgate.cli.main; assert not {'lm_eval', 'datasets'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_arguments_of_a_decoder_are_arguments_of_the_model(tmp_path: Path, pair: Any, tokenizer: Any) -> None:
-    names = saved(tmp_path, pair, tokenizer)
-    (tmp_path / "texts.txt").write_text("Q: 1000 + 1?\n")
-    lm = GatedLM(**{**names, "draft": None}, drafter="corpus", corpus=str(tmp_path / "texts.txt"))
-    assert isinstance(lm.decoder.drafter, CorpusDrafter)
-    lm = GatedLM(**names, engine="compiled", guards="loop", speculate_up_to=2)
-    assert (lm.decoder.engine.name, lm.decoder.speculate_up_to) == ("compiled", 2)
-    assert lm.decoder.parts.guards.guards == (LoopGuard(),)
-    with pytest.raises(UserError, match="datastore=<folder>"):
-        GatedLM(**names, drafter="sen")
-
-
-def test_batches_that_pay_are_measured_on_the_first_one(
-    tmp_path: Path, pair: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_batches_that_pay_are_measured_on_the_first_one(tmp_path, pair, tokenizer, names, monkeypatch):
     rates = {1: 9.0, 4: 1.0}
     monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
-    names = {**saved(tmp_path, pair, tokenizer), "rule": "random", "rate": 1.0}
     tasks = write_task(tmp_path, limit=40)
-    lm = GatedLM(**names, speculate_up_to="auto", batch_size=4)
+    lm = GatedLM(**names, rule="random", rate=1.0, speculate_up_to="auto", batch_size=4)
     results = evaluate(lm, tasks)
     assert lm.decoder.speculate_up_to == results["config"]["gistgate"]["speculate_up_to"] == 1
     assert answers(results) == answers(evaluate(gated(pair, tokenizer), tasks)), "four rows are decoded plainly"
+
+
+CHAT = {"chat_template": True, "system": None}
+
+
+@pytest.fixture
+def certified(tmp_path, names, tokenizer):
+    """Makes a model that is bound to a certificate of plain prompts, but for what is changed."""
+
+    def make(**changed):
+        scope = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
+        scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
+        certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
+        lm = GatedLM(**names, certificate=str(tmp_path), batch_size=4)
+        lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+        return lm
+
+    return make
 
 
 @pytest.mark.parametrize(
     "changed, chat, sentence",
     [
         ({}, False, None),
-        ({"prompting": {"chat_template": True, "system": None}}, False, "another prompting"),
-        ({"prompting": {"chat_template": True, "system": None}}, True, None),
+        ({"prompting": CHAT}, False, "another prompting"),
+        ({"prompting": CHAT}, True, None),
         ({}, True, "another prompting"),
         ({"temperature": 1.0}, False, "another temperature"),
     ],
 )
-def test_a_certificate_refuses_requests_that_it_does_not_cover(
-    tmp_path: Path, pair: Any, tokenizer: Any, changed: dict[str, Any], chat: bool, sentence: str | None
-) -> None:
-    bound = {"prompting": {"chat_template": False, "system": None}, "temperature": 0.0, "guards": [], **changed}
-    bound["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=bound).save(tmp_path)
-    lm = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path), batch_size=4)
+def test_a_certificate_refuses_requests_that_it_does_not_cover(tmp_path, certified, changed, chat, sentence):
+    lm = certified(**changed)
     assert (lm.decoder.rule, lm.decoder.block) == (make_rule("prob", r=0.4), 5)
-    lm.tokenizer.chat_template = "{% for turn in messages %}{{ turn['content'] }}{% endfor %}"
     with nullcontext() if sentence is None else pytest.raises(UserError, match=sentence):
         evaluate(lm, write_task(tmp_path), limit=2, apply_chat_template=chat)
 
 
-def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(
-    tmp_path: Path, pair: Any, tokenizer: Any
-) -> None:
-    scope = {"prompting": {"chat_template": True, "system": None}, "temperature": 0.0, "guards": []}
-    scope["tokenizer"] = identify_tokenizer(tokenizer).vocabulary
-    certificate(point(settings={"r": 0.4}), rule="prob", knob="r", block=5, scope=scope).save(tmp_path)
-    lm, tasks = GatedLM(**saved(tmp_path, pair, tokenizer), certificate=str(tmp_path)), write_task(tmp_path)
-    lm.tokenizer.chat_template = "{% for turn in messages %}chat: {{ turn['content'] }}{% endfor %}"
+def test_an_earlier_run_with_a_chat_template_covers_no_later_one_without(tmp_path, certified):
+    lm, tasks = certified(prompting=CHAT), write_task(tmp_path)
     evaluate(lm, tasks, limit=2, apply_chat_template=True)
     with pytest.raises(UserError, match="another prompting"):
         evaluate(lm, tasks, limit=2, apply_chat_template=False)

@@ -1,7 +1,5 @@
 """Programs of a model run to their end or fail; and none has the environment of its caller."""
 
-from __future__ import annotations
-
 import os
 
 import pytest
@@ -38,22 +36,22 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
-def test_what_runs_to_its_end_passes(program: str) -> None:
+def test_what_runs_to_its_end_passes(program):
     assert runs(program, SMALL)
 
 
 @pytest.mark.parametrize("program", BROKEN.values(), ids=BROKEN)
-def test_what_does_not_run_to_its_end_fails(program: str) -> None:
+def test_what_does_not_run_to_its_end_fails(program):
     assert not runs(program, SMALL)
 
 
-def test_the_environment_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_stays_here(monkeypatch):
     monkeypatch.setenv("GISTGATE_SECRET", "a key")
     assert os.environ["GISTGATE_SECRET"]
     assert runs("import os\nassert 'GISTGATE_SECRET' not in os.environ and 'HOME' not in os.environ", SMALL)
 
 
-def test_an_equal_program_has_an_equal_verdict() -> None:
+def test_an_equal_program_has_an_equal_verdict():
     """The order of a set of texts is the same in every process."""
     program = "assert list({'ab', 'cd', 'ef', 'gh', 'ij'})[0] == 'VALUE'"
     found = [word for word in ("ab", "cd", "ef", "gh", "ij") if runs(program.replace("VALUE", word), SMALL)]

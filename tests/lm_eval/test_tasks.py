@@ -1,7 +1,5 @@
 """The task is the only authority on contexts, stops and meaning; nothing here knows any particular task."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any
@@ -32,20 +30,14 @@ def load(folder: Path, **blocks: Any) -> Task:
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Task:
+def task(tmp_path):
     write_task(tmp_path)
     return load(tmp_path)
 
 
-def test_documents_stops_and_limits_come_from_the_task(task: Task) -> None:
-    assert len(task.documents("train")) == 30
-    assert task.documents("test")[0]["question"] == "1000 + 1?"
-    assert task.stops == ["\n", "Q:"]
-    assert task.max_new_tokens == 12
-    assert task.metric == "exact_match,answer"
-
-
-def test_params_limit_answers_where_the_task_does_not(tmp_path: Path) -> None:
+def test_documents_stops_and_limits_come_from_the_task_else_from_params(task, tmp_path):
+    assert len(task.documents("train")) == 30 and task.documents("test")[0]["question"] == "1000 + 1?"
+    assert (task.stops, task.max_new_tokens, task.metric) == (["\n", "Q:"], 12, "exact_match,answer")
     write_task(tmp_path, limit=None)
     assert load(tmp_path, decoding={"max_new_tokens": 33}).max_new_tokens == 33
 
@@ -62,16 +54,16 @@ def test_params_limit_answers_where_the_task_does_not(tmp_path: Path) -> None:
         ("same words", "same words", None),
     ],
 )
-def test_same_meaning(task: Task, text: str, reference: str, same: bool | None) -> None:
+def test_same_meaning(task, text, reference, same):
     assert task.same_meaning(task.documents("train")[0], text, reference) is same
 
 
-def test_score_is_the_tasks_own(task: Task) -> None:
+def test_score_is_the_tasks_own(task):
     doc = task.documents("train")[4]  # 4 + 1
     assert [task.score(doc, text) for text in ("#### 5", "5", "#### 6", "")] == [1.0, 0.0, 0.0, 0.0]
 
 
-def test_params_may_name_another_filter(tmp_path: Path) -> None:
+def test_params_may_name_another_filter(tmp_path):
     write_task(tmp_path)
     loose = load(tmp_path, task_metric="exact_match,loose")
     assert loose.score(loose.documents("train")[4], "I say 5") == 1.0
@@ -80,7 +72,7 @@ def test_params_may_name_another_filter(tmp_path: Path) -> None:
         load(tmp_path, task_metric="acc")
 
 
-def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path: Path) -> None:
+def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path):
     folder = write_task(tmp_path, **{"metric_list:": "process_results: !function judge.judge\nmetric_list:"})
     (folder / "judge.py").write_text(
         "def judge(doc, results):\n    return {'exact_match': float(doc['answer'][-1] in results[0])}\n"
@@ -93,13 +85,13 @@ def test_a_scoring_function_of_the_task_decides_where_there_is_one(tmp_path: Pat
     assert own.same_meaning(doc, "14", "24") is None
 
 
-def test_text_is_decoded_and_cut_as_the_harness_does(task: Task) -> None:
+def test_text_is_decoded_and_cut_as_the_harness_does(task):
     tokenizer = byte_tokenizer()
     ids = tokenizer.encode(" 12\nQ: more", add_special_tokens=False)
     assert task.text(tokenizer, [*ids, 2, 0]) == " 12"
 
 
-def test_few_shot_examples_never_show_the_document_itself(tmp_path: Path) -> None:
+def test_few_shot_examples_never_show_the_document_itself(tmp_path):
     write_task(tmp_path, num_train=5)
     few = load(tmp_path, prompting={"num_fewshot": 4})
     for doc in few.documents("train"):
@@ -107,18 +99,13 @@ def test_few_shot_examples_never_show_the_document_itself(tmp_path: Path) -> Non
         assert context.count("Q: ") == 5
         assert context.count(f"Q: {doc['question']}") == 1
         assert context.endswith(f"Q: {doc['question']}\nA:")
+    few = load(tmp_path, prompting={"num_fewshot": 5})  # of another split all may be examples
+    assert few.context(few.documents("test")[0], byte_tokenizer()).count("Q: ") == 6
+    with pytest.raises(UserError, match="too few documents to show 5 others"):
+        few.context(few.documents("train")[0], byte_tokenizer())
 
 
-def test_all_documents_of_another_split_may_be_examples(tmp_path: Path) -> None:
-    write_task(tmp_path, num_train=3)
-    few = load(tmp_path, prompting={"num_fewshot": 3})
-    test, train = few.documents("test")[0], few.documents("train")[0]
-    assert few.context(test, byte_tokenizer()).count("Q: ") == 4
-    with pytest.raises(UserError, match="too few documents to show 3 others"):
-        few.context(train, byte_tokenizer())
-
-
-def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
+def test_a_context_depends_on_its_document_alone(tmp_path):
     write_task(tmp_path)
     few = load(tmp_path, prompting={"num_fewshot": 2})
     docs = few.documents("train")[:5]
@@ -128,17 +115,12 @@ def test_a_context_depends_on_its_document_alone(tmp_path: Path) -> None:
     assert len({context.split("Q: ")[1] for context in forth}) > 1
 
 
-PROMPTINGS = [
-    {},
-    {"num_fewshot": 3},
-    {"num_fewshot": 2, "system": "Be brief."},
-    {"num_fewshot": 2, "chat_template": True, "system": "Be brief."},
-]
+BRIEF = {"num_fewshot": 2, "system": "Be brief."}
 
 
 @pytest.mark.parametrize("bos", [True, False])
-@pytest.mark.parametrize("prompting", PROMPTINGS)
-def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path: Path, prompting: dict, bos: bool) -> None:
+@pytest.mark.parametrize("prompting", [{}, {"num_fewshot": 3}, BRIEF, {**BRIEF, "chat_template": True}])
+def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path, prompting, bos):
     write_task(tmp_path)
     tokenizer = byte_tokenizer(bos)
     tokenizer.chat_template = CHAT
@@ -166,7 +148,7 @@ def test_our_test_prompts_are_the_ids_that_the_harness_serves(tmp_path: Path, pr
     assert all(ids.count(tokenizer.bos_token_id) == (bos or "chat_template" in prompting) for ids in ours)
 
 
-def test_documents_may_come_from_a_folder(tmp_path: Path) -> None:
+def test_documents_may_come_from_a_folder(tmp_path):
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     write_task(tmp_path)
@@ -178,22 +160,24 @@ def test_documents_may_come_from_a_folder(tmp_path: Path) -> None:
     assert [doc["question"] for doc in moved.documents("train")] == ["other?"]
 
 
-def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path: Path) -> None:
-    write_task(tmp_path, **{"training_split: train\n": ""})
-    with pytest.raises(UserError, match="no training split"):
+@pytest.mark.parametrize(
+    "old, new, sentence",
+    [
+        ("training_split: train\n", "", "no training split"),
+        ("output_type: generate_until", "output_type: loglikelihood", "'loglikelihood', which decodes nothing"),
+        ("higher_is_better: true", "higher_is_better: false", "less is better"),
+    ],
+)
+def test_tasks_that_cannot_train_a_gate_are_refused(tmp_path, old, new, sentence):
+    write_task(tmp_path, **{old: new})
+    with pytest.raises(UserError, match=sentence):
         load(tmp_path)
-    write_task(tmp_path, **{"output_type: generate_until": "output_type: loglikelihood"})
-    with pytest.raises(UserError, match="'loglikelihood', which decodes nothing"):
-        load(tmp_path)
+
+
+def test_a_missing_file_and_a_metric_over_the_whole_corpus_are_refused(tmp_path):
     write_task(tmp_path)
     (tmp_path / "test.jsonl").unlink()
     with pytest.raises(UserError, match="could not be loaded"):
-        load(tmp_path)
-
-
-def test_a_metric_over_the_whole_corpus_is_refused(tmp_path: Path) -> None:
-    write_task(tmp_path, **{"higher_is_better: true": "higher_is_better: false"})
-    with pytest.raises(UserError, match="less is better"):
         load(tmp_path)
     write_task(tmp_path, **{"metric: exact_match, aggregation: mean": "metric: chrf, aggregation: chrf"})
     task = load(tmp_path)
@@ -201,6 +185,6 @@ def test_a_metric_over_the_whole_corpus_is_refused(tmp_path: Path) -> None:
         task.score(task.documents("train")[0], "#### 1")
 
 
-def test_the_projects_own_tasks_are_found() -> None:
+def test_the_projects_own_tasks_are_found():
     with pytest.raises(UserError, match="task_data"):
         load_task(parse_params({"task": "gsm8k", "task_data": "/nowhere"}))

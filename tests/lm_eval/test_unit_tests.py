@@ -1,7 +1,5 @@
 """Tasks whose answers are programs: consent, verdicts, sameness, and lm-eval's own names for the metric."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,7 @@ import pytest
 
 from gistgate.core.utils import UserError
 from gistgate.lm_eval import __main__ as command
-from gistgate.lm_eval import code_tasks as unit_tests
-from gistgate.lm_eval import task as task_files
+from gistgate.lm_eval import code_tasks
 from gistgate.lm_eval import task as tasks
 from gistgate.lm_eval.code_tasks import own_code_eval, process_results, program_of
 from gistgate.lm_eval.task import Task, TaskSpec, load_task
@@ -25,7 +22,7 @@ RIGHT, LONGER, WRONG = "def double(x):\n    return 2 * x", "def double(x):\n    
 
 
 @pytest.fixture
-def data(tmp_path: Path) -> str:
+def data(tmp_path):
     """A folder with documents."""
     for split in ("train", "test"):
         write_rows(tmp_path / f"{split}.jsonl", [WORDS, HEAD])
@@ -33,21 +30,21 @@ def data(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def task(data: str, monkeypatch: pytest.MonkeyPatch) -> Task:
+def task(data, monkeypatch):
     monkeypatch.chdir(ROOT)
     return load_task(TaskSpec(NAME, data=data, allow_code=True))
 
 
-def test_without_consent_nothing_is_loaded_or_run(data: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_consent_nothing_is_loaded_or_run(data, monkeypatch):
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(task_files, "build", lambda *_: pytest.fail("was loaded"))
-    monkeypatch.setattr(unit_tests, "runs", lambda *_: pytest.fail("was run"))
+    monkeypatch.setattr(tasks, "build", lambda *_: pytest.fail("was loaded"))
+    monkeypatch.setattr(code_tasks, "runs", lambda *_: pytest.fail("was run"))
     for name in (NAME, "mbpp"):
         with pytest.raises(UserError, match=f"'{name}' runs programs .* `allow_code: true` .* --allow-code"):
             load_task(TaskSpec(name, data=data))
 
 
-def test_unit_tests_are_the_score(task: Task) -> None:
+def test_code_tasks_are_the_score(task):
     assert task.metric == "tests_passed,none"
     assert [task.score(WORDS, text) for text in (RIGHT, WRONG, "", "return 2 * x")] == [1, 0, 0, 0]
     for language in ("python", "python3", "Python", "py", ""):
@@ -56,7 +53,7 @@ def test_unit_tests_are_the_score(task: Task) -> None:
     assert task.score(WORDS, f"Here it is:\n```python\n{RIGHT}") == 1  # the limit cut the block off
 
 
-def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None:
+def test_the_head_of_a_function_may_be_completed_or_repeated(task):
     assert task.score(HEAD, "    return prod([2, x])\n") == 1
     assert task.score(HEAD, "def double(x):\n    return prod([2, x])\n") == 1
     assert program_of(WORDS, RIGHT) == RIGHT
@@ -67,13 +64,11 @@ def test_the_head_of_a_function_may_be_completed_or_repeated(task: Task) -> None
     [(RIGHT, RIGHT, True), (LONGER, RIGHT, True), (WRONG, RIGHT, False), (RIGHT, WRONG, False), (WRONG, WRONG, True),
      (WRONG, WRONG + "  # no", None), (RIGHT, "", None)],
 )  # fmt: skip
-def test_equal_verdicts_of_the_tests_are_the_same_meaning(
-    task: Task, text: str, reference: str, same: bool | None
-) -> None:
+def test_equal_verdicts_of_the_tests_are_the_same_meaning(task, text, reference, same):
     assert task.same_meaning(WORDS, text, reference) is same
 
 
-def test_a_document_without_tests_is_named() -> None:
+def test_a_document_without_tests_is_named():
     with pytest.raises(UserError, match="has no text 'tests'. Every line needs prompt, tests, entry_point"):
         process_results({"prompt": "p", "entry_point": "e"}, ["x"])
 
@@ -87,7 +82,7 @@ dataset_kwargs: {{data_files: {{test: {data}/rows.jsonl}}}}
 """
 
 
-def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path, monkeypatch):
     """HumanEval's form: its metric `pass_at_k` asks `code_eval` of the hub, and its results call it pass@1."""
     import lm_eval.tasks.humaneval as package
 
@@ -95,25 +90,14 @@ def test_lm_evals_own_metric_runs_here_without_the_hub(tmp_path: Path, monkeypat
     write_rows(tmp_path / "rows.jsonl", [row])
     folder = Path(next(iter(package.__path__)))
     (tmp_path / "heads.yaml").write_text(HUMANEVAL.format(folder=folder, data=tmp_path))
-    harness = task_files.find_task("heads", folder=tmp_path, allow_code=True)
-    task = tasks.Task(harness, TaskSpec("heads", allow_code=True))
+    harness = tasks.find_task("heads", folder=tmp_path, allow_code=True)
+    task = Task(harness, TaskSpec("heads", allow_code=True))
     assert [task.score(row, text) for text in ("    return 2 * x", "    return x")] == [1, 0]
     assert task.same_meaning(row, "    return 2 * x", "    return x + x") is True
     assert task.same_meaning(row, "    return x", "    return x + x") is False
 
 
-def test_the_metric_is_replaced_for_a_while_only() -> None:
-    import evaluate
-
-    usual = evaluate.load
-    with own_code_eval():
-        found, _ = evaluate.load("code_eval").compute(
-            references=["assert f() == 1"], predictions=[["def f(): return 1"]]
-        )
-    assert found == {"pass@1": 1.0} and evaluate.load is usual
-
-
-def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_eval_asks_once(monkeypatch, capsys):
     import lm_eval.__main__ as harness
 
     def refused() -> None:
@@ -130,8 +114,13 @@ def test_eval_asks_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     command.main()
 
 
-def test_several_programs_of_a_task_count_as_pass_at_k() -> None:
+def test_several_programs_of_a_task_count_as_pass_at_k():
     """Of n programs c pass: k drawn ones hold one of these with a chance of 1 - C(n - c, k) / C(n, k)."""
+    import evaluate
+
     programs, tests = [[RIGHT, WRONG, WRONG, WRONG], [RIGHT, RIGHT, WRONG, WRONG]], [WORDS["tests"]] * 2
-    found, _ = unit_tests.CodeEval().compute(references=tests, predictions=programs, k=[1, 2, 8])
+    usual = evaluate.load
+    with own_code_eval():
+        found, _ = evaluate.load("code_eval").compute(references=tests, predictions=programs, k=[1, 2, 8])
+    assert evaluate.load is usual  # the metric is replaced for a while only
     assert found == pytest.approx({"pass@1": (1 / 4 + 2 / 4) / 2, "pass@2": (3 / 6 + 5 / 6) / 2})

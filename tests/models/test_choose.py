@@ -11,9 +11,9 @@ import pytest
 
 from gistgate.core.certificate import Certificate
 from gistgate.core.utils import UserError
-from gistgate.models.build import Choice, choose, options_from
-from gistgate.models.loading import parse_settings
-from gistgate.models.options import NAMES, DecodeOptions
+from gistgate.models.build import options_from
+from gistgate.models.choose import Choice, choose
+from gistgate.models.options import NAMES, DecodeOptions, parse_settings
 from gistgate.rules.history import PairCounts
 from gistgate.segments.build import choose_segments
 from gistgate.segments.probes import Probe, Probes

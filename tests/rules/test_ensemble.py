@@ -24,7 +24,7 @@ from gistgate.rules import make_rule
 from gistgate.rules.divergence import Ensemble
 from tests.architectures import noisy_copy, prompts, tiny_model
 from tests.blocks import accepted, block, random_block
-from tests.core.continuing import continued
+from tests.core.watching import continued
 from tests.rules.enumerating import P, Q, first_token
 
 Z = [math.log(0.5), math.log(0.3), math.log(0.2)]

@@ -39,14 +39,6 @@ def test_the_next_block_is_judged_where_the_loose_one_would_have_ended():
     assert int(state["shadow_blocks"]) == 5 and int(state["shadow_tokens"]) == 12
 
 
-def test_the_watcher_sees_what_would_have_been_accepted():
-    seen = []
-    rule, one = make_rule("prob", r=0.01), random_block(seed=3)
-    watched = Shadow(rule, lambda block, would: seen.append(would))
-    watched.advance(one, settle(watched, one, {}), {})
-    assert (seen[0].length == settle(rule, one, {}).length).all()
-
-
 def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
     """The counters of one row after these blocks."""
     state: State = {}

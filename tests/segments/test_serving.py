@@ -86,19 +86,39 @@ def answers(place):
     return json.loads((place / "answers.json").read_text())
 
 
+def build(place, parts, policy="warn", **wishes):
+    """The library's decoder of the probes."""
+    options = DecodeOptions(**{"draft": parts[1], "segments": place / "probes", **wishes})
+    return build_decoder(parts[0], parts[2], options, policy=policy)
+
+
+def decoded(decoder, parts):
+    return [one.ids for one in decoder.generate(parts[2](PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])]
+
+
 def library(place, parts, name):
-    target, draft, tokenizer = parts
     settings = dict(REQUESTS[name])
-    rule = settings.pop("rule", None)
-    options = DecodeOptions(draft=draft, segments=place / "probes", rule=rule, settings=settings)
-    decoder = build_decoder(target, tokenizer, options)
-    return decoder.generate(tokenizer(PROMPTS).input_ids, max_new_tokens=LENGTH, eos_ids=[2])
+    return decoded(build(place, parts, rule=settings.pop("rule", None), settings=settings), parts)
+
+
+def warned(call):
+    """What a call warns of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
+
+
+def command(place, *more):
+    """The command line with these probes."""
+    paths = ["--draft", str(place / "draft"), "--segments", str(place / "probes"), "--dtype", "float32"]
+    return CliRunner().invoke(app, ["generate", str(place / "target"), PROMPTS[1], *paths, *more])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REQUESTS)
 def test_plain_transformers_gives_the_librarys_ids(name, answers, place, parts):
-    assert answers[name]["ids"] == [answer.ids for answer in library(place, parts, name)]
+    assert answers[name]["ids"] == library(place, parts, name)
     assert answers[name]["prompts_kept"]
 
 
@@ -118,89 +138,65 @@ def test_lm_evals_model_decodes_by_segments(place, parts):
                  opinion="probe")  # fmt: skip
     ids = parts[2](PROMPTS[:1], return_tensors="pt").input_ids
     out = lm._model_generate(ids, ids.shape[1] + LENGTH, [])
-    assert out[0, ids.shape[1] :].tolist() == library(place, parts, "by hand")[0].ids
+    assert out[0, ids.shape[1] :].tolist() == library(place, parts, "by hand")[0]
     assert lm.get_model_info()["gistgate"]["settings"]["threshold"] == 0.4
     assert lm.served.statistics.extra["segments"] > 0
 
 
 def test_the_command_line_decodes_by_segments(place, parts):
-    command = ["generate", str(place / "target"), PROMPTS[1], "--draft", str(place / "draft")]
-    command += ["--segments", str(place / "probes"), "--max-new-tokens", str(LENGTH), "--dtype", "float32"]
-    done = CliRunner().invoke(app, command)
+    done = command(place, "--max-new-tokens", str(LENGTH))
     assert done.exit_code == 0, done.output
-    wanted = parts[2].decode(library(place, parts, "certified")[1].ids, skip_special_tokens=True)
+    wanted = parts[2].decode(library(place, parts, "certified")[1], skip_special_tokens=True)
     assert done.stdout.rstrip("\n") == wanted.rstrip("\n")
 
 
-def told(place, parts, gate=None, **settings):
-    """What is warned of when the folder is served."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        target, draft, tokenizer = parts
-        options = DecodeOptions(draft=draft, segments=place / "probes", gate=gate, settings=settings)
-        build_decoder(target, tokenizer, options)
-    return [str(warning.message) for warning in caught if "certificate" in str(warning.message)]
+def test_serving_says_what_no_certificate_covers_which_holds_for_the_folders_own_gate_only(place, parts):
+    def said(gate=None, **settings):
+        return warned(lambda: build(place, parts, gate=gate, settings=settings))
 
-
-def test_serving_says_what_no_certificate_covers(place, parts):
-    assert told(place, parts) == []
-    assert told(place, parts, threshold=0.4) == ["No certificate covers this: threshold is 0.4, but 0.5 was certified."]
-
-
-def test_a_certificate_holds_for_the_folders_own_gate_only(place, parts):
-    own = Gate.load(place / "probes" / GATE, *parts)
-    other = Gate.load(place / "probes" / GATE, *parts)
+    own, other = (Gate.load(place / "probes" / GATE, *parts) for _ in range(2))
     other.map.b.fill_(1.0)
-    assert told(place, parts, own) == []
-    assert told(place, parts, other) == ["No certificate covers this: the token gate is not the folder's own."]
-    assert "own" not in told(place, parts, other, risk=None)[0]  # no token gate speaks
-    ids = parts[2](PROMPTS[1], return_tensors="pt").input_ids
+    assert said() == said(own) == []
+    assert said(threshold=0.4) == ["No certificate covers this: threshold is 0.4, but 0.5 was certified."]
+    assert said(other) == ["No certificate covers this: the token gate is not the folder's own."]
+    assert "own" not in said(other, risk=None)[0]  # no token gate speaks
+    request = {"input_ids": parts[2](PROMPTS[1], return_tensors="pt").input_ids, "max_new_tokens": 2}
+    request |= {"draft_model": parts[1], "segments": place / "probes", "tokenizer": parts[2]}
     for gate, num in ((own, 0), (other, 1)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            generate(parts[0], draft_model=parts[1], segments=place / "probes", gate=gate, tokenizer=parts[2],
-                     input_ids=ids, max_new_tokens=2)  # fmt: skip
-        assert sum("the token gate is not the folder's own" in str(warning.message) for warning in caught) == num
+        found = warned(lambda gate=gate: generate(parts[0], gate=gate, **request))
+        assert sum("the token gate is not the folder's own" in message for message in found) == num
 
 
 def test_a_token_gate_of_other_weights_keeps_no_risk(place, parts, tmp_path):
     """Where a gate may not decide, segments whose risk it keeps are verified token by token; others stay."""
-    target, draft, tokenizer = parts
-    other = copy.deepcopy(target)
+    other = copy.deepcopy(parts[0])
     other.model.norm.weight.data += 0.01
     made = Gate.load(place / "probes" / GATE, *parts)
     Gate(replace(made.config, target=identify_model(other))).save(tmp_path / "gate")
-    options = DecodeOptions(draft=draft, segments=place / "probes", gate=tmp_path / "gate", rule="segment-draw")
+    wishes = {"gate": tmp_path / "gate", "rule": "segment-draw"}
     with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
-        decoder = build_decoder(target, tokenizer, options)
+        decoder = build(place, parts, **wishes)
     assert decoder.rule.id == "segment" and decoder.rule.threshold > 1
-    strict = build_decoder(target, tokenizer, DecodeOptions(draft=draft, drafter="none"))
-    asked = {"max_new_tokens": LENGTH, "eos_ids": [2]}
-    ids = tokenizer(PROMPTS).input_ids
-    assert [one.ids for one in decoder.generate(ids, **asked)] == [one.ids for one in strict.generate(ids, **asked)]
+    strict = build_decoder(parts[0], parts[2], DecodeOptions(draft=parts[1], drafter="none"))
+    assert decoded(decoder, parts) == decoded(strict, parts)
     with pytest.raises(UserError, match="gistgate calibrate"):
-        build_decoder(target, tokenizer, options, policy="refuse")
-    assert build_decoder(target, tokenizer, replace(options, settings={"risk": None})).rule.id == "segment-draw"
+        build(place, parts, "refuse", **wishes)
+    assert build(place, parts, **wishes, settings={"risk": None}).rule.id == "segment-draw"
 
 
 def test_a_trace_shows_no_opinion_where_there_was_no_segment(place, parts):
-    options = DecodeOptions(draft=parts[1], segments=place / "probes", settings={"risk": None, "threshold": 2.0})
-    decoder = build_decoder(parts[0], parts[2], options)
-    drafted = []
-    for prompt in PROMPTS:
-        tokens = trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1]
-        drafted += [token.kept for token in tokens if token.reason != "own"]
+    decoder = build(place, parts, settings={"risk": None, "threshold": 2.0})
+    found = [trace(decoder, parts[2](prompt).input_ids, parts[2], max_new_tokens=LENGTH)[1] for prompt in PROMPTS]
+    drafted = [token.kept for tokens in found for token in tokens if token.reason != "own"]
     assert None in drafted and all(one is None or one >= 0 for one in drafted)
 
 
 def test_sampling_and_another_dtype_are_told(place, parts):
-    command = ["generate", str(place / "target"), PROMPTS[1], "--draft", str(place / "draft"), "--dtype", "float32"]
-    command += ["--segments", str(place / "probes"), "--max-new-tokens", "8"]
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="No certificate covers")
-        assert CliRunner().invoke(app, command).exit_code == 0
+        assert command(place, "--max-new-tokens", "8").exit_code == 0
     with pytest.warns(UserWarning, match="certified for greedy decoding"):
-        assert CliRunner().invoke(app, [*command, "--temperature", "0.8"]).exit_code == 0
+        assert command(place, "--max-new-tokens", "8", "--temperature", "0.8").exit_code == 0
     target, draft = (copy.deepcopy(model).to(torch.bfloat16) for model in parts[:2])
     with pytest.warns(UserWarning, match="The draft computes in bfloat16"):
         load_probes(place / "probes", target, draft)
@@ -217,8 +213,7 @@ def test_without_a_certificate_it_is_strict_until_somebody_says_otherwise(place,
 
 
 def test_bad_requests_are_refused_with_a_remedy(place, parts):
-    target, draft, tokenizer = parts
-    probes = load_probes(place / "probes", target, draft)
+    probes = load_probes(place / "probes", *parts[:2])
     for rule, settings, said in (
         ("word", {}, "no segment rule"),
         (None, {"opinion": "vote"}, "no segment opinion"),
@@ -226,18 +221,17 @@ def test_bad_requests_are_refused_with_a_remedy(place, parts):
     ):
         with pytest.raises(UserError, match=said):
             choose_segments(probes, rule, settings)
-    with pytest.raises(UserError, match="written by a draft model"):
-        build_decoder(target, tokenizer, DecodeOptions(segments=place / "probes"))
     for wish, said in (
+        ({"draft": None}, "written by a draft model"),
         ({"budget": 0.01}, "certified for a budget of 0.03 with confidence 0.95 alone"),
         ({"confidence": 0.99}, "certified for a budget of 0.03 with confidence 0.95 alone"),
         ({"block": 4}, "Segments have no block"),
         ({"stop_drafting": "0.4"}, "Segments have no stop_drafting"),
     ):
         with pytest.raises(UserError, match=said):
-            build_decoder(target, tokenizer, DecodeOptions(draft=draft, segments=place / "probes", **wish))
-    build_decoder(target, tokenizer, DecodeOptions(draft=draft, segments=place / "probes", budget=0.05, confidence=0.9))
+            build(place, parts, **wish)
+    build(place, parts, budget=0.05, confidence=0.9)
     with pytest.raises(UserError, match="A tokenizer tells where segments end"):
-        generate(target, draft_model=draft, segments=place / "probes")
+        generate(parts[0], draft_model=parts[1], segments=place / "probes")
     arguments = {"threshold": 0.4, "dtype": "auto", "segments": "somewhere"}
     assert options_from(arguments).settings == {"threshold": 0.4} and arguments == {"dtype": "auto"}

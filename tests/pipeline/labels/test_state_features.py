@@ -13,7 +13,7 @@ from pipeline.labels.schema import num_rows
 from pipeline.labels.vllm import StateFeatures, final_norm, load_output_layer, numbers_of
 from pipeline.pair.pair import ModelSource
 from tests.architectures import tiny_model
-from tests.core.heads import head_inputs, in_one_piece
+from tests.core.watching import head_inputs, in_one_piece
 from tests.pipeline.labels.test_features import NAMES, again, pair, prompts, recorded  # noqa: F401
 
 

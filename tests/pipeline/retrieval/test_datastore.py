@@ -21,7 +21,7 @@ from pipeline.params import ChoiceParams, DatastoreParams
 from pipeline.paths import DATASTORE
 from pipeline.retrieval import RETRIEVAL, retrieval_drafter
 from tests.architectures import greedy, pair, prompts
-from tests.core.heads import head_inputs, in_one_piece
+from tests.core.watching import head_inputs, in_one_piece
 from tests.drafters.proposing import decoded, wanted
 from tests.retrieval.test_sense import store_of
 

@@ -15,7 +15,7 @@ from gistgate.core.guards import DomainGuard, fit
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer
 from gistgate.core.utils import UserError
 from gistgate.export.write import write_code
-from gistgate.models.build import choose
+from gistgate.models.choose import choose
 from gistgate.models.options import DecodeOptions
 from pipeline.decode import calibration_file
 from pipeline.pair.pair import Pair

@@ -1,0 +1,255 @@
+"""Lighter drafts, with rounded weights or a part of the vocabulary: near the original, and drafts stay lossless."""
+
+from __future__ import annotations
+
+import copy
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from gistgate.core.block import Sampling
+from gistgate.core.identity import check_identity, identify_model, model_scope
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
+from gistgate.models.lighter import GROUP, MOST_ROWS, Int4Linear, Int8Linear, Subset, SubsetHead, quantise
+from gistgate.rules import make_rule
+from tests.architectures import pair, prompts, tiny_model
+from tests.drafters.proposing import decoded, num_accepted, wanted
+from tests.rules.enumerating import P, Q, first_token
+from tests.tiny import byte_tokenizer, tiny_pair
+
+LAYERS = {"int8": Int8Linear, "int4": Int4Linear}
+EVEN = range(0, 259, 2)
+
+
+def layer(bias: bool, dtype: torch.dtype = torch.float32) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(2 * GROUP, 48, bias=bias, dtype=dtype).requires_grad_(False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("kind", LAYERS)
+def test_weights_move_by_half_a_step_at_most(kind, bias, dtype):
+    whole = layer(bias, dtype)
+    packed = LAYERS[kind](whole)
+    eye = torch.eye(2 * GROUP, dtype=dtype)
+    offset = 0 if whole.bias is None else whole.bias
+    found_IO = (packed(eye) - offset).float()
+    groups = whole.weight.float().view(48, -1, GROUP)
+    most = groups.abs().amax() / 127 if kind == "int8" else (groups.amax(-1) - groups.amin(-1)).amax() / 15
+    slack = 1e-5 if dtype == torch.float32 else 0.004
+    assert (found_IO.T - whole.weight.float()).abs().max() <= most / 2 + slack
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_activations_are_not_rounded(kind):
+    """Rounded activations would break linearity: a small input beside a large one would vanish."""
+    packed = LAYERS[kind](layer(bias=False))
+    large, small = torch.zeros(1, 2 * GROUP), torch.zeros(1, 2 * GROUP)
+    large[0, 0], small[0, 1] = 1000.0, 0.01
+    torch.testing.assert_close(packed(large + small) - packed(large), packed(small), atol=2e-4, rtol=0)
+    assert packed(small).abs().max() > 5e-4
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_few_and_many_rows_give_the_same(kind):
+    chance = torch.Generator().manual_seed(0)
+    packed, x = LAYERS[kind](layer(bias=True)), torch.randn(2, MOST_ROWS, 2 * GROUP, generator=chance)
+    one_by_one = torch.stack([torch.stack([packed(row[None])[0] for row in rows]) for rows in x])
+    torch.testing.assert_close(packed(x), one_by_one, atol=1e-5, rtol=1e-4)
+
+
+def lighter(kind: str):
+    return quantise(copy.deepcopy(pair("llama", 272)[1]), kind)
+
+
+@pytest.mark.parametrize(("kind", "ids"), [("int8", None), ("int4", None), ("none", EVEN), ("int4", EVEN)])
+def test_strict_answers_are_the_greedy_ones(kind, ids):
+    """With rounded weights, with a part of the vocabulary, and with both."""
+    draft, batch = lighter(kind) if ids is None else quantise(subset(ids).apply(whole()), kind), prompts(5, 17, 2)
+    assert ids is not None or not any(type(one) is nn.Linear for one in draft.modules())
+    answers = decoded(ModelDrafter(draft), "llama", batch)
+    assert [one.ids for one in answers] == wanted("llama", batch) and num_accepted(answers)
+
+
+def test_layers_that_four_bits_do_not_fit_get_eight():
+    kinds = [type(one) for one in quantise(copy.deepcopy(pair("llama")[1]), "int4").modules()]
+    assert Int4Linear in kinds and Int8Linear in kinds, "259 outputs are no multiple of 16"
+
+
+def test_quantisation_is_part_of_the_identity():
+    found = {kind: identify_model(lighter(kind)) for kind in ("none", "int8", "int4")}
+    assert len({one.fingerprint for one in found.values()}) == 3
+    assert [one.quantisation for one in found.values()] == [None, "int8", "int4"]
+    assert "quantisation" not in model_scope(found["none"]) and model_scope(found["int4"])["quantisation"] == "int4"
+    with pytest.raises(UserError, match="its quantisation should be None, but is int8"):
+        check_identity("draft", found["none"], identify_model(lighter("int8")))
+    check_identity("draft", found["int8"], identify_model(lighter("int8")))
+
+
+IDENTIFY = """
+import torch
+from gistgate.models.lighter import quantise
+from gistgate.core.identity import identify_model
+from tests.architectures import noisy_copy, tiny_model
+print(torch.backends.cpu.get_cpu_capability())
+for kind in ("none", "int8", "int4"):
+    model = tiny_model("llama", 272)
+    print(*(identify_model(quantise(one, kind)).fingerprint for one in (noisy_copy(model, 0.5), model)))
+"""
+
+
+def test_the_fingerprint_is_that_of_the_weights_and_not_of_the_processor():
+    seen = []
+    for capability in ("default", "avx2", "avx512"):
+        environment = {**os.environ, "ATEN_CPU_CAPABILITY": capability}
+        done = subprocess.run([sys.executable, "-c", IDENTIFY], env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stdout.split())
+    if len({name for name, *_ in seen}) == 1:
+        pytest.skip("this processor offers one instruction set")
+    assert len({tuple(fingerprints) for _, *fingerprints in seen}) == 1
+    assert len(set(seen[0][1:])) == 6, "other weights and other kinds have other fingerprints"
+
+
+def test_what_cannot_be_quantised_is_refused():
+    with pytest.raises(UserError, match="Use one of: none, int8, int4"):
+        quantise(pair("llama")[1], "int3")
+    with pytest.raises(UserError, match="quantised already"):
+        quantise(lighter("int8"), "int4")
+    bare = copy.deepcopy(pair("gpt2")[1])
+    bare.lm_head = nn.Identity()
+    with pytest.raises(UserError, match="no linear layers"):
+        quantise(bare, "int8")
+    with pytest.raises(UserError, match="are for processors, and it is on meta"):
+        quantise(copy.deepcopy(pair("llama")[1]).to("meta"), "int8")
+    same = pair("llama")[1]
+    assert quantise(same, "none") is same and quantise(same, None) is same
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_equal_weights_and_rows_of_zeros_stay_numbers_in_half_precision(kind):
+    """The output row of a padding token is zero, and a scale of zero would make it no number."""
+    whole = layer(bias=False, dtype=torch.float16)
+    whole.weight[3], whole.weight[5, :GROUP] = 0, 0.25
+    packed = LAYERS[kind](whole)
+    assert packed.dense.isfinite().all() and not packed.dense[3].any()
+    torch.testing.assert_close(packed.dense[5, :GROUP].float(), torch.full((GROUP,), 0.25), atol=2e-3, rtol=0)
+
+
+TEXTS = [[10, 11, 11, 12], [12, 11, 40]]
+
+
+def whole():
+    return copy.deepcopy(pair("llama")[1])
+
+
+def subset(ids, draft=None) -> Subset:
+    return Subset(tuple(ids), "hash", None, 1.0)
+
+
+def test_the_most_frequent_tokens_and_those_that_are_always_in():
+    tokenizer, draft = byte_tokenizer(), tiny_pair()[1]
+    special = set(tokenizer.all_special_ids)
+    found = Subset.count(TEXTS, len({*special, 200}) + 2, tokenizer, draft, [200])
+    assert set(found.ids) == special | {200, 11, 12} and list(found.ids) == sorted(found.ids)
+    assert found.coverage == pytest.approx(5 / 7, abs=1e-6)
+    for size, texts in ((1, TEXTS), (10**6, TEXTS), (50, [])):
+        with pytest.raises(UserError, match="cannot be counted"):
+            Subset.count(texts, size, tokenizer, draft, [200])
+
+
+def test_logits_of_the_subset_are_the_whole_model_s_and_all_others_are_impossible():
+    texts, ids = torch.tensor(prompts(5, 5)), [3, 7, 200, 258]
+    before = pair("llama")[1](texts).logits
+    after = subset(ids).apply(whole())(texts).logits.detach()
+    torch.testing.assert_close(after[..., ids], before[..., ids])
+    after[..., ids] = -torch.inf
+    assert after.shape == before.shape and torch.isneginf(after).all()
+
+
+def test_q_is_renormalised_and_only_the_subset_is_drawn():
+    uniforms = torch.rand(2, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    ids = list(range(1, 259, 3))
+    drafter = ModelDrafter(subset(ids).apply(whole()))
+    drafter.start(2)
+    request = {"vocabulary": 259, "sampling": Sampling(1.0), "want_q": False, "uniforms": uniforms}
+    with torch.inference_mode():
+        draft = drafter.propose(prompts(5, 9), 4, **request)
+    torch.testing.assert_close(draft.q.sum(-1), torch.ones(2, 4))
+    assert set(draft.ids.flatten().tolist()) <= set(ids)
+    assert draft.q[..., [one for one in range(259) if one not in ids]].sum() == 0
+
+
+@pytest.mark.parametrize("ids", [[0, 2], [1, 2], [2]])
+def test_sampling_stays_lossless(ids):
+    """Summed over all drafts from the subset and all numbers, the first token is distributed as p."""
+    head = SubsetHead(torch.nn.Linear(3, 3, bias=False), ids)
+    head.part.weight = torch.nn.Parameter(torch.eye(3)[ids])
+    q = Sampling(1.0).logits(head(Q.float().log())).softmax(-1).double().detach()
+    assert q[ids].sum() == pytest.approx(1) and q.sum() == pytest.approx(1)
+    torch.testing.assert_close(first_token(make_rule("exact"), q_3=q), P, atol=1e-6, rtol=0)
+
+
+def test_it_is_bound_to_tokenizer_draft_and_end_tokens(tmp_path):
+    tokenizer, draft = byte_tokenizer(), tiny_pair()[1]
+    found = Subset.count(TEXTS, 40, tokenizer, draft, [200])
+    found.save(tmp_path / "words.json")
+    again = Subset.load(tmp_path / "words.json")
+    assert again == found
+    with pytest.raises(UserError, match="lacks the token 201"):
+        again.apply(draft, tokenizer, [201])
+    with pytest.raises(UserError, match="another draft model"):
+        again.apply(tiny_pair(noise=0.5)[1], tokenizer)
+    with pytest.raises(UserError, match="another tokenizer"):
+        subset([1]).apply(draft, tokenizer)
+    fingerprint = identify_model(draft).fingerprint
+    cut = again.apply(draft, tokenizer, [200])
+    assert again.apply(cut, tokenizer) is cut and identify_model(cut).draft_vocabulary == again.digest
+    assert identify_model(cut).fingerprint != fingerprint
+    with pytest.raises(UserError, match="changed already"):
+        subset([1]).apply(cut)
+    with pytest.raises(UserError, match="changed already"):
+        Subset.count(TEXTS, 40, tokenizer, quantise(whole(), "int8"), [200])
+    for content in ('{"ids": [1]}', "[]", '{"ids": "words"}'):
+        (tmp_path / "bad.json").write_text(content)
+        with pytest.raises(UserError, match="is no draft vocabulary"):
+            Subset.load(tmp_path / "bad.json")
+
+
+def test_markers_that_are_not_special_are_always_in():
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<think>", "<|fim_middle|>"], special_tokens=False)
+    markers = tokenizer.convert_tokens_to_ids(["<think>", "<|fim_middle|>"])
+    wide = tiny_model("llama", 264)
+    found = Subset.count(TEXTS, 10, tokenizer, wide, [2])
+    assert set(markers) <= set(found.ids) and not set(markers) & set(tokenizer.all_special_ids)
+    without = replace(found, ids=tuple(one for one in found.ids if one != markers[0]))
+    with pytest.raises(UserError, match=f"lacks the token {markers[0]}, which ends answers or steers"):
+        without.apply(wide, tokenizer, [2])
+    found.apply(wide, tokenizer, [2])
+
+
+def test_markers_that_the_draft_does_not_have_are_not_asked_for():
+    tokenizer, draft = byte_tokenizer(), whole()
+    tokenizer.add_tokens(["<think>"], special_tokens=False)
+    found = Subset.count(TEXTS, 10, tokenizer, draft, [2, 300])
+    assert max(found.ids) < 259 and found.apply(draft, tokenizer, [2, 300]).subset == found.digest
+
+
+@pytest.mark.parametrize("ids", [[-1, 3], [3, 3], []])
+def test_ids_that_do_not_rise_from_zero_are_refused(tmp_path, ids):
+    subset(ids).save(tmp_path / "words.json")
+    with pytest.raises(UserError, match="is no draft vocabulary: its ids do not rise"):
+        Subset.load(tmp_path / "words.json")
+
+
+def test_an_id_that_the_draft_does_not_have_is_named():
+    with pytest.raises(UserError, match="names the token 259, and the draft has 259"):
+        subset([1, 259]).apply(whole())
