@@ -333,16 +333,12 @@ def check_draft_tokenizer(
     ours = tokenizer_of("target", target) if tokenizer is None else tokenizer
     theirs = None if ours is None else tokenizer_of("draft", draft) if read is None else read()
     if theirs is not None:
-        check_same_tokenizer(ours, theirs, "" if read else origin_of(draft))
+        origin = (
+            f" The draft's tokenizer is that of '{draft.config.name_or_path}', which its configuration names; if the "
+            "model was made otherwise, set `draft.config.name_or_path = ''`."
+        )
+        check_same_tokenizer(ours, theirs, "" if read else origin)
     COMPARED.setdefault(draft, WeakSet()).add(partner)
-
-
-def origin_of(draft: PreTrainedModel) -> str:
-    """Where the tokenizer of a loaded draft was looked for, and what helps where the model is from elsewhere."""
-    return (
-        f" The draft's tokenizer is that of '{draft.config.name_or_path}', which its configuration names; if the model "
-        "was made otherwise, set `draft.config.name_or_path = ''`."
-    )
 
 
 def check_same_tokenizer(target: Any, draft: Any, origin: str = "") -> None:
@@ -382,15 +378,13 @@ def readable_tokenizer(role: str, name: str, revision: str | None = None) -> Pre
     name, place = placed(name)
     is_here = Path(name).is_dir() or bool(tokenizer_files(name, revision))
     try:
-        if not is_here and not has_file(name, "tokenizer_config.json", revision=revision):
-            return None
-    except Exception:  # no such repository, no access, a proxy without one: nothing can be read
-        return None
-    try:
-        return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
+        if is_here or has_file(name, "tokenizer_config.json", revision=revision):
+            return own_tokenizer(role, name, revision=revision, local_files_only=is_here, **place)
     except UserError as error:
         warnings.warn(str(error), stacklevel=2)
-        return None
+    except Exception:  # no such repository, no access, a proxy without one: nothing can be read
+        pass
+    return None
 
 
 def own_tokenizer(role: str, name: str, **place: Any) -> PreTrainedTokenizerBase | None:

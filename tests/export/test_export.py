@@ -21,30 +21,35 @@ from tests.export.exported import EOS, PAD, PROMPTS, RISKS
 from tests.tiny import write_task
 
 REQUESTS: dict[str, dict[str, Any]] = {
-    "one": {"prompts": PROMPTS[:1], "arguments": {"max_new_tokens": 24}},
-    "batch": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24}},
-    "paths": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "draft_model": "{place}/draft"}},
-    "loaded": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24}},
-    "budget": {"prompts": PROMPTS, "arguments": {"max_length": 60, "budget": 0.05}},
-    "by hand": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "risk": 0.25, "block": 7}},
-    "too small a budget": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "budget": 0.01}},
-    "sampled": {
-        "prompts": PROMPTS,
-        "arguments": {"max_new_tokens": 24, "do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
-    },
-    "stops": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "stop_strings": ["m", "n", "#"]}},
-    "lookup": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "drafter": "lookup", "draft_model": None}},
-    "fly": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "rule": "fly"}},
-    "guarded": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "guards": ["loop"]}},
-    "compiled": {"prompts": PROMPTS, "arguments": {"max_new_tokens": 24, "engine": "compiled"}},
+    "one": {},
+    "batch": {},
+    "paths": {"draft_model": "{place}/draft"},
+    "loaded": {},
+    "budget": {"max_new_tokens": None, "max_length": 60, "budget": 0.05},
+    "by hand": {"risk": 0.25, "block": 7},
+    "too small a budget": {"budget": 0.01},
+    "sampled": {"do_sample": True, "temperature": 0.8, "top_k": 20, "top_p": 0.9},
+    "stops": {"stop_strings": ["m", "n", "#"]},
+    "lookup": {"drafter": "lookup", "draft_model": None},
+    "fly": {"rule": "fly"},
+    "guarded": {"guards": ["loop"]},
+    "compiled": {"engine": "compiled"},
 }
+"""Arguments of `generate` besides the prompts and, where nothing is said, `max_new_tokens=24`."""
+
+
+def prompts_of(name: str) -> list[str]:
+    return PROMPTS[:1] if name == "one" else PROMPTS
 
 
 @pytest.fixture(scope="module")
 def answers(place: Path) -> dict[str, Any]:
     """What plain transformers answered, in a process that cannot import gistgate."""
-    requests = json.dumps(REQUESTS).replace("{place}", place.as_posix())
-    (place / "requests.json").write_text(requests)
+    requests = {
+        name: {"prompts": prompts_of(name), "arguments": {"max_new_tokens": 24, **arguments}}
+        for name, arguments in REQUESTS.items()
+    }
+    (place / "requests.json").write_text(json.dumps(requests).replace("{place}", place.as_posix()))
     run_plain(place, sys.executable, "-I", str(Path(__file__).with_name("plain.py")), str(place))
     read: dict[str, Any] = json.loads((place / "answers.json").read_text())
     return read
@@ -63,10 +68,10 @@ def run_plain(place: Path, *command: str) -> str:
 def library(pair: Any, tokenizer: Any, gate: Gate, name: str, rule: Any, block: int = 4, **request: Any) -> Any:
     """The same request to the library's own decoder, as rows that begin with the padded prompt."""
     decoder = Decoder(pair[0], ModelDrafter(pair[1]), rule, block, gate=gate, tokenizer=tokenizer)
-    encoded = tokenizer(REQUESTS[name]["prompts"], return_tensors="pt", padding=True)
-    prompts = tokenizer(REQUESTS[name]["prompts"]).input_ids
-    limit = REQUESTS[name]["arguments"]
-    length = limit.get("max_new_tokens") or limit["max_length"] - encoded.input_ids.shape[1]
+    encoded = tokenizer(prompts_of(name), return_tensors="pt", padding=True)
+    limit = REQUESTS[name].get("max_length")
+    length = limit - encoded.input_ids.shape[1] if limit else 24
+    prompts = tokenizer(prompts_of(name)).input_ids
     found = decoder.generate(prompts, max_new_tokens=length, eos_ids=[EOS], **request)
     longest = max(len(answer.ids) for answer in found)
     new = [answer.ids + [PAD] * (longest - len(answer.ids)) for answer in found]
@@ -118,7 +123,7 @@ def test_sampling_repeats_with_the_seed_and_is_not_certified(
 
 
 def test_stop_strings_end_answers(answers: Any, pair: Any, tokenizer: Any, gate: Gate) -> None:
-    stops = REQUESTS["stops"]["arguments"]["stop_strings"]
+    stops = REQUESTS["stops"]["stop_strings"]
     rule = make_rule("autojudge", risk=RISKS[0.03])
     found = answers["stops"]
     assert found["ids"] == library(pair, tokenizer, gate, "stops", rule, stops=stops)
@@ -132,12 +137,11 @@ def test_what_the_folder_does_not_carry_is_had_by_installing_the_package(name: s
 
 
 @pytest.mark.parametrize("name", ["lookup", "guarded"])
-def test_guards_and_the_lookup_of_repetitions_are_carried(name: str, answers: Any) -> None:
-    assert answers[name]["ids"]
-
-
-def test_the_folder_is_small(place: Path) -> None:
+def test_guards_and_the_lookup_of_repetitions_are_carried_in_a_small_folder(
+    name: str, answers: Any, place: Path
+) -> None:
     """Whoever passes trust_remote_code=True has to be able to read it."""
+    assert answers[name]["ids"]
     assert len(list((place / "gate" / "custom_generate").iterdir())) <= 32
 
 
@@ -152,7 +156,9 @@ def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenize
     gated = ["custom_generate=gate", "trust_remote_code=True", "gate=gate", "draft_model=draft", "risk=0.3"]
     log = run_plain(place, *shared, "--output_path", "loose", "--gen_kwargs", *gated)
     assert "No certificate covers" not in log  # the task asks for nothing that was not certified
-    found = served(place / "loose")
+    logs = (place / "loose").rglob("samples_*.jsonl")
+    rows = [json.loads(line) for path in logs for line in path.read_text().splitlines()]
+    found = {row["arguments"]["gen_args_0"]["arg_0"]: row["resps"][0][0] for row in rows}
     decoder = Decoder(
         pair[0], ModelDrafter(pair[1]), make_rule("autojudge", risk=0.3), 4, gate=gate, tokenizer=tokenizer
     )
@@ -165,9 +171,3 @@ def test_stock_lm_eval_serves_the_exported_gate(place: Path, pair: Any, tokenize
         loose += answer.statistics.loose
     assert len(found) == 4
     assert loose > 0
-
-
-def served(folder: Path) -> dict[str, str]:
-    """Prompt -> answer, as lm-eval logged them."""
-    rows = [json.loads(line) for path in folder.rglob("samples_*.jsonl") for line in path.read_text().splitlines()]
-    return {row["arguments"]["gen_args_0"]["arg_0"]: row["resps"][0][0] for row in rows}

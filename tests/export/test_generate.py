@@ -64,18 +64,17 @@ def test_what_it_cannot_do_is_refused_with_a_sentence(
         generate(target, **{"draft_model": draft, "gate": gate, "max_new_tokens": 8, **inputs, **arguments})
 
 
-def test_a_mistyped_argument_is_named(pair: Any, gate: Gate, inputs: Any) -> None:
+def test_a_mistyped_argument_and_a_gate_of_another_target_are_refused(place: Path, pair: Any, inputs: Any) -> None:
     with pytest.raises(ValueError, match="thrreshold"):
-        generate(pair[0], pair[1], gate, thrreshold=0.1, **inputs)
-
-
-def test_a_gate_of_another_target_is_refused(place: Path, pair: Any, inputs: Any) -> None:
+        generate(*pair, place / "gate", thrreshold=0.1, **inputs)
     with pytest.raises(UserError, match="does not fit the target"):
         generate(tiny_model("qwen2"), pair[1], place / "gate", max_new_tokens=8, **inputs)
 
 
 @pytest.mark.parametrize("given", [byte_tokenizer(), None], ids=["given", "of the target's folder"])
-def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path, pair: Any, inputs: Any, given: Any) -> None:
+def test_a_draft_with_another_tokenizer_is_refused(
+    tmp_path: Path, place: Path, pair: Any, inputs: Any, given: Any
+) -> None:
     """By name and as a loaded model, and also where the same model was decoded with before."""
     pair[1].save_pretrained(tmp_path)
     byte_tokenizer(reverse=True).save_pretrained(tmp_path)
@@ -83,16 +82,10 @@ def test_a_draft_with_another_tokenizer_is_refused(tmp_path: Path, pair: Any, in
         for _ in range(2):
             with pytest.raises(UserError, match="another tokenizer: id 3 is"):
                 generate(pair[0], draft, rule="exact", tokenizer=given, max_new_tokens=8, **inputs)
-
-
-def test_a_named_draft_that_is_loaded_already_is_compared_with_a_new_tokenizer(
-    place: Path, pair: Any, inputs: Any
-) -> None:
-    generate(pair[0], place / "draft", rule="exact", max_new_tokens=8, **inputs)
+    generate(pair[0], place / "draft", rule="exact", max_new_tokens=8, **inputs)  # is loaded now, and yet compared
+    other = byte_tokenizer(reverse=True)
     with pytest.raises(UserError, match="another tokenizer: id 3 is"):
-        generate(
-            pair[0], place / "draft", rule="exact", tokenizer=byte_tokenizer(reverse=True), max_new_tokens=8, **inputs
-        )
+        generate(pair[0], place / "draft", rule="exact", tokenizer=other, max_new_tokens=8, **inputs)
 
 
 def test_another_rule_runs_with_a_warning(pair: Any, gate: Gate, inputs: Any) -> None:
@@ -139,10 +132,10 @@ def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, 
     certificate = place / "gate" / "certificate.json"
     text = certificate.read_text()
     try:
-        proof = read_certificate(place / "gate")
-        assert proof is not None
-        points = [replace(point, settings={**point.settings, "risk": -1.0}) for point in proof.points]
-        replace(proof, points=tuple(points)).save(place / "gate")
+        known = read_certificate(place / "gate")
+        assert known is not None
+        points = [replace(point, settings={**point.settings, "risk": -1.0}) for point in known.points]
+        replace(known, points=tuple(points)).save(place / "gate")
         os.utime(certificate, ns=(1, 1))
         second: list[Any] = []
         generate(*pair, place / "gate", max_new_tokens=8, report=second, **inputs)
@@ -152,20 +145,15 @@ def test_a_second_gate_in_the_same_folder_is_read_again(place: Path, pair: Any, 
     assert sum(answer.statistics.loose for answer in second) == 0
 
 
-def test_stop_texts_of_a_configuration_find_their_tokenizer(pair: Any, inputs: Any) -> None:
+def test_stop_texts_of_a_configuration_find_their_tokenizer(pair: Any, inputs: Any, monkeypatch: Any) -> None:
     """transformers makes a criterion of them, and asks for the tokenizer that was passed here."""
-    config, tokenizer = GenerationConfig(max_new_tokens=24, stop_strings=["m", "n", "#"]), byte_tokenizer()
-    named = generate(
-        *pair, rule="exact", tokenizer=tokenizer, max_new_tokens=24, stop_strings=["m", "n", "#"], **inputs
-    )
-    found = generate(*pair, rule="exact", tokenizer=tokenizer, generation_config=config, **inputs)
-    assert torch.equal(found, named)
-
-
-def test_stop_texts_of_the_model_itself_are_refused_with_what_to_do(pair: Any, inputs: Any, monkeypatch: Any) -> None:
+    asked: dict[str, Any] = {"rule": "exact", "tokenizer": byte_tokenizer(), **inputs}
+    named = generate(*pair, max_new_tokens=24, stop_strings=["m", "n", "#"], **asked)
+    config = GenerationConfig(max_new_tokens=24, stop_strings=["m", "n", "#"])
+    assert torch.equal(generate(*pair, generation_config=config, **asked), named)
     monkeypatch.setattr(pair[0].generation_config, "stop_strings", ["m"], raising=False)
     with pytest.raises(UserError, match="Pass them as stop_strings="):
-        generate(*pair, rule="exact", tokenizer=byte_tokenizer(), max_new_tokens=8, **inputs)
+        generate(*pair, max_new_tokens=8, **asked)
 
 
 def test_a_loaded_gate_loses_a_certificate_that_was_made_for_another_dtype(place: Path, pair: Any) -> None:

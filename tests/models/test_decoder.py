@@ -1,7 +1,8 @@
-"""Decoders from names: what a certificate covers, what is certified of a gate, and drafters that know texts."""
+"""Decoders from names: what a certificate covers, what is certified of a gate, and lighter drafts."""
 
 from __future__ import annotations
 
+import copy
 import warnings
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from gistgate.certificates.calibration import Method, decoding_scope
 from gistgate.core.certificate import Certificate, check_request
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import fingerprint
@@ -18,8 +20,12 @@ from gistgate.core.gate import Gate, GateConfig
 from gistgate.core.guards import LoopGuard
 from gistgate.core.identity import gate_hash, identify_model, identify_tokenizer, model_scope
 from gistgate.core.utils import UserError
-from gistgate.models.build import KNOWN, build_decoder, other_parts
+from gistgate.drafters import DRAFTERS
+from gistgate.drafters.adaptive import ModelOrTextDrafter
+from gistgate.drafters.stopping import Stopping
+from gistgate.models.build import KNOWN, asks_draft, build_decoder, other_parts
 from gistgate.models.choose import Choice
+from gistgate.models.lighter import Subset
 from gistgate.models.options import DecodeOptions
 from gistgate.retrieval.corpus import CorpusDrafter
 from gistgate.retrieval.sense import SenseDrafter, SenseTree
@@ -73,6 +79,8 @@ def test_a_certificate_says_everything(place: Path) -> None:
     assert (decoder.rule.id, decoder.rule.r, decoder.block) == ("prob", 0.4, 5)  # type: ignore[attr-defined]
     same = certified(place, rule="prob", drafter="model", block=5, settings={"r": 0.4}, budget=0.02)
     assert same.rule == decoder.rule
+    with pytest.raises(UserError, match="holds no certificate.json"):
+        build(place, certificate=str(place / "draft"))
 
 
 @pytest.mark.parametrize(
@@ -95,11 +103,6 @@ def test_what_a_certificate_does_not_say_is_refused(place: Path, asked: dict[str
         asked = {"gate": str(place / "gate")}
     with pytest.raises(UserError, match=sentence):
         certified(place, **asked)
-
-
-def test_a_folder_without_a_certificate_is_refused(place: Path) -> None:
-    with pytest.raises(UserError, match="holds no certificate.json"):
-        build(place, certificate=str(place / "draft"))
 
 
 def test_engines_are_interchangeable_in_float32_only(place: Path, tmp_path: Path) -> None:
@@ -142,10 +145,7 @@ def test_a_gate_at_another_block_or_drafter_says_that_nothing_is_certified(place
     assert decoder.block == 6
     assert said == ["No certificate covers this: block is 6, but 4 was certified."]
     assert "drafter is lookup, but model was certified" in gated(place, drafter="lookup")[1][0]
-
-
-def test_a_block_of_zero_is_plain_decoding(place: Path) -> None:
-    decoder, said = gated(place, block=0)
+    decoder, said = gated(place, block=0)  # plain decoding
     assert (decoder.block, said) == (0, [])
 
 
@@ -206,10 +206,8 @@ def test_a_certificate_beside_a_gate_doubts_other_parts(
     for name in ("own", "other"):
         (tmp_path / name).write_text(name)
     known = certificate(drafter="corpus", scope={"drafter_data": fingerprint(tmp_path / "own")})
-    choice, options = (
-        Choice("prob", {"r": 0.5}, 4, "corpus"),
-        DecodeOptions(engine=engine, corpus=str(tmp_path / texts)),
-    )
+    choice = Choice("prob", {"r": 0.5}, 4, "corpus")
+    options = DecodeOptions(engine=engine, corpus=str(tmp_path / texts))
     target: Any = SimpleNamespace(dtype=dtype)
     assert other_parts(choice, known, options, target, None) == words
     assert other_parts(replace(choice, drafter="none"), known, options, target, None) == ()
@@ -217,11 +215,8 @@ def test_a_certificate_beside_a_gate_doubts_other_parts(
 
 def test_guards_engine_and_batches_reach_the_decoder(place: Path) -> None:
     decoder = build(place, guards=["loop"], engine="compiled", speculate_up_to="4")
-    assert (decoder.parts.guards.guards, decoder.engine.name, decoder.speculate_up_to) == (
-        (LoopGuard(),),
-        "compiled",
-        4,
-    )
+    assert decoder.parts.guards.guards == (LoopGuard(),)
+    assert (decoder.engine.name, decoder.speculate_up_to) == ("compiled", 4)
     assert build(place, speculate_up_to="auto").speculate_up_to is None
 
 
@@ -239,3 +234,100 @@ def test_gates_and_certificates_know_each_other(place: Path, tmp_path: Path) -> 
     assert (decoder.rule.risk, decoder.block) == (0.9, 5)  # type: ignore[attr-defined]
     with pytest.raises(UserError, match="gate"):
         build(place, certificate=str(tmp_path))
+
+
+# ---- Lighter drafts and ends of drafts by name, and what certificates bind of them.
+
+ENDS = Stopping(0.3, measured={"cost": 0.2, "verify": 1.0, "block": 5})
+
+
+@pytest.fixture
+def lighter(tmp_path: Path) -> Path:
+    """A folder with a draft model, a certificate that was made with `ENDS`, that policy, and a draft vocabulary."""
+    DRAFT.save_pretrained(tmp_path / "draft")
+    certificate(scope={"drafting": {"stopping": ENDS.binding}}).save(tmp_path / "ended")
+    certificate().save(tmp_path / "whole")
+    ENDS.save(tmp_path / "stop.json")
+    texts = TOKENIZER(["Tom has five apples."]).input_ids
+    Subset.count(texts, 40, TOKENIZER, DRAFT, [TOKENIZER.eos_token_id]).save(tmp_path / "words.json")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"draft": TARGET, "quantise_draft": "int8"}, "Target and draft are one loaded model"),
+        ({"draft": TARGET, "draft_vocabulary": "words.json"}, "Target and draft are one loaded model"),
+        ({"drafter": "lookup", "quantise_draft": "int4"}, "asks no draft model"),
+        ({"drafter": "lookup", "corpus": "texts.txt"}, "reads no corpus"),
+        ({"drafter": "corpus", "corpus": "texts.txt", "datastore": "store"}, "reads no datastore"),
+        ({"drafter": "sen", "corpus": "texts.txt", "datastore": "store"}, "reads no corpus"),
+        ({"quantise_draft": "int3"}, "cannot be quantised to 'int3'"),
+        ({"stop_drafting": "2"}, "Give a probability"),
+        ({"stop_drafting": "nothing.json"}, "nothing.json is missing"),
+        ({"stop_drafting": "0.4", "drafter": "cascade"}, "'cascade' does not ask when its drafts stop paying"),
+        ({"stop_drafting": "0.4", "drafter": "lookup"}, "'lookup' does not ask"),
+        ({"drafter": "hybrid"}, "measured costs"),
+        ({"draft_vocabulary": "nothing.json"}, "nothing.json is missing"),
+    ],
+)
+def test_what_would_change_nothing_or_the_target_is_refused(lighter: Path, parts: dict[str, Any], message: str) -> None:
+    before = identify_model(TARGET)
+    with pytest.raises(UserError, match=message):
+        build(lighter, **parts)
+    assert identify_model(TARGET) == before
+    assert build(lighter, drafter="lookup", quantise_draft="none").drafter.model is None  # type: ignore[union-attr]
+
+
+def test_a_lighter_draft_is_another_one_for_certificates(lighter: Path) -> None:
+    parts = {"quantise_draft": "int8", "draft_vocabulary": str(lighter / "words.json")}
+    model = build(lighter, **parts).drafter.model  # type: ignore[union-attr]
+    found = identify_model(model)
+    assert found.quantisation == "int8" and found.draft_vocabulary == Subset.load(lighter / "words.json").digest
+    for name, value in parts.items():
+        shown = {"quantise_draft": "quantisation none", "draft_vocabulary": "draft_vocabulary none"}[name]
+        with pytest.raises(UserError, match=rf"another draft \(.*{shown}.* certified"):
+            build(lighter, certificate=str(lighter / "whole"), **{name: value})
+
+
+def test_ends_of_drafts_are_bound_both_ways(lighter: Path) -> None:
+    stop = {"stop_drafting": str(lighter / "stop.json")}
+    decoder = build(lighter, certificate=str(lighter / "ended"), **stop)
+    assert decoder.drafter.binding == {"stopping": ENDS.binding}  # type: ignore[union-attr]
+    for name, parts in (("ended", {}), ("whole", stop), ("ended", {"stop_drafting": "0.4"})):
+        with pytest.raises(UserError, match="another drafting"):
+            build(lighter, certificate=str(lighter / name), **parts)
+
+
+def test_scopes_name_ends_of_drafts_and_nothing_where_there_are_none() -> None:
+    method = Method("prob", "model", 5, "r", (0.4,))
+    bare = decoding_scope(method, TARGET, DRAFT, TOKENIZER, None, 1, drafting={})
+    bound = decoding_scope(method, TARGET, DRAFT, TOKENIZER, None, 1, drafting={"stopping": ENDS.binding})
+    assert "drafting" not in bare and bound == {**bare, "drafting": {"stopping": ENDS.binding}}
+
+
+def test_a_hybrid_takes_costs_and_ends_from_its_policy(lighter: Path) -> None:
+    drafter = build(lighter, drafter="hybrid", stop_drafting=str(lighter / "stop.json")).drafter
+    assert isinstance(drafter, ModelOrTextDrafter) and drafter.options[1].cost == 0.2
+    assert asks_draft("hybrid") and asks_draft("model") and not asks_draft("lookup") and not asks_draft("sen")
+    assert {name for name in DRAFTERS if asks_draft(name)} == {"model", "tree", "cascade", "hybrid"}
+
+
+@pytest.mark.parametrize("drafter", ["model", "hybrid", "tree"])
+def test_a_policy_of_another_rule_is_told(lighter: Path, drafter: str) -> None:
+    replace(ENDS, measured={**ENDS.measured, "rule": "fly"}).save(lighter / "fly.json")
+    parts = {"drafter": drafter, "stop_drafting": str(lighter / "fly.json"), "rule": "exact"}
+    with pytest.warns(UserWarning, match="fitted to the rule 'fly', and 'exact' keeps another share"):
+        build(lighter, **parts)
+    replace(ENDS, measured={**ENDS.measured, "rule": "exact"}).save(lighter / "exact.json")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(lighter, **{**parts, "stop_drafting": str(lighter / "exact.json")})
+
+
+def test_a_loaded_draft_is_made_lighter_in_place(lighter: Path) -> None:
+    draft = copy.deepcopy(DRAFT)
+    for _ in range(2):
+        assert build(lighter, draft=draft, quantise_draft="int8").drafter.model is draft  # type: ignore[union-attr]
+    with pytest.raises(UserError, match="quantised already"):
+        build(lighter, draft=draft, quantise_draft="int4")
