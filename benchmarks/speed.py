@@ -50,11 +50,11 @@ from pipeline.decode import (
 from pipeline.methods import MethodParams
 from pipeline.pair.pair import Pair, load_pair
 from pipeline.params import Params, read_params
-from pipeline.paths import BENCHMARK_RESULTS, prompts_of
+from pipeline.paths import prompts_of
 from pipeline.run import run
 from pipeline.stages.benchmark import generates, ours, slots_of
 
-RESULTS = BENCHMARK_RESULTS
+RESULTS = Path("benchmarks/results")
 PROOF = ("confidence", "n", "losses", "gains", "bound", "bound_kind")  # what a certificate rests on
 LEAST = 4  # fewest batches of a size: intervals are over batches
 SINGLY = "row by row: "

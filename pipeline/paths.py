@@ -37,7 +37,6 @@ DOMAIN = MODELS / "domain"
 EXPORT = MODELS / "export"
 
 REPORTS = Path("reports")
-BENCHMARK_RESULTS = Path("benchmarks/results")
 
 
 def prompts_of(split: str) -> Path:

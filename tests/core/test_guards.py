@@ -93,13 +93,15 @@ def answer(*guards: LoopGuard, rule: str = "prob", **settings: float) -> Generat
 
 
 def test_without_the_guard_the_answer_loops():
+    with pytest.raises(UserError, match="impossible"):
+        LoopGuard(repeats=1)
     looping, strict = answer(), answer(r=1.0)
     guard = LoopGuard()
     assert any(guard.is_loop(looping.ids[:end]) for end in range(LENGTH)) and looping.statistics.loose > LENGTH / 2
     assert not any(guard.is_loop(strict.ids[:end]) for end in range(LENGTH)) and not strict.statistics.loose
 
 
-def test_the_guard_closes_for_the_rest():
+def test_the_guard_closes_for_the_rest_or_opens_again_behind_its_window():
     guarded = answer(LoopGuard(window=None))
     first = next(end for end in range(LENGTH) if LoopGuard().is_loop(guarded.ids[:end]))
     behind = guarded.reasons[first + 17 :]  # the block in which it was noticed is committed
@@ -110,13 +112,9 @@ def test_the_guard_closes_for_the_rest():
     assert counted.strict == guarded.reasons.count(Reason.LOOP) + guarded.reasons.count(Reason.STRICT)
     assert extra["loop_alarms"] == 1 and extra["loop_rounds"] > 5 and extra["loop_open"] == 0
     said = guarded_in_words(guarded.statistics, ["loop"])
+    opened = answer(LoopGuard(window=20)).statistics
+    assert opened.extra["loop_alarms"] >= 1 and guarded.statistics.loose < opened.loose < answer().statistics.loose
     assert said == f"guards: loop 1 alarms, {extra['loop_rounds']:.0f} rounds stricter"
-
-
-def test_the_guard_opens_again_behind_its_window():
-    guarded = answer(LoopGuard(window=20))
-    assert guarded.statistics.extra["loop_alarms"] >= 1
-    assert answer(LoopGuard(window=None)).statistics.loose < guarded.statistics.loose < answer().statistics.loose
 
 
 class Shut(LoopGuard):
@@ -171,11 +169,6 @@ def test_rows_are_guarded_one_by_one():
     assert any(row.statistics.extra.get("loop_alarms") for row in both)
     assert [row.ids for row in both] == [row.ids for row in alone]
     assert [row.statistics.extra for row in both] == [row.statistics.extra for row in alone]
-
-
-def test_impossible_guards_are_refused():
-    with pytest.raises(UserError, match="impossible"):
-        LoopGuard(repeats=1)
 
 
 WIDTH = 32

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -12,7 +13,6 @@ import torch
 from gistgate.core.batches import decode_all
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
-from gistgate.core.rule import Exact
 from gistgate.core.utils import UserError
 from gistgate.drafters.model import ModelDrafter
 from gistgate.drafters.text import PromptLookup
@@ -48,16 +48,14 @@ def strict(**more: Any) -> Decoder:
     return Decoder(target, **parts)
 
 
-@dataclass(frozen=True)
-class Ratio(Exact):
-    """Needs to know how sure the draft was."""
+class Asks(HalfGate):
+    """Reads draft probabilities."""
 
-    id = "ratio"
-    needs = frozenset({"q"})
+    wants_q = True
 
-    def accept(self, block: Any, state: Any) -> torch.Tensor:
-        assert block.q is not None and torch.allclose(block.q.sum(-1), torch.ones(1))
-        return super().accept(block, state)
+    def __call__(self, block: Any) -> torch.Tensor:
+        assert not block.draft_ids.shape[1] or torch.allclose(block.q.sum(-1), torch.ones(1))
+        return super().__call__(block)
 
 
 def test_parts_that_cannot_work_together_are_refused():
@@ -70,13 +68,6 @@ def test_parts_that_cannot_work_together_are_refused():
         Decoder(recurrent, None, make_rule("exact"))
 
 
-def test_a_rule_that_needs_probabilities_of_a_drafter_without():
-    with pytest.raises(UserError, match=r"'ratio' needs draft probabilities.*Use the drafter 'model'"):
-        strict(rule=Ratio(), drafter=PromptLookup())
-    answer = strict(rule=Ratio()).generate(prompts(5), max_new_tokens=9)[0]
-    assert answer.ids == strict().generate(prompts(5), max_new_tokens=9)[0].ids
-
-
 @pytest.mark.parametrize("wants_q", [True, False])
 def test_probabilities_are_there_when_somebody_asks(wants_q: bool):
     watch = Watch(wants_q=wants_q)
@@ -84,23 +75,32 @@ def test_probabilities_are_there_when_somebody_asks(wants_q: bool):
     assert all((block.q is not None) == wants_q for block, _, _ in watch.seen if block.draft_ids.shape[1])
 
 
-def test_requests_that_cannot_be_decoded_are_refused():
-    with pytest.raises(UserError, match="Prompt 1 is empty"):
-        strict().generate([[1], []], max_new_tokens=4)
-    with pytest.raises(UserError, match="tokenizer"):
-        strict().generate(prompts(5), max_new_tokens=4, stops=["\n"])
+@pytest.mark.parametrize(
+    ("batch", "request_", "sentence"),
+    [
+        ([[1], []], {}, "Prompt 1 is empty"),
+        (BATCH, {"stops": ["\n"]}, "tokenizer"),
+        ([[5], [7, -1]], {}, "Prompt 1 holds the token id -1"),
+        ([[5], [7, 10**6]], {}, "Prompt 1 holds the token id 1000000"),
+        (BATCH, {"costs": [0.5]}, "1 costs for 3 prompts"),
+        (BATCH, {"seeds": [1, 2]}, "2 seeds for 3 prompts"),
+        (BATCH[:1], {"seeds": [2**64]}, "does not fit into 64 bits"),
+        *[(BATCH, {"costs": [0.5, cost, 0.5]}, "shares from 0 to 1") for cost in (20.0, -0.1, math.nan, math.inf)],
+    ],
+)
+def test_requests_that_cannot_be_decoded_are_refused(batch: Any, request_: dict[str, Any], sentence: str):
+    """Milliseconds in the place of a cost would let every token through."""
+    slotted = [partial(decode_all, strict(), batch_size=2)] if "costs" in request_ else []
+    for generate in (strict().generate, *slotted):
+        with pytest.raises(UserError, match=sentence):
+            generate(batch, max_new_tokens=4, **request_)
 
 
-@pytest.mark.parametrize("length, num, fits", [(CONTEXT - 4, 4, True), (CONTEXT - 3, 4, False), (1, CONTEXT, False)])
-def test_a_prompt_that_leaves_no_room(length: int, num: int, fits: bool):
-    batch = prompts(3, length)
-    if fits:
-        assert strict().generate(batch, max_new_tokens=num)
-    else:
-        with pytest.raises(
-            UserError, match=rf"{max(3, length)} tokens .* up to {num} exceed the context .*, {CONTEXT}"
-        ):
-            strict().generate(batch, max_new_tokens=num)
+def test_a_prompt_that_leaves_no_room():
+    assert strict().generate(prompts(3, CONTEXT - 4), max_new_tokens=4)
+    for length, num in ((CONTEXT - 3, 4), (1, CONTEXT)):
+        with pytest.raises(UserError, match=rf"{max(3, length)} tokens .* {num} exceed the context .*, {CONTEXT}"):
+            strict().generate(prompts(3, length), max_new_tokens=num)
 
 
 @pytest.mark.parametrize("layer", ["last", "layer:9", "layer:", "layer:-1"])
@@ -112,23 +112,15 @@ def test_a_hidden_state_that_does_not_exist(layer: str):
 def test_a_draft_that_lacks_tokens_of_the_tokenizer_is_refused():
     """Only padding beyond the tokenizer may be ignored; the target's own tokens are never cut off."""
     target, short = pair("llama")[0], ModelDrafter(pair("llama", 200)[1])
-    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 210.*'lookup'"):
-        Decoder(target, short, make_rule("exact"), vocabulary=210)
-    with pytest.raises(UserError, match="knows 200 token ids and the target's tokenizer has 259"):
-        Decoder(target, short, make_rule("exact"), tokenizer=byte_tokenizer())
+    for parts, sentence in (
+        ({"vocabulary": 210}, "knows 200 token ids and the target's tokenizer has 210.*'lookup'"),
+        ({"tokenizer": byte_tokenizer()}, "knows 200 token ids and the target's tokenizer has 259"),
+        ({}, "draft model knows 200 token ids and the target 259.*Pass tokenizer="),  # which of them are padding?
+    ):
+        with pytest.raises(UserError, match=sentence):
+            Decoder(target, short, make_rule("exact"), **parts)
     assert Decoder(target, short, make_rule("exact"), vocabulary=190).vocabulary == 190
-
-
-def test_a_shared_vocabulary_counts_the_smaller():
     assert strict().vocabulary == 259 and strict(vocabulary=200).vocabulary == 200
-    small = Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"), vocabulary=3)
-    assert small.vocabulary == 3
-
-
-def test_a_smaller_draft_is_refused_where_nobody_says_what_is_padding():
-    """The target may write the ids that the draft lacks, and its text must not change."""
-    with pytest.raises(UserError, match="draft model knows 3 token ids and the target 259.*Pass tokenizer="):
-        Decoder(pair("llama")[0], ModelDrafter(pair("llama", 3, 0.5)[1]), make_rule("exact"))
 
 
 def test_blocks_know_where_thinking_ends():
@@ -151,10 +143,7 @@ def test_outside_the_markers_the_rule_is_strict():
     inside = decoder(delta=1.0, k=1000).generate([[BEGIN, *prompt] for prompt in BATCH], max_new_tokens=20)
     assert [answer.ids for answer in outside] == [answer.ids for answer in strict]
     assert sum(answer.statistics.loose for answer in inside) > 0
-
-
-def test_think_markers_are_never_accepted_loosely():
-    assert {BEGIN, END} <= set(decoder().parts.protocol_ids)
+    assert {BEGIN, END} <= set(decoder().parts.protocol_ids), "the markers themselves are never loose"
 
 
 def test_unknown_think_markers_are_refused():
@@ -183,37 +172,10 @@ def test_costs_reach_the_rows_they_belong_to(many: list[list[int]]):
     assert all(block.cost is None for block, _, _ in silent.seen)
 
 
-def test_a_cost_for_every_row_or_for_none():
-    with pytest.raises(UserError, match="1 costs for 3 prompts"):
-        decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5])
-    with pytest.raises(UserError, match="1 costs for 3 prompts"):
-        decode_all(decoder("wisv"), BATCH, batch_size=2, max_new_tokens=4, costs=[0.5])
-
-
-@pytest.mark.parametrize("cost", [20.0, -0.1, float("nan"), float("inf")])
-def test_a_cost_that_is_no_share_is_refused(cost: float):
-    """Milliseconds in its place would let every token through."""
-    with pytest.raises(UserError, match="costs are shares from 0 to 1"):
-        decoder("wisv").generate(BATCH, max_new_tokens=4, costs=[0.5, cost, 0.5])
-
-
-def test_seeds_that_are_too_few_or_too_large_are_refused():
-    with pytest.raises(UserError, match="2 seeds for 3 prompts"):
-        decoder("exact").generate(BATCH, max_new_tokens=4, seeds=[1, 2])
-    with pytest.raises(UserError, match="does not fit into 64 bits"):
-        decoder("exact").generate(BATCH[:1], max_new_tokens=4, seeds=[2**64])
-
-
 @pytest.mark.parametrize("temperature", [1e-40, float("inf"), float("nan"), -1.0])
 def test_a_temperature_at_which_nothing_can_be_drawn_is_refused(temperature: float):
     with pytest.raises(UserError, match="temperature is 0 or from 1e-06 on"):
         Sampling(temperature)
-
-
-@pytest.mark.parametrize("token", [-1, 10**6])
-def test_a_token_that_no_embedding_has_is_named(token: int):
-    with pytest.raises(UserError, match=f"Prompt 1 holds the token id {token}"):
-        decoder("exact").generate([[5], [7, token]], max_new_tokens=4)
 
 
 def test_counters_of_a_rule_reach_the_statistics_of_each_row():
@@ -237,12 +199,6 @@ def test_undefined_temperatures_are_refused_before_anything_runs(rule_id: str, t
         decoder(rule_id).generate(BATCH, max_new_tokens=4, sampling=Sampling(temperature))
 
 
-@pytest.mark.parametrize("rule_id", ["kl-judge", "fsd", "ensemble"])
-def test_a_rule_that_needs_probabilities_refuses_retrieval(rule_id: str):
-    with pytest.raises(UserError, match="needs draft probabilities.*'prob-ratio'"):
-        Decoder(pair("llama")[0], PromptLookup(), make_rule(rule_id), 4)
-
-
 def test_logits_of_the_second_reading_are_processed_like_the_first():
     class Writes(Marked):
         def encode(self, text: str, add_special_tokens: bool) -> list[int]:
@@ -256,17 +212,14 @@ def test_logits_of_the_second_reading_are_processed_like_the_first():
             assert ((block.second > -torch.inf).sum(-1) == 5).all()
 
 
-def test_a_gate_that_reads_draft_probabilities_gets_them_or_refuses():
-    class Reads(HalfGate):
-        wants_q = True
-
-        def __call__(self, block):
-            assert not block.draft_ids.shape[1] or block.q is not None
-            return super().__call__(block)
-
+@pytest.mark.parametrize("rule_id", ["kl-judge", "fsd", "ensemble"])
+def test_whoever_reads_draft_probabilities_gets_them_or_refuses(rule_id: str):
     target, draft = pair("llama")
-    decoder = Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=Reads())
-    assert decoder.generate(BATCH, max_new_tokens=10)[0].ids
+    assert Decoder(target, ModelDrafter(draft), make_rule("autojudge"), 4, gate=Asks()).generate(
+        BATCH, max_new_tokens=10
+    )
     with pytest.raises(UserError, match="The gate reads draft probabilities"):
-        Decoder(target, PromptLookup(), make_rule("autojudge"), 4, gate=Reads())
-    assert Decoder(target, PromptLookup(), make_rule("exact"), 4, gate=Reads())
+        Decoder(target, PromptLookup(), make_rule("autojudge"), 4, gate=Asks())
+    assert Decoder(target, PromptLookup(), make_rule("exact"), 4, gate=Asks())
+    with pytest.raises(UserError, match="needs draft probabilities.*'prob-ratio'"):
+        Decoder(target, PromptLookup(), make_rule(rule_id), 4)

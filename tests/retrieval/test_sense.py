@@ -1,4 +1,4 @@
-"""SENSE never changes a strict text and finds what it stored; its chains and tries of weighted candidates by definition."""
+"""SENSE never changes a strict text and finds what it stored; its chains and tries of candidates by definition."""
 
 from __future__ import annotations
 
