@@ -22,6 +22,8 @@ from gistgate.certificates.outcomes import Answer, Outcomes, TaskScore, untimed
 from gistgate.core.batches import PromptCache
 from gistgate.core.files import fingerprint, read_json_lines, read_text, write_text
 from gistgate.core.gate import Gate
+from gistgate.core.identity import identify_model, model_scope, tokenizer_scope
+from gistgate.core.request import eos_ids
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.prompts import Prompt, decode_prompts, hashes_of
 from gistgate.lm_eval.task import Task, files_of
@@ -62,7 +64,8 @@ class Setup:
     @cached_property
     def reference(self) -> dict[str, dict[str, Any]]:
         """The strict answers by prompt, as the stage `reference` decoded them."""
-        return {row["id"]: row for split, prompts in self.prompts.items() for row in read_reference(split, prompts)}
+        rows = (row for split, prompts in self.prompts.items() for row in read_reference(split, prompts, self.pair))
+        return {row["id"]: row for row in rows}
 
     def strict_scores(self, split: str) -> Array:
         """Scores of the strict answers to a split [N]."""
@@ -108,14 +111,32 @@ def method_of(params: Params, name: str) -> Method:
     )
 
 
-def read_reference(split: str, prompts: Sequence[Prompt]) -> list[dict[str, Any]]:
-    """The strict reference of a split, in the order of its prompts."""
+def maker_of(pair: Pair) -> str:
+    """Fingerprint of all of a pair that decides an answer: weights and forms of its models, and how texts are read."""
+    models = [model_scope(identify_model(model)) for model in (pair.target, pair.draft) if model is not None]
+    return fingerprint(models, tokenizer_scope(pair.tokenizer, ("encoding",)), eos_ids(pair.target, pair.tokenizer))
+
+
+def mark(maker: str, ids: Sequence[int]) -> str:
+    """The mark of an answer of `maker` to the prompt with these token ids."""
+    return fingerprint(maker, [int(token) for token in ids])[:10]
+
+
+def read_reference(split: str, prompts: Sequence[Prompt], pair: Pair) -> list[dict[str, Any]]:
+    """The strict reference of a split, in the order of its prompts; answers of earlier versions have no mark."""
     rows = read_json_lines(reference_of(split))
     if not prompts or [row["id"] for row in rows] != [prompt["id"] for prompt in prompts]:
         raise UserError(
             f"{reference_of(split)} ({len(rows)} answers) does not belong to {prompts_of(split)} ({len(prompts)} "
             "prompts). Run the stage `reference` again."
         )
+    maker = maker_of(pair) if any("mark" in row for row in rows) else ""
+    for row, prompt in zip(rows, prompts, strict=True):
+        if row.get("mark") not in (None, mark(maker, prompt["ids"])):
+            raise UserError(
+                f"{reference_of(split)} answers other prompts than {prompts_of(split)}, or was made with other weights "
+                "or another tokenizer. Run `dvc repro --force --single-item reference`, then go on."
+            )
     return rows
 
 

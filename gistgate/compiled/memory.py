@@ -10,10 +10,10 @@ Axis letters: B rows, H key/value heads, S slots, N new tokens, D width of a hea
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from gistgate.compiled.program import Captured, Program, UnsupportedError, build, missing_compiler
 from gistgate.core.attention import SPECIAL, attend, attending, configs_of
+from gistgate.core.features import decoder_layers
 from gistgate.core.reader import context_of, last_logits
+from gistgate.core.utils import UserError
 
 ATTENTION = "gistgate_slots"
 """Name under which transformers finds `attend_to_slots`."""
@@ -118,8 +120,7 @@ def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, posit
     return last_logits(model, keep, input_ids=ids, position_ids=places, attention_mask=mask, past_key_values=cache)
 
 
-# ---- Programs and memory of a target, kept from request to request: building them takes seconds, using them none.
-
+# ---- Programs and memory of a model, kept from request to request: building them takes seconds, using them none.
 
 Key = tuple[object, ...]
 MOST_PROGRAMS, MOST_MEMORIES = 64, 6
@@ -131,64 +132,64 @@ class Store:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.form = form_of(model)
-        self.programs: OrderedDict[tuple[object, ...], Program] = OrderedDict()
+        self.programs: OrderedDict[Key, Program] = OrderedDict()
         self.memories: OrderedDict[tuple[int, int], list[Tensor]] = OrderedDict()
+        self.parts: WeakValueDictionary[str, Program] = WeakValueDictionary()  # parts that the programs share
 
     def memory(self, model: PreTrainedModel, batch: int, slots: int) -> list[Tensor]:
         """Keys and values of `model` for a batch; what they hold is of no interest."""
         key = (batch, slots)
         if key not in self.memories:
             while len(self.memories) >= MOST_MEMORIES:
-                self.forget(*self.memories.popitem(last=False))
+                gone, _ = self.memories.popitem(last=False)
+                for name in [name for name in self.programs if name[:2] == gone]:
+                    del self.programs[name]  # on a GPU they know the memory's addresses
             self.memories[key] = allocate(model, batch, slots)
         self.memories.move_to_end(key)
         return self.memories[key]
 
-    def forget(self, key: tuple[int, int], _memory: list[Tensor]) -> None:
-        """Drop the programs of a memory that goes: on a GPU they know its addresses."""
-        for name in [name for name in self.programs if name[:2] == key]:
-            del self.programs[name]
 
-    def program(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
-        """The program of `function` for this memory (`key` begins with batch and slots) and inputs like `example`."""
-        return self.replayed(key, lambda: self._built(function, fixed, example), fixed, example)
+def program_of(
+    model: PreTrainedModel,
+    key: Key,
+    function: Program,
+    memory: Sequence[Tensor],
+    example: Sequence[Tensor],
+    builds: bool = True,
+    replays: bool = True,
+) -> Program:
+    """The program of `function` for this memory of `model` and inputs like `example`, which `key` tells apart.
 
-    def compiled(self, key: Key, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
-        """The same as a part of another program, which is never replayed by itself."""
-        return self._kept(key, lambda: self._built(function, fixed, example))
+    Without `builds` the function is made of programs already, and without `replays` no graph of its own replays it on
+    a GPU, since it is a part of such a function.
+    """
+    store, key = store_of(model), (memory[0].shape[0], memory[0].shape[-2], *key)
+    if key not in store.programs:
+        while len(store.programs) >= MOST_PROGRAMS:  # first, since building needs memory
+            store.programs.popitem(last=False)
+        made, device = function, memory[0].device
+        with attending_to_slots(model):
+            if builds:
+                compiles, layers = missing_compiler(device) is None, layers_of(model)
+                made = build(made, [*memory, *example], layers=layers, compiles=compiles, known=store.parts)
+            if replays and device.type == "cuda":
+                made = Captured(made, memory, example)
+        store.programs[key] = made
+    store.programs.move_to_end(key)
+    return store.programs[key]
 
-    def replayed(
-        self, key: Key, make: Callable[[], Program], fixed: Sequence[Tensor], example: Sequence[Tensor]
-    ) -> Program:
-        """What `make` gives, whose calls one graph replays on a GPU."""
 
-        def captured() -> Program:
-            made = make()
-            return Captured(made, fixed, example) if self._device.type == "cuda" else made
-
-        return self._kept(key, captured)
-
-    def _kept(self, key: Key, make: Callable[[], Program]) -> Program:
-        if key not in self.programs:
-            while len(self.programs) >= MOST_PROGRAMS:  # first, since building needs memory
-                self.programs.popitem(last=False)
-            self.programs[key] = make()
-        self.programs.move_to_end(key)
-        return self.programs[key]
-
-    def _built(self, function: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> Program:
-        return build(function, [*fixed, *example], compiles=missing_compiler(self._device) is None)
-
-    @property
-    def _device(self) -> torch.device:
-        device: torch.device = self.form[0]
-        return device
+def layers_of(model: PreTrainedModel) -> Sequence[nn.Module]:
+    """The decoder layers; none of a model that has no list of them."""
+    try:
+        return list(decoder_layers(model))
+    except UserError:
+        return ()
 
 
 def form_of(model: PreTrainedModel) -> tuple[Any, ...]:
     """What programs of a model depend on besides its values."""
-    lighter = getattr(model, "quantised", None), getattr(model, "subset", None)
-    return (model.device, model.dtype, *lighter)
+    return model.device, model.dtype, getattr(model, "quantised", None), getattr(model, "subset", None)
 
 
 _stores: WeakKeyDictionary[PreTrainedModel, Store] = WeakKeyDictionary()

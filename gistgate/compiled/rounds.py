@@ -14,17 +14,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gistgate.compiled.memory import attending_to_slots, forward, store_of
+from gistgate.compiled.memory import attending_to_slots, forward, program_of
 from gistgate.compiled.program import HEAVY, Program, UnsupportedError, num_bytes
 from gistgate.core.block import Block, Sampling
 from gistgate.core.features import tap
 from gistgate.core.rule import draw, settle
 from gistgate.core.session import DecoderParts
 
-PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)
-"""Columns of `feed`."""
-FEED = 5
-"""How many they are."""
+PREVIOUS, LAST, AT, ROOM, BEGINS = range(5)  # columns of `feed`
+FEED = 5  # how many they are
 
 
 @dataclass(frozen=True)
@@ -56,10 +54,8 @@ class DraftSteps:
     """`num` steps of a draft model, each reading what the one before drew."""
 
     num: int
-    first: Program
-    """`DraftToken` for two tokens."""
-    later: Program
-    """`DraftToken` for one."""
+    first: Program  # `DraftToken` for two tokens
+    later: Program  # `DraftToken` for one
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Memory M, feed [B, 5], uniforms [B, K] -> x [B, K] and q [B, K, V] (empty where nobody asks)."""
@@ -93,8 +89,7 @@ class VerifyRound:
     parts: DecoderParts
     num: int
     sampling: Sampling
-    protocol: Tensor
-    """Ids that are never accepted loosely [P]."""
+    protocol: Tensor  # ids that are never accepted loosely [P]
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Memory M, feed [B, 5], x [B, K], valid [B, K], q [B, K, V or 0], uniforms [B, K + 1] -> [B, 2K + 2].
@@ -130,7 +125,6 @@ class VerifyRound:
 
 # ---- Programs of a draft model: all steps of a block as one, or step by step where one would take too long to build.
 
-
 MOST_LAYERS = 64
 """Most layers of one program. Compiling takes about a second for each, and a model with so many layers in a block
 spends so long in every step that calling a program for each costs nothing beside it. On a GPU one graph replays all
@@ -142,9 +136,8 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
 
     `width` is `num`, or 0 where nothing is drawn at random.
     """
-    model = token.model
-    batch, slots, device = memory[0].shape[0], memory[0].shape[-2], memory[0].device
-    store, about = store_of(model), (token.vocabulary, token.sampling, token.gives_q, bool(width))
+    model, batch, device = token.model, memory[0].shape[0], memory[0].device
+    about = (token.vocabulary, token.sampling, token.gives_q, bool(width))
 
     def numbers(columns: int) -> Tensor:
         return torch.zeros(batch, columns, dtype=torch.long, device=device)
@@ -152,19 +145,16 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
     def uniforms(columns: int) -> Tensor:
         return torch.zeros(batch, columns, dtype=torch.float64, device=device)
 
-    def of_one(tokens: int) -> Program:
+    def step(tokens: int) -> Program:
         inputs = [numbers(tokens), numbers(tokens), uniforms(min(width, 1))]
-        return store.compiled((batch, slots, "draft token", tokens, *about), token, memory, inputs)
+        return program_of(model, ("draft token", tokens, *about), token, memory, inputs, replays=False)
 
-    with attending_to_slots(model):
-        key, inputs = (batch, slots, "draft", num, *about), [numbers(FEED), uniforms(width)]
-        if num * model.config.get_text_config().num_hidden_layers > MOST_LAYERS:
-            return store.replayed(key, lambda: DraftSteps(num, of_one(2), of_one(1)), memory, inputs)
-        return store.program(key, DraftSteps(num, token, token), memory, inputs)
+    is_whole = num * model.config.get_text_config().num_hidden_layers <= MOST_LAYERS
+    steps = DraftSteps(num, token, token) if is_whole else DraftSteps(num, step(2), step(1))
+    return program_of(model, ("draft", num, *about), steps, memory, [numbers(FEED), uniforms(width)], builds=is_whole)
 
 
 # ---- Reading prompts into memory of a fixed shape: by programs of one stretch, or by the model as it is.
-
 
 STRETCH = {"cpu": 64}
 """Prompt tokens per program, by device type; elsewhere `LONG_STRETCH`."""
@@ -193,33 +183,21 @@ def stretch_of(model: PreTrainedModel) -> int:
     return STRETCH.get(model.device.type, LONG_STRETCH)
 
 
-def reads_alone(model: PreTrainedModel) -> bool:
-    """Whether prompts go through the model as it is.
-
-    A heavy model on a processor spends its time in products of many rows, which no program makes faster, and a program
-    would read whole stretches where the prompt ends earlier.
-    """
-    return model.device.type == "cpu" and num_bytes([*model.parameters(), *model.buffers()]) >= HEAVY
-
-
 class PromptReader:
-    """Reads the prompts of a batch into the memory of one model."""
+    """Reads the prompts of a batch into the memory of one model.
+
+    A heavy model on a processor reads them as it is: it spends its time in products of many rows, which no program
+    makes faster, and a program would read whole stretches where the prompt ends earlier.
+    """
 
     def __init__(self, model: PreTrainedModel, memory: Sequence[Tensor]) -> None:
-        """Build the program where there is one.
-
-        Raises:
-            UnsupportedError: the model cannot become a program.
-        """
-        self.model, self.memory, self.whole = model, memory, not reads_alone(model)
-        self.width = stretch_of(model)
+        """Build the program where there is one; `UnsupportedError` where the model cannot become one."""
+        self.model, self.memory, self.width = model, memory, stretch_of(model)
+        self.whole = model.device.type != "cpu" or num_bytes([*model.parameters(), *model.buffers()]) < HEAVY
         self.call: Program = Prefill(model)
         if self.whole:
-            batch, _, slots, _ = memory[0].shape
-            ids = torch.zeros(batch, self.width, dtype=torch.long, device=model.device)
-            key, inputs = (batch, slots, "prefill", self.width), [ids, ids[:, :1].clone()]
-            with attending_to_slots(model):
-                self.call = store_of(model).program(key, self.call, memory, inputs)
+            ids = torch.zeros(memory[0].shape[0], self.width, dtype=torch.long, device=model.device)
+            self.call = program_of(model, ("prefill", self.width), self.call, memory, [ids, ids[:, :1].clone()])
 
     def read(self, texts: Sequence[list[int]]) -> None:
         """Read one text per row from its beginning.
@@ -230,18 +208,15 @@ class PromptReader:
         ids = torch.zeros(batch, rounded_up(longest, self.width) if self.whole else longest, dtype=torch.long)
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text, dtype=torch.long)
-        ids, start = ids.to(self.model.device), 0
-        with attending_to_slots(self.model):
-            while start < longest:
-                end = start + (self.width if self.whole else self._fitting(batch, longest))
-                # Without a program nothing is read but the slots that the rows have used so far.
-                memory = self.memory if self.whole else [kept[:batch, :, :end] for kept in self.memory]
-                self.call(*memory, ids[:, start:end], torch.full((batch, 1), start, device=self.model.device))
-                start = end
-
-    def _fitting(self, rows: int, slots: int) -> int:
         heads = int(self.model.config.get_text_config().num_attention_heads)
-        return min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (rows * heads * slots)))
+        fitting = min(WIDE_STRETCH, max(FEWEST, MOST_SCORES // (batch * heads * max(longest, 1))))
+        width, ids = self.width if self.whole else fitting, ids.to(self.model.device)
+        with attending_to_slots(self.model):
+            for start in range(0, longest, width):
+                # Without a program nothing is read but the slots that the rows have used so far.
+                memory = self.memory if self.whole else [kept[:batch, :, : start + width] for kept in self.memory]
+                first = torch.full((batch, 1), start, device=self.model.device)
+                self.call(*memory, ids[:, start : start + width], first)
 
 
 def rounded_up(number: int, width: int) -> int:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 import gistgate
 from gistgate.core.certificate import read_certificate
@@ -43,16 +44,9 @@ REFERENCE = re.compile(r'"(gistgate(?:\.\w+)+):(\w+)"')
 def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
     """Write `custom_generate/` into a gate folder; one that is there already is replaced.
 
-    `extra` names the modules that are copied besides the loop. Default: strict verification, and the rules and drafters
-    that the certificates in the folder name, that of `gistgate tune` included; without one the usual ones.
+    `extra` names the modules that are copied besides the loop; default: `certified_modules`.
     """
-    if extra is None:
-        places = [place for place in (Path(folder), Path(folder) / TUNED) if place.is_dir()]
-        found = [certificate for place in places if (certificate := read_certificate(place)) is not None]
-        rules = {STRICT, *([one.rule for one in found] or [GATED])}
-        drafters = {one.drafter for one in found if one.drafter in DRAFTERS} or {MODEL}
-        extra = [RULES[one].__module__ for one in rules] + [DRAFTERS[one].__module__ for one in drafters]
-    texts = flatten(extra)
+    texts = flatten(certified_modules(folder) if extra is None else extra)
 
     def fill(place: Path) -> None:
         place.mkdir()
@@ -60,6 +54,18 @@ def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:
             (place / name).write_text(text, encoding="utf-8")
 
     write_atomic(Path(folder) / FOLDER, fill)
+
+
+def certified_modules(folder: str | Path) -> list[str]:
+    """The modules of strict verification and of the rules and drafters that the folder's certificates name.
+
+    The choice of `gistgate tune` has a certificate of its own; without one it is the usual rule and drafter.
+    """
+    places = [place for place in (Path(folder), Path(folder) / TUNED) if place.is_dir()]
+    found = [certificate for place in places if (certificate := read_certificate(place)) is not None]
+    rules = {STRICT, *([one.rule for one in found] or [GATED])}
+    drafters = {one.drafter for one in found if one.drafter in DRAFTERS} or {MODEL}
+    return sorted({*(RULES[one].__module__ for one in rules), *(DRAFTERS[one].__module__ for one in drafters)})
 
 
 def flatten(extra: Sequence[str] = ()) -> dict[str, str]:
@@ -77,12 +83,12 @@ def flatten(extra: Sequence[str] = ()) -> dict[str, str]:
     return {f"{files[module]}.py": copied(text, files, sorted(named)) for module, text in sorted(texts.items())}
 
 
-def is_own(node: ast.AST) -> bool:
+def is_own(node: ast.AST) -> TypeGuard[ast.ImportFrom]:
     """Whether a statement imports from this package."""
     return isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gistgate"
 
 
-def is_typing(node: ast.AST) -> bool:
+def is_typing(node: ast.AST) -> TypeGuard[ast.If]:
     """Whether a statement is a block for type checkers."""
     return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 

@@ -124,7 +124,7 @@ class AnswerJudge:
         return kept
 
     def kept(self, rollouts: Sequence[Rollout], title: str | None = None) -> list[bool]:
-        """Make these rollouts; whether each keeps the meaning. `title` shows a progress bar."""
+        """Make these rollouts; whether each keeps the meaning. `title` names the progress bar."""
         for rollout in rollouts:
             self.take_up(rollout)
         whole = set(self._running)
@@ -228,7 +228,7 @@ class Labeller:
     prompts: Sequence[dict[str, Any]]  # those that the records' column `problem` points into
     params: LabelParams
     seed: int  # of the sampled rollouts
-    title: str | None = None  # begins the titles of the progress bars; None shows none
+    title: str | None = None  # begins the titles of the progress bars
 
     def label(self, table: Table, texts: Texts, chosen: Tensor | None = None) -> Table:
         """The records as rows of the schema LABELS, without those on a text that has lost its meaning before.

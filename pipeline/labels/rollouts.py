@@ -97,8 +97,8 @@ class RolloutList(Generic[Outcome]):
 
     def made_by(self, runner: Any, sampling: Sampling | None = None, title: str | None = None) -> list[Outcome]:
         """What is wanted of every rollout, in the order of the rollouts; `runner` is a `RolloutRunner` or an
-        `EngineRunner` of pipeline/labels/vllm.py, and `title` shows a progress bar."""
-        with bar(title=title, unit="rollout", total=len(self.rollouts)) as self._bar:
+        `EngineRunner` of pipeline/labels/vllm.py, and `title` names the progress bar."""
+        with bar(title=title or "rollouts", unit="rollout", total=len(self.rollouts)) as self._bar:
             runner.serve(self, sampling)
         return [self._outcomes[rollout] for rollout in self.rollouts]
 

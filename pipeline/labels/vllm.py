@@ -215,7 +215,7 @@ def load_output_layer(source: ModelSource) -> OutputLayer:
 def final_norm(model: PreTrainedModel) -> nn.Module:
     """The only module beside the layers whose weights are vectors."""
     layers = decoder_layers(model)
-    norms = [
+    norms: list[nn.Module] = [
         child
         for child in model.base_model.children()
         if child is not layers and [*child.parameters()] and all(weight.ndim == 1 for weight in child.parameters())

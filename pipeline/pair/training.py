@@ -48,10 +48,9 @@ class Muon(torch.optim.Optimizer):
         self.dtype = dtype
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; Lightning's closure computes nothing."""
-        if closure is not None:
-            closure()
+        loss = closure() if closure is not None else None
         for group in self.param_groups:
             by_shape: dict[tuple[int, ...], list[tuple[Tensor, Tensor]]] = defaultdict(list)
             for param in (one for one in group["params"] if one.grad is not None):
@@ -66,6 +65,7 @@ class Muon(torch.optim.Optimizer):
                     rows, columns = param.shape
                     update = update if wide.shape == param.shape else update.mT
                     param.add_(update.to(param.dtype), alpha=-group["lr"] * max(1.0, rows / columns) ** 0.5)
+        return loss
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, documents: Sequence[dict[str, str]]) -> list[tuple[list[int], int]]:

@@ -110,10 +110,11 @@ def draw_problem(params: WorldParams, part: str, rng: random.Random) -> Problem:
     """Draw one problem of `part`."""
     start, drawn = draw_arithmetic(params, part, rng)
     person, (friend, _, _) = rng.sample(PEOPLE, 2)
-    colours, containers = rng.sample(COLOURS, 2), rng.sample(CONTAINERS, 2)
+    (colour, other_colour), (container, other_container) = rng.sample(COLOURS, 2), rng.sample(CONTAINERS, 2)
     steps = tuple(Step(*step, day) for step, day in zip(drawn, rng.sample(DAYS, len(drawn)), strict=True))
     items, place = rng.choice(ITEMS), rng.choice(PLACES)
-    return Problem(*person, friend, items, start, steps, *colours, *containers, place)
+    ornaments = colour, other_colour, container, other_container, place
+    return Problem(*person, friend, items, start, steps, *ornaments)
 
 
 Wording = Mapping[str, list[float]]  # frequencies of what can be said, by site, in the order of the lexicon

@@ -16,7 +16,7 @@ from gistgate.core.batches import PromptCache
 from gistgate.core.files import write_json_lines
 from pipeline.decode import make_decoder, read_prompts, run_split
 from pipeline.methods import MethodParams
-from pipeline.outcomes import TOGETHER
+from pipeline.outcomes import TOGETHER, maker_of, mark
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import reference_of
@@ -36,6 +36,7 @@ def referring(params: Params) -> Callable[[str], None]:
     """Decodes one split after another."""
     pair, task = load_pair(params), load_task(params)
     decoder = make_decoder(pair, MethodParams("exact"), {}, params.decoding.block)
+    maker = maker_of(pair)
 
     def work(split: str) -> None:
         prompts = read_prompts(split)
@@ -45,11 +46,13 @@ def referring(params: Params) -> Callable[[str], None]:
         for start in range(0, len(prompts), size):
             memory = PromptCache(0) if in_pieces else None
             title, part = f"strict, {split}", prompts[start : start + size]
-            for one in run_split(decoder, task, pair, part, params, title, memory, start):
+            answers = run_split(decoder, task, pair, part, params, title, memory, start)
+            for one, prompt in zip(answers, part, strict=True):
                 answer = {"id": one.id, "ids": one.ids, "text": one.text, "score": one.score, "cut": one.cut}
+                answer["mark"] = mark(maker, prompt["ids"])  # DVC does not see weights that change in their folder
                 rows.append({**answer, "statistics": one.statistics.as_dict(timed=False)})
         write_json_lines(reference_of(split), rows)
-        print(f"{split}: {sum(row['cut'] for row in rows)} of {len(rows)} strict answers are cut at the limit")
+        print(f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are cut at the limit")
 
     return work
 

@@ -1,4 +1,4 @@
-"""Proofs as calibration would write them, for tests that need one."""
+"""Certificates as calibration would write them, for tests that need one."""
 
 from dataclasses import replace
 from typing import Any
@@ -23,12 +23,12 @@ def point(budget: float = 0.01, certified: bool = True, **changes: Any) -> Opera
 
 
 def proof_for(gate: Gate, *points: OperatingPoint) -> Certificate:
-    """A proof that holds for a gate and its tokenizer."""
+    """A certificate that holds for a gate and its tokenizer."""
     return certificate(*points, scope={"gate": gate_hash(gate), "tokenizer": gate.config.tokenizer.vocabulary})
 
 
 def certificate(*points: OperatingPoint, **changes: Any) -> Certificate:
-    """A proof of `autojudge` with the draft model at K = 4."""
+    """A certificate of `autojudge` with the draft model at K = 4."""
     made = Certificate(
         rule="autojudge", drafter="model", block=4, knob="risk", score="task", confidence=0.95, headline_budget=0.03,
         scope={}, points=points or (POINT,),

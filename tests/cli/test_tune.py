@@ -71,13 +71,20 @@ def test_the_winner_is_kept_and_decoding_follows_it(tune, run, pair, gate):
     assert status == 0 and " loose" in said and ", 0 loose" not in said
 
 
+def raising(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
 def test_nothing_is_saved_where_nothing_beats_strict(tune, gate, monkeypatch):
     tune()
     assert (gate / "tuned").exists()
     with monkeypatch.context() as patched:  # a choice that cannot be removed would go on to decide
-        patched.setattr("gistgate.models.build.shutil.rmtree", lambda *_, **__: None)
+        patched.setattr("gistgate.cli.tools.shutil.rmtree", raising(PermissionError(13, "Permission denied", "tuned")))
         status, out, said = tune(strict=0.9)
-        assert status == 1 and "holds the choice of an earlier measurement" in said and "speed when deciding" in out
+        assert status == 1 and "Permission denied" in said and "speed when deciding" in out
     status, out, _ = tune(strict=0.9)
     assert status == 0 and "Nothing certified beats strict decoding here" in out
     assert not (gate / "tuned").exists()

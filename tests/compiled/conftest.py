@@ -6,19 +6,18 @@ from typing import Any
 
 import pytest
 
-from gistgate.compiled import memory as store
-from gistgate.compiled import program
+from gistgate.compiled import memory, program
 
 
 @pytest.fixture(scope="module")
 def programs() -> Any:
     """Traced programs, kept from test to test as a process would."""
-    return type(store._stores)()
+    return type(memory._stores)()
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch, programs: Any):
     """Programs as traced, not compiled: the same operations, built in a fraction of a second."""
     build = program.build
-    monkeypatch.setattr(store, "build", lambda function, example, compiles: build(function, example, False))
-    monkeypatch.setattr(store, "_stores", programs)
+    monkeypatch.setattr(memory, "build", lambda *given, **named: build(*given, **{**named, "compiles": False}))
+    monkeypatch.setattr(memory, "_stores", programs)

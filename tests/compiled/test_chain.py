@@ -9,19 +9,18 @@ import pytest
 import torch
 from torch import Tensor, fx, nn
 
-from gistgate.compiled import memory as store
-from gistgate.compiled import program
-from gistgate.compiled.memory import allocate, attending_to_slots
-from gistgate.compiled.program import Chain, chained, repetition, trace
+from gistgate.compiled import memory, program
+from gistgate.compiled.memory import allocate, attending_to_slots, forward, layers_of
+from gistgate.compiled.program import Chain, chained, trace
 from gistgate.compiled.rounds import DraftToken
 from gistgate.core.block import Sampling
 from gistgate.core.decoder import Decoder
 from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from tests.architectures import deep_model, noisy_copy, prompts
-from tests.core.watching import HalfGate
+from tests.architectures import deep_model, noisy_copy, pair, prompts
+from tests.core.watching import HalfGate, head_inputs, in_one_piece
 
-LAYERS = 5
+LAYERS, NUM = 5, 9
 
 
 class Parts:
@@ -36,20 +35,30 @@ class Parts:
         return graph
 
 
+@pytest.fixture
+def parts(monkeypatch: pytest.MonkeyPatch) -> Parts:
+    """All that is compiled from here on, in chains."""
+    made = Parts()
+    monkeypatch.setattr(program, "HEAVY", 0)
+    monkeypatch.setattr(program, "compiled", made)
+    monkeypatch.setattr(memory, "missing_compiler", lambda _device: None)
+    monkeypatch.setattr(memory, "_stores", type(memory._stores)())
+    return made
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2", "mistral"])
 @torch.no_grad()
-def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: str) -> None:
-    model, parts = deep_model(kind, LAYERS), Parts()
+def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: str, parts: Parts) -> None:
+    model = deep_model(kind, LAYERS)
     with attending_to_slots(model):
-        memory = allocate(model, 2, 64)
+        slots = allocate(model, 2, 64)
         inputs = [torch.tensor([[5, 7], [9, 2]]), torch.tensor([[0, 1], [3, 4]]), torch.zeros(2, 0)]
-        graph = trace(DraftToken(model, 259, Sampling(), True), [*memory, *inputs])
-    chain = chained(graph, [*memory, *inputs], parts)
-    assert chain is not None and len(parts.graphs) <= 3
-    repeated = max(parts.graphs, key=lambda part: sum(call.program is part for call in chain.calls))
-    assert sum(call.program is repeated for call in chain.calls) >= LAYERS - 1
-    assert len(repeated.graph.nodes) < len(graph.graph.nodes) / (LAYERS - 1)
-    whole, pieces = [kept.clone() for kept in memory], [kept.clone() for kept in memory]
+        graph = trace(DraftToken(model, 259, Sampling(), True), [*slots, *inputs], layers_of(model))
+    chain = chained(graph, [*slots, *inputs], {})
+    assert chain is not None and len(parts.graphs) == 3  # what comes before, the layer, and what comes behind
+    assert [parts.graphs.index(call[0]) for call in chain.calls] == [0, *[1] * LAYERS, 2]
+    assert len(parts.graphs[1].graph.nodes) < len(graph.graph.nodes) / (LAYERS - 1)
+    whole, pieces = [kept.clone() for kept in slots], [kept.clone() for kept in slots]
     for one, other in zip(graph(*whole, *inputs), chain(*pieces, *inputs), strict=True):
         assert torch.equal(one, other)
     assert all(torch.equal(one, other) for one, other in zip(whole, pieces, strict=True)) and whole[0].any()
@@ -57,13 +66,9 @@ def test_every_layer_is_the_same_program_with_its_own_weights_and_memory(kind: s
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("rule", ["exact", "autojudge"])
-def test_it_writes_the_texts_of_the_eager_engine(monkeypatch: pytest.MonkeyPatch, kind: str, rule: str) -> None:
+def test_it_writes_the_texts_of_the_eager_engine(kind: str, rule: str, parts: Parts) -> None:
     """The gate reads states of every layer that it taps, and the rule the logits behind the last one."""
-    parts, target = Parts(), deep_model(kind, LAYERS)
-    monkeypatch.setattr(program, "HEAVY", 0)
-    monkeypatch.setattr(program, "compiled", parts)
-    monkeypatch.setattr(store, "missing_compiler", lambda _device: None)
-    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    target = deep_model(kind, LAYERS)
     made = make_rule(rule, **({"risk": 0.5} if rule == "autojudge" else {}))
     found = []
     for engine in ("eager", "compiled"):
@@ -79,7 +84,7 @@ def test_it_writes_the_texts_of_the_eager_engine(monkeypatch: pytest.MonkeyPatch
 def test_the_compilers_programs_write_the_greedy_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     target, batch = deep_model("llama", LAYERS), prompts(5, 17, 10)
     monkeypatch.setattr(program, "HEAVY", 0)
-    monkeypatch.setattr(store, "_stores", type(store._stores)())
+    monkeypatch.setattr(memory, "_stores", type(memory._stores)())
     found = []
     for engine in ("eager", "compiled"):
         drafter = ModelDrafter(noisy_copy(target, 0.05))
@@ -87,8 +92,7 @@ def test_the_compilers_programs_write_the_greedy_texts(monkeypatch: pytest.Monke
         found.append([one.ids for one in decoder.generate(batch, max_new_tokens=20)])
         assert not decoder.engine.fell_back
     assert found[0] == found[1]
-    kept = store.store_of(target).programs.values()
-    assert any(isinstance(one, Chain) for one in kept)
+    assert any(isinstance(one, Chain) for one in memory.store_of(target).programs.values())
 
 
 class Stack(nn.Module):
@@ -100,31 +104,40 @@ class Stack(nn.Module):
 
     def forward(self, state: Tensor) -> tuple[Tensor, ...]:
         for layer in self.layers:
-            state = (layer(state)[..., :1].sin().cos().exp().neg().abs().sqrt().tanh() + state).relu()
+            state = (layer(state)[..., :1].sin() + state).relu()
         return (state,)
 
 
-def chain_of(widths: Sequence[int]) -> Any:
+@pytest.mark.parametrize(
+    ("widths", "programs"),
+    [([8] * 6, 2), ([8, 16, 8, 16], 4), ([4, 8, 8, 8], 4), ([8], None)],
+    ids=["equal", "in turn", "another one first", "a single one"],
+)
+@torch.no_grad()
+def test_layers_share_a_program_where_their_shapes_are_equal(
+    widths: list[int], programs: int | None, parts: Parts
+) -> None:
+    """Behind every layer lies one part more, of the operations between layers."""
     model, example = Stack(widths), [torch.randn(3, 8)]
-    with torch.no_grad():
-        graph = trace(model, example)
-        found = chained(graph, example, Parts())
-        assert found is None or torch.equal(found(*example)[0], model(*example)[0])
-    return found
+    graph = trace(model, example, list(model.layers))
+    chain = chained(graph, example, {})
+    if programs is None:
+        assert chain is None
+    else:
+        assert chain is not None and torch.equal(chain(*example)[0], model(*example)[0])
+        assert len(parts.graphs) == programs and len(chain.calls) == 2 * len(widths)
 
 
-def test_layers_of_other_shapes_share_no_program() -> None:
-    assert len({id(call.program) for call in chain_of([8] * 6).calls}) <= 3
-    assert chain_of([8, 16, 8, 16]) is None
-    assert len(chain_of([4, 8, 8, 8, 8]).calls) >= 4
-
-
-def test_few_layers_are_compiled_as_a_whole() -> None:
-    assert chain_of([8, 8]) is None
-
-
-def test_the_repetition_that_covers_most_is_found() -> None:
-    once, layer = [90, 91, 92], list(range(10))
-    assert repetition(torch.tensor(once + layer * 4 + [93, 94])) == (3, 10, 4)
-    assert repetition(torch.tensor(layer * 2))[2] == 0
-    assert repetition(torch.arange(60))[2] == 0
+@pytest.mark.parametrize("rows, keep", [(3, 4), (3, 1), (3, NUM), (1, 4), (1, 1)])
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "gpt2"])
+@torch.no_grad()
+def test_the_output_layer_reads_rows_in_one_piece(kind: str, rows: int, keep: int):
+    """Each of its weights would be copied for every row otherwise, in every round of the compiled engine."""
+    model, ids = pair(kind)[0], torch.tensor(prompts(*[NUM] * rows))
+    slots = allocate(model, rows, NUM + 5)
+    positions = torch.arange(NUM).expand(rows, NUM)
+    with attending_to_slots(model), head_inputs(model) as seen:
+        logits = forward(model, slots, ids, positions, keep)
+    assert [tuple(states.shape) for states in seen] == [(rows, keep, 32)]
+    assert in_one_piece(seen[0])
+    assert torch.allclose(logits, model(ids).logits[:, -keep:], atol=1e-5)

@@ -60,21 +60,15 @@ def test_it_is_the_attention_of_the_fused_kernel(num, kind, kv_heads):
     torch.testing.assert_close(found[sighted], theirs.transpose(1, 2)[sighted], rtol=1e-5, atol=1e-6)
 
 
-def test_half_precision_has_the_error_of_its_rounding():
-    query, key, value = drawn(3, dtype=torch.bfloat16)
-    found, _ = attend(query, key, value, mask_of(3), None)
-    exact, _ = attend(query.float(), key.float(), value.float(), mask_of(3), None)
-    assert found.dtype == torch.bfloat16
-    torch.testing.assert_close(found.float(), exact, rtol=0.02, atol=0.02)
-
-
-def test_double_precision_stays_and_padding_becomes_no_nan():
-    query, key, value = drawn(3, dtype=torch.float64)
+@pytest.mark.parametrize(("dtype", "error"), [(torch.bfloat16, 0.02), (torch.float64, 1e-12)])
+def test_other_precisions_have_the_error_of_their_rounding(dtype, error):
+    query, key, value = drawn(3, dtype=dtype)
     seen = mask_of(3)
     found, _ = attend(query, key, value, seen, None)
-    theirs = scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=True)
-    assert found.dtype == torch.float64 and found.isfinite().all()
-    torch.testing.assert_close(found[1:], theirs.transpose(1, 2)[1:], rtol=1e-12, atol=1e-12)
+    parts = (part.double() for part in (query, key, value))
+    theirs = scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=True).transpose(1, 2)
+    assert found.dtype == dtype and found.isfinite().all(), "padding becomes no nan"
+    torch.testing.assert_close(found[1:].double(), theirs[1:], rtol=error, atol=error)
 
 
 @pytest.mark.parametrize(("num", "special"), [(MOST + 1, {}), (5, {"softcap": 1.0}), (5, {"no mask": True})])
@@ -130,14 +124,10 @@ def test_a_model_that_chose_otherwise_keeps_its_choice():
     )
     config._attn_implementation = "eager"
     assert fused_on_cpu(LlamaForCausalLM(config)) == []
-
-
-def test_the_choice_comes_back_after_an_error():
     model = tiny_model("llama")
-    failing = Reader(model, 1)
     with pytest.raises(IndexError):
-        failing.read(torch.tensor([[10**6]]), None, 1)
-    assert model.config._attn_implementation == "sdpa"
+        Reader(model, 1).read(torch.tensor([[10**6]]), None, 1)
+    assert model.config._attn_implementation == "sdpa", "the choice comes back after an error"
 
 
 def test_kernels_that_plan_for_every_length_are_left_out_on_a_gpu_alone():
@@ -208,11 +198,10 @@ def test_nothing_is_changed_elsewhere(device: str, libc: str, monkeypatch: pytes
 
 
 def test_loading_for_a_processor_asks_for_it(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    from pipeline.pair import pair as loading
-    from pipeline.pair.pair import ModelSource
+    from pipeline.pair.pair import ModelSource, load_model
 
     tiny_pair()[0].save_pretrained(tmp_path)
     asked: list[str] = []
     monkeypatch.setattr("gistgate.models.loading.keep_freed_memory", lambda device: asked.append(str(device)))
-    loading.load_model(ModelSource(str(tmp_path), dtype="float32", device="cpu"))
+    load_model(ModelSource(str(tmp_path), dtype="float32", device="cpu"))
     assert asked == ["cpu"]

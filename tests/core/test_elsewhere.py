@@ -65,20 +65,13 @@ def build(folder: Path, target: PreTrainedModel, draft: PreTrainedModel = DRAFT,
     return build_decoder(target, TOKENIZER, DecodeOptions(gate=str(folder), draft=draft, **options))
 
 
-def test_at_home_it_decides(place: Path) -> None:
-    assert build(place, TARGET).rule.id == "autojudge"
-
-
 @pytest.mark.parametrize("options", [{}, {"settings": {"risk": 0.7}}, {"rule": "autojudge"}, {"budget": 0.03}])
 def test_elsewhere_every_token_is_verified_strictly(place: Path, options: dict[str, Any]) -> None:
-    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(target\)"):
-        decoder = build(place, OTHER, **options)
-    assert decoder.rule.id == "exact"
-
-
-def test_other_weights_of_the_draft_count_as_well(place: Path) -> None:
-    with pytest.warns(UserWarning, match=r"other weights of the same architecture \(draft\)"):
-        assert build(place, TARGET, requantised(DRAFT)).rule.id == "exact"
+    """Other weights of the draft count as well as those of the target."""
+    assert build(place, TARGET).rule.id == "autojudge"
+    for role, pair_ in (("target", (OTHER, DRAFT)), ("draft", (TARGET, requantised(DRAFT)))):
+        with pytest.warns(UserWarning, match=rf"other weights of the same architecture \({role}\)"):
+            assert build(place, *pair_, **options).rule.id == "exact"
 
 
 def test_a_draft_with_other_rounding_counts_as_well_and_both_ways_out_are_named(place: Path) -> None:
@@ -106,7 +99,7 @@ def test_the_warning_names_the_command_that_certifies(place: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "said"),
     [
-        ({"task": "sums, functions", "code": True}, "--task TASK"),
+        ({"task": "sums, other", "code": True}, "--task TASK"),
         ({"task": "sums"}, "--task sums"),
         ({}, "--task TASK"),
     ],
@@ -131,12 +124,9 @@ def test_a_rule_without_a_gate_runs_as_asked(place: Path) -> None:
         assert build(place, OTHER, rule="prob", settings={"r": 0.3}).rule.id == "prob"
 
 
-def test_lm_eval_refuses_rather_than_to_report_strict_figures(place: Path) -> None:
+def test_lm_eval_refuses_rather_than_to_report_strict_figures_and_transformers_holds_back(place: Path) -> None:
     with pytest.raises(UserError, match="gistgate calibrate"):
         build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=str(place), draft=DRAFT), policy="refuse")
-
-
-def test_transformers_holds_it_back_as_well(place: Path) -> None:
     gate = checked_gate(place, OTHER, DRAFT, TOKENIZER)
     with pytest.warns(UserWarning, match="verified strictly until"):
         assert build_decoder(OTHER, TOKENIZER, DecodeOptions(gate=gate, draft=DRAFT)).rule.id == "exact"
@@ -144,13 +134,12 @@ def test_transformers_holds_it_back_as_well(place: Path) -> None:
 
 def prefer(folder: Path, target: PreTrainedModel) -> None:
     """What `gistgate tune` leaves behind: the choice of a setting that is certified on these weights."""
-    kept = folder / "certificate.json"
+    kept, tuned = folder / "certificate.json", folder / "tuned/certificate.json"
     before = kept.read_bytes()
     certify(folder, target)
-    tuned = kept.read_bytes()
+    tuned.parent.mkdir()
+    kept.rename(tuned)
     kept.write_bytes(before)
-    (folder / "tuned").mkdir()
-    (folder / "tuned/certificate.json").write_bytes(tuned)
     write_json(folder / "tuned/speed.json", {"certificate": chosen_among(folder)})
 
 
@@ -161,6 +150,9 @@ def test_a_choice_made_at_home_is_left_aside(place: Path) -> None:
         assert build(place, OTHER).rule.id == "exact"
     with pytest.raises(UserError, match="because of another target"):
         build(place, OTHER, certificate=str(place / "tuned"))  # who names it is not given anything else
+    request = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 4, "do_sample": True}
+    with pytest.warns(UserWarning, match="verified strictly until"):
+        assert generate(OTHER, DRAFT, place, tokenizer=TOKENIZER, **request).shape == (1, 7)
 
 
 def test_a_choice_made_here_stays(place: Path) -> None:
@@ -168,18 +160,8 @@ def test_a_choice_made_here_stays(place: Path) -> None:
     assert build(place, OTHER).rule.id == "autojudge"
 
 
-def test_transformers_leaves_the_choice_aside_as_well(place: Path) -> None:
-    prefer(place, TARGET)
-    request = {"input_ids": torch.tensor([[5, 6, 7]]), "max_new_tokens": 4, "do_sample": True}
-    with pytest.warns(UserWarning, match="verified strictly until"):
-        assert generate(OTHER, DRAFT, place, tokenizer=TOKENIZER, **request).shape == (1, 7)
-
-
-def test_another_architecture_stays_refused(place: Path) -> None:
+def test_another_architecture_and_whoever_does_not_ask_stay_refused(place: Path) -> None:
     with pytest.raises(UserError, match="architecture should be llama, but is qwen2"):
         Gate.load(place, pair("qwen2")[0], other_weights=True)
-
-
-def test_whoever_does_not_ask_is_refused(place: Path) -> None:
     with pytest.raises(UserError, match="does not fit the target: its weights"):
         Gate.load(place, OTHER)

@@ -50,9 +50,6 @@ def check_next(reader: Reader, model: Any, texts: list[list[int]]) -> None:
         torch.testing.assert_close(z[row], model(torch.tensor([text])).logits[0, -1], atol=1e-3, rtol=0)
 
 
-# ---- The cache.
-
-
 def test_growing_and_forgetting_equals_the_stock_cache(monkeypatch: pytest.MonkeyPatch):
     """Room runs out in the middle, exactly at the end, and right after forgetting."""
     monkeypatch.setattr(GrowingLayer, "spare", 3)
@@ -110,9 +107,6 @@ def test_the_last_slots_in_use_are_found_behind_holes():
     assert last_in_use(torch.ones(2, 0, dtype=torch.bool), 3).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
-# ---- Rows with holes, and rows that come and go.
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", SIZES)
 def test_a_reader_with_holes_predicts_like_one_without(kind: str):
@@ -158,9 +152,6 @@ def test_rows_beside_those_that_have_read_nothing_wait_for_them():
     reader, texts = Reader(pair("llama")[0], 2), prompts(4, 5, 3)
     reader.admit(texts[2:], [RowCache([])], [0])
     assert (reader.known, reader.slots, reader.unread(texts)) == ([0, 0, 0], 0, texts)
-
-
-# ---- Windows, and models that measure distances in slots of the cache.
 
 
 @pytest.mark.parametrize(
@@ -217,9 +208,6 @@ def test_their_context_is_known_and_trees_are_refused(kind: str) -> None:
 def test_a_tokenizer_may_have_gaps() -> None:
     """Special tokens above reserved ids: the count of entries is not the largest id."""
     assert num_ids(SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "<end>": 9})) == 10
-
-
-# ---- Logits of the last rows.
 
 
 @torch.no_grad()
@@ -281,8 +269,9 @@ def test_rows_equal_a_plain_forward(kind: str, lengths: tuple[int, ...]):
 
 
 def test_only_what_was_asked_for_is_carried():
-    watch = Watch(["pre"])
-    Decoder(*pair_parts(), 4, observer=watch).generate(prompts(5), max_new_tokens=6)
+    (target, draft), watch = pair("llama"), Watch(["pre"])
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("exact"), 4, observer=watch)
+    decoder.generate(prompts(5), max_new_tokens=6)
     assert all(set(block.hidden) == {"pre"} for block, _, _ in watch.seen)
 
 
@@ -300,8 +289,3 @@ def test_taps_are_taken_off_again_even_after_an_error():
     with pytest.raises(RuntimeError, match="2 hooks"):
         fail_inside()
     assert hooks() == before
-
-
-def pair_parts() -> tuple[object, ...]:
-    target, draft = pair("llama")
-    return target, ModelDrafter(draft), make_rule("exact")

@@ -119,23 +119,15 @@ def capped(rule: str = "exact", most: int | None = None, **settings: float) -> D
     return Decoder(target, ModelDrafter(draft), make_rule(rule, **settings), 4, speculate_up_to=most)
 
 
-def test_a_larger_batch_is_plain_and_says_so():
-    answers = capped(most=2).generate(BATCH, max_new_tokens=NUM)
-    assert [answer.statistics.extra["plain_forwards"] for answer in answers] == [NUM] * 3
-    assert sum(answer.statistics.draft_forwards for answer in answers) == 0
-    assert [answer.ids for answer in answers] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
-
-
-def test_up_to_that_number_it_speculates():
+def test_a_larger_batch_is_plain_and_says_so_and_up_to_that_number_it_speculates():
+    for decoder in (capped(most=2), capped("prob", most=0, r=1e-9)):
+        answers = decoder.generate(BATCH, max_new_tokens=NUM)
+        assert [answer.statistics.extra["plain_forwards"] for answer in answers] == [NUM] * 3
+        assert sum(answer.statistics.draft_forwards + answer.statistics.loose for answer in answers) == 0
+        assert [answer.ids for answer in answers] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
     answers = capped(most=3).generate(BATCH, max_new_tokens=NUM)
     assert all(answer.statistics.draft_forwards > 0 for answer in answers)
     assert all("plain_forwards" not in answer.statistics.extra for answer in answers)
-
-
-def test_a_loose_rule_is_strict_in_a_plain_batch():
-    loose = capped("prob", most=0, r=1e-9).generate(BATCH, max_new_tokens=NUM)
-    assert [answer.ids for answer in loose] == [greedy("llama", tuple(ids), NUM) for ids in BATCH]
-    assert all(answer.statistics.loose == 0 for answer in loose)
 
 
 def test_it_holds_for_continued_texts_as_well():
@@ -156,9 +148,6 @@ def test_the_number_is_the_last_batch_before_it_stops_paying(monkeypatch: pytest
     rates = {1: speculative[0], 2: speculative[1], 4: speculative[2]}
     monkeypatch.setattr(timing, "rate", lambda one, batch, request: 5.0 if one.drafter is None else rates[len(batch)])
     assert timing.pays_up_to(capped(), BATCH, (1, 2, 4), max_new_tokens=NUM) == most
-
-
-def test_it_wants_a_prompt():
     with pytest.raises(UserError, match="no prompt"):
         timing.pays_up_to(capped(), [], max_new_tokens=NUM)
 
@@ -252,15 +241,20 @@ def test_a_text_that_ended_leaves_nothing_to_one_that_remembers_nothing(draft: s
         assert rows[1][0].ids == [5, 2]
 
 
-def test_what_no_prompt_may_hold_is_refused_in_remembered_texts_as_well():
+def test_what_generate_refuses_is_refused_of_remembered_texts_as_well():
     decoder = decoder_of("llama", "model")
     with pytest.raises(UserError, match="Prompt 1 holds the token id 1000000"):
         decoder.remember([[5], [7, 10**6]])
-    memories = decoder.remember([[5, 7]])
-    with pytest.raises(UserError, match="token id 1000000"):
-        decoder.resume(memories, [(2, [10**6])], [2], max_new_tokens=4)
-    with pytest.raises(UserError, match="2 seeds for 1 prompts"):
-        decoder.resume(memories, [(2, [])], [2], max_new_tokens=4, seeds=[1, 2])
+    memories, most = decoder.remember([[5, 7, 9]]), decoder.target.config.max_position_embeddings
+    for added, request, sentence in (
+        ([10**6], {}, "token id 1000000"),
+        ([], {"seeds": [1, 2]}, "2 seeds for 1 prompts"),
+        ([3], {"max_new_tokens": most}, f"exceed the context of LlamaForCausalLM, {most} tokens"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            decoder.resume(memories, [(2, added)], [2 + len(added)], **{"max_new_tokens": 4, **request})
+    with pytest.raises(UserError, match="not defined for greedy decoding"):
+        decoder.having(rule=make_rule("lenience")).resume(memories, [(2, [3])], [3], max_new_tokens=4)
 
 
 def test_a_row_may_be_decided_early():
@@ -277,14 +271,3 @@ def test_a_row_may_be_decided_early():
     early = rows[1][0]
     assert early.finish == "enough" and 3 <= len(early.ids) <= 7 and early.ids == whole[1].ids[: len(early.ids)]
     assert early.reasons[-1] == Reason.OWN
-
-
-def test_what_generate_refuses_is_refused_here_as_well():
-    target, _ = pair("llama")
-    [memory] = (decoder := Decoder(target, None, make_rule("exact"), 0)).remember([[1, 2, 3]])
-    most = target.config.max_position_embeddings
-    with pytest.raises(UserError, match=f"exceed the context of LlamaForCausalLM, {most} tokens"):
-        decoder.resume([memory], [(2, [3])], [3], max_new_tokens=most)
-    undefined = decoder.having(rule=make_rule("lenience"))
-    with pytest.raises(UserError, match="not defined for greedy decoding"):
-        undefined.resume([memory], [(2, [3])], [3], max_new_tokens=4)

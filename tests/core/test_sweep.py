@@ -86,7 +86,7 @@ def test_every_block_and_batch_writes_the_greedy_texts(kind: str, name: str):
 def test_the_compiled_engine_writes_them_too(kind: str, name: str, monkeypatch: pytest.MonkeyPatch):
     """Programs as traced, not compiled. Where the engine falls back, the texts are the same as well."""
     build = program.build
-    monkeypatch.setattr(store, "build", lambda function, example, compiles: build(function, example, False))
+    monkeypatch.setattr(store, "build", lambda *given, **named: build(*given, **{**named, "compiles": False}))
     monkeypatch.setattr(store, "_stores", type(store._stores)())
     for block, rows in ((1, 8), (4, 1), (7, 3), (16, 5)):
         check(kind, name, block, rows, engine="compiled")

@@ -29,7 +29,7 @@ KNOWN: dict[str, tuple[Certificate | None, bool]] = {
     "gate certified in log-probability": (certificate(score="logprob"), True),
     "named certificate": (NAMED, False),
 }
-"""What is known -> the proof, and whether a gate is loaded."""
+"""What is known -> the certificate, and whether a gate is loaded."""
 SEGMENTS: dict[str, dict[str, Any]] = {
     "certified segments": {"rule": "segment", "settings": {"threshold": 0.5}},
     "segments without certificate": {},
@@ -51,8 +51,8 @@ def chosen(known: str, named: str) -> Choice:
         return choose_segments(Probes(Probe(4, 2), Probe(4, 2), "step", 8, SEGMENTS[known]), None, said)
     if known == "named certificate":
         options["certificate"] = "somewhere"
-    proved, has_gate = KNOWN[known]
-    return choose(DecodeOptions(settings=said, **options), proved, has_gate=has_gate, has_draft=True)
+    certified, has_gate = KNOWN[known]
+    return choose(DecodeOptions(settings=said, **options), certified, has_gate=has_gate, has_draft=True)
 
 
 @pytest.mark.parametrize("row", rows())

@@ -56,7 +56,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def certificate(settings: dict[str, Any] | None = None, **changes: Any) -> Certificate:
-    """A proof of `prob` with the draft model, whose scope names everything that can be compared."""
+    """A certificate of `prob` with the draft model, whose scope names everything that can be compared."""
     scope = {
         "target": model_scope(identify_model(TARGET)), "draft": model_scope(identify_model(DRAFT)),
         "tokenizer": identify_tokenizer(TOKENIZER).vocabulary, "gate": None, "prompting": asdict(PromptingParams()),

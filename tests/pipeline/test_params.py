@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gistgate.core.files import write_text
 from gistgate.core.utils import UserError
 from pipeline.params import Params, parse_params, read_params
 
@@ -121,3 +122,42 @@ def test_no_default_contradicts_the_projects_own_file():
     content.pop("methods")
     content["prompts"].pop("draw")  # says which prompts of the embedded world were judged before
     assert list(contradictions(Params(), content)) == []
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """Reads the parameters of a pair that drafts with `suffix`."""
+    monkeypatch.chdir(tmp_path)
+    write_text(tmp_path / "models/pairs/alone.yaml", "target: {model: t}\ndrafter: suffix\n")
+
+    def read(**content):
+        write_text(tmp_path / "params.yaml", yaml.safe_dump({"pair": "alone", **content}))
+        return read_params()
+
+    return read
+
+
+def test_without_a_draft_model_methods_use_the_drafter_of_the_pair_and_no_head_reads_draft_probabilities(alone):
+    judge = {"rule": "autojudge", "after": "models/heads/logistic", "knob": "risk", "grid": [0.1]}
+    other = {"rule": "exact", "drafter": "lookup"}
+    params = alone(methods={"exact": {"rule": "exact"}, "other": other, "autojudge": judge})
+    drafters = {name: method.drafter for name, method in params.methods.items()}
+    assert drafters == {"exact": "suffix", "other": "lookup", "autojudge": "suffix"}
+    assert "logistic+draft" in Params().train.heads
+    assert params.train.heads == ("logistic", "linear", "mlp") and params.train.extra_features == ()
+
+
+JUDGE = {"rule": "autojudge", "after": "models/heads/logistic+draft", "knob": "risk", "grid": [0.1]}
+
+
+@pytest.mark.parametrize("content, sentence", [
+    ({"methods": {"mixed": {"rule": "ensemble", "knob": "w", "grid": [0.9, 0.5]}}},
+     "the method 'mixed' has the rule 'ensemble', which reads draft probabilities, .* 'suffix' has none"),
+    ({"methods": {"a": JUDGE}}, r"'methods\.a\.after' names the head 'logistic\+draft', which reads draft prob"),
+    ({"train": {"headline_head": "logistic+draft"}}, r"'train.headline_head' names the head 'logistic\+draft'"),
+    ({"train": {"features": ["scalars", "draft"]}}, "'train.features' names 'draft'"),
+    ({"train": {"pilot_features": ["draft"]}}, "'train.pilot_features' names 'draft'"),
+])  # fmt: skip
+def test_what_reads_draft_probabilities_is_refused_without_a_draft_model(alone, content, sentence):
+    with pytest.raises(UserError, match=sentence):
+        alone(**content)

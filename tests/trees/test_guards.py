@@ -17,7 +17,7 @@ from gistgate.core.rule import Rule
 from gistgate.rules import make_rule
 from gistgate.trees.drafter import TreeDrafter
 from tests.architectures import greedy, pair, prompts
-from tests.compiled.test_eager_only import Weary, strange
+from tests.compiled.test_fall_back import Weary, strange
 
 BATCH = prompts(5, 17, 2, 10)
 NUM = 24

@@ -22,9 +22,8 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(stage, "operating_point", lambda _params, name: Operating(name, "exact", "model", 8))
     target = tiny_model("llama")
     draft = noisy_copy(target, 0.03)
-    return SimpleNamespace(
-        target=target, draft=draft, tokenizer=None, drafter="model", names={}, draft_model=draft, name="tiny"
-    )
+    about = {"tokenizer": None, "drafter": "model", "names": {}, "name": "tiny"}
+    return SimpleNamespace(target=target, draft=draft, draft_model=draft, **about)
 
 
 @pytest.mark.parametrize("run", ["whole", pytest.param("static", marks=pytest.mark.long)])
@@ -43,24 +42,18 @@ def test_everything_that_is_timed_writes_the_greedy_text(pair: Any, run: str):
 def test_the_stage_chooses_on_development_prompts_and_notes_what_fails(pair: Any, monkeypatch: pytest.MonkeyPatch):
     seen: dict[str, Any] = {}
     test = [{"ids": ids, "max_new_tokens": 6} for ids in ([1, 2], [3])]
-    splits = {"test": test, "development": [{"ids": [7]}] * 20}
-
-    def choose(_pair: Any, _request: Any, development: Any) -> tuple[dict[str, int], dict[str, str]]:
-        seen["development"] = development
-        return {ASSISTED: 4}, {LOOKUP: "unable"}
-
-    def raced(field: Any, batches: Any, *_more: Any) -> Any:
-        seen["batches"] = batches
-        return []
-
-    monkeypatch.setattr(stage, "load_pair", lambda _params: pair)
-    monkeypatch.setattr(stage, "read_prompts", splits.__getitem__)
-    monkeypatch.setattr(stage, "request_of", lambda _prompts, _pair: REQUEST)
-    monkeypatch.setattr(stage, "chosen", choose)
-    monkeypatch.setattr(stage, "race", raced)
-    monkeypatch.setattr(stage, "times_of", lambda field, _laps: {one.name: {"block": one.block} for one in field})
-    monkeypatch.setattr(stage, "working", lambda field, _batch: ([], {field[0].name: "no"}))
-    monkeypatch.setattr(stage, "write_json", lambda _path, value: seen.update(written=value))
+    stand_ins = {
+        "load_pair": lambda _params: pair,
+        "read_prompts": {"test": test, "development": [{"ids": [7]}] * 20}.__getitem__,
+        "request_of": lambda _prompts, _pair: REQUEST,
+        "chosen": lambda _pair, _request, ids: (seen.update(development=ids), ({ASSISTED: 4}, {LOOKUP: "unable"}))[1],
+        "race": lambda field, batches, *_more: seen.update(batches=batches),
+        "times_of": lambda field, _laps: {one.name: {"block": one.block} for one in field},
+        "working": lambda field, _batch: ([], {field[0].name: "no"}),
+        "write_json": lambda _path, value: seen.update(written=value),
+    }
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(stage, name, stand_in)
     stage.benchmark(PARAMS)
     assert seen["development"] == [[7]] * 16 and seen["batches"] == [[[1, 2]], [[3]]]
     written = seen["written"]

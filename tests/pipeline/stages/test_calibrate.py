@@ -1,6 +1,5 @@
 """The stage end to end on a world without models: what it decodes, what it skips, what it writes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +10,7 @@ import torch
 from gistgate.certificates import calibration as scope
 from gistgate.certificates.bounds import upper_bound
 from gistgate.certificates.outcomes import Answer
-from gistgate.core.files import write_json_lines, write_text
+from gistgate.core.files import read_json, write_json_lines, write_text
 from gistgate.core.identity import ModelIdentity
 from gistgate.core.request import Statistics
 from gistgate.core.utils import UserError
@@ -42,11 +41,6 @@ PARAMS = {
 STRICT = {"score": 1.0, "ids": [1], "statistics": Statistics(forwards=10, strict=30, own=10).as_dict(timed=False)}
 
 
-def looseness(method: str, settings: dict) -> float:
-    """How often the made-up decoder loses a prompt."""
-    return {"exact": 0.0, "prob": 0.5 - settings.get("r", 0.5), "fly": 0.5}[method] / 4
-
-
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     """Prompts, references and a decoder that loses the first prompts of a split, the more the looser it is."""
@@ -67,7 +61,8 @@ def world(tmp_path, monkeypatch):
 
     def decode_prompts(decoder, prompts, seeds, batch_size, memory, progress):
         calls.append((decoder.method.rule, prompts[0]["id"].split("-")[0], decoder.settings))
-        lost = round(looseness(decoder.method.rule, decoder.settings) * len(prompts))
+        looseness = {"exact": 0.0, "prob": 0.5 - decoder.settings.get("r", 0.5), "fly": 0.5}[decoder.method.rule]
+        lost = round(looseness / 4 * len(prompts))
         counted = Statistics(forwards=10, strict=30, loose=lost, own=10, seconds={"total": 1.0})
         return [Answer([int(index >= lost)], counted) for index in range(len(prompts))]
 
@@ -77,32 +72,30 @@ def world(tmp_path, monkeypatch):
         text=lambda _tokenizer, ids: ids[0], score=lambda _doc, text: float(text), problem=lambda doc: str(doc),
     )  # fmt: skip
     pair = SimpleNamespace(target=SimpleNamespace(dtype=torch.float32), draft=None, models=[None, None], tokenizer=None)
-    monkeypatch.setattr(outcomes, "load_pair", lambda params: pair)
-    monkeypatch.setattr(outcomes, "load_task", lambda params: task)
-    monkeypatch.setattr(outcomes, "make_decoder", make_decoder)
-    monkeypatch.setattr(outcomes, "decode_prompts", decode_prompts)
-    monkeypatch.setattr(scope, "identify_model", lambda model: identity)
-    monkeypatch.setattr(scope, "eos_ids", lambda target, tokenizer: [2])
-    monkeypatch.setattr(scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"})
+    for module, name, stand_in in (
+        (outcomes, "load_pair", lambda params: pair),
+        (outcomes, "load_task", lambda params: task),
+        (outcomes, "make_decoder", make_decoder),
+        (outcomes, "decode_prompts", decode_prompts),
+        (scope, "identify_model", lambda model: identity),
+        (scope, "eos_ids", lambda target, tokenizer: [2]),
+        (scope, "tokenizer_scope", lambda tokenizer, known: {"tokenizer": "hash"}),
+    ):
+        monkeypatch.setattr(module, name, stand_in)
     return SimpleNamespace(params=parse_params(PARAMS), calls=calls)
 
 
-def start(world, monkeypatch, name: str) -> None:
-    """Run the stage."""
+def start(world, monkeypatch, name: str) -> dict:
+    """Run the stage; returns the calibration that it writes."""
     monkeypatch.setattr(calibrate, "read_params", lambda: world.params)
     calibrate.main(name)
-
-
-def report(method: str) -> dict:
-    """A written calibration."""
-    return json.loads(next(Path("reports/calibration").glob(f"{method}.json")).read_text())
+    return read_json(Path(f"reports/calibration/{name}.json"))
 
 
 def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypatch):
     """Without a loss 1200 prompts bound the loss by 0.25 %, which is too much for the smallest budget."""
     world.params = parse_params({**PARAMS, "calibrate": {"budgets": [0.001, 0.02, 0.05]}})
-    start(world, monkeypatch, "prob")
-    found = report("prob")
+    found = start(world, monkeypatch, "prob")
     assert found["sequence"][0]["fixed"] == {}
     certified = {budget: entry["certified"] for budget, entry in found["budgets"].items()}
     assert certified == {"0.001": False, "0.02": True, "0.03": True, "0.05": True}
@@ -117,8 +110,7 @@ def test_the_loosest_certified_setting_is_kept_for_every_budget(world, monkeypat
 
 
 def test_bounds_can_be_computed_from_the_outcomes_of_every_prompt(world, monkeypatch):
-    start(world, monkeypatch, "prob")
-    found = report("prob")
+    found = start(world, monkeypatch, "prob")
     d_SN = read_differences(Path("reports/calibration/prob.csv"))
     assert d_SN.shape == (len(found["settings"]), 1200)
     assert [upper_bound(d, 0.95).value for d in d_SN] == [setting["bound"] for setting in found["settings"]]
@@ -126,8 +118,7 @@ def test_bounds_can_be_computed_from_the_outcomes_of_every_prompt(world, monkeyp
 
 def test_strict_decoding_is_its_own_reference(world, monkeypatch):
     """Nothing is decoded, nothing is lost, and the bound is what n prompts without a loss are worth."""
-    start(world, monkeypatch, "exact")
-    found = report("exact")
+    found = start(world, monkeypatch, "exact")
     assert world.calls == []
     assert (found["knob"], found["development"]) == (None, [])
     assert found["settings"][0]["mean_accepted_length"] == 4.0
@@ -137,8 +128,7 @@ def test_strict_decoding_is_its_own_reference(world, monkeypatch):
 
 def test_settings_behind_the_first_failure_are_not_decoded(world, monkeypatch):
     """A rule that loses 12.5 % whatever its knob: one setting is tested, and the refusal says that no n would do."""
-    start(world, monkeypatch, "fly")
-    found = report("fly")
+    found = start(world, monkeypatch, "fly")
     assert [split for _, split, _ in world.calls].count("calibration") == 1
     assert len(found["settings"]) == 1
     for entry in found["budgets"].values():
@@ -165,11 +155,9 @@ def test_another_choice_on_the_same_prompts_is_refused_and_nothing_is_decoded(wo
 def test_a_setting_that_is_lost_is_left_early(world, monkeypatch):
     """fly loses 12.5 % everywhere; prob keeps its certificates."""
     world.params = parse_params({**PARAMS, "calibrate": {"stop": "lost"}})
-    for name in ("fly", "prob"):
-        start(world, monkeypatch, name)
-    [lost], kept = report("fly")["settings"], report("prob")
+    fly, kept = (start(world, monkeypatch, name) for name in ("fly", "prob"))
+    [lost] = fly["settings"]
     assert lost["n"] == 256 and lost["accuracy"] == 1 - 0.125
-    assert "leave no doubt" in report("fly")["budgets"]["0.05"]["refusal"]
-    rows = Path("reports/calibration/fly.csv").read_text().splitlines()
-    assert len(rows) == 1 + 256
+    assert "leave no doubt" in fly["budgets"]["0.05"]["refusal"]
+    assert len(Path("reports/calibration/fly.csv").read_text().splitlines()) == 1 + 256
     assert kept["budgets"]["0.05"]["knob"] == 0.4 and kept["budgets"]["0.05"]["n"] == 1200

@@ -1,4 +1,4 @@
-"""The stages prompts and evaluate from end to end, on a tiny pair: certified settings run, others run strictly."""
+"""The stages prompts, reference and evaluate on a tiny pair: strict answers with scores, certified settings run."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 
-from gistgate.core.batches import PromptCache
 from gistgate.core.files import read_json, read_json_lines, write_json, write_json_lines
 from gistgate.core.utils import UserError
 from gistgate.lm_eval.task import find_task
-from pipeline.decode import operating_point
-from pipeline.outcomes import scope_of
+from pipeline.decode import operating_point, read_prompts
+from pipeline.outcomes import SPLITS, TOGETHER, Setup, chunk_of, read_reference, scope_of
 from pipeline.params import parse_params
-from pipeline.stages import evaluate, prompts
-from tests.tiny import byte_tokenizer, tiny_pair, write_task
+from pipeline.paths import prompts_of, reference_of
+from pipeline.stages import evaluate, prompts, reference
+from tests.tiny import byte_tokenizer, save_pair, tiny_pair, write_task
 
 REPORTS = Path("reports/evaluation")
 PARAMS: dict[str, Any] = {
@@ -29,73 +30,64 @@ PARAMS: dict[str, Any] = {
     "prompts": {"train": 4, "development": 4, "calibration": 4, "guard": 2, "test": 5},
     "decoding": {"block": 4, "batch_size": 3, "workers": 1},
     "methods": {
-        "free": {
-            "exact": {"rule": "exact"},
-            "fly": {"rule": "fly", "fixed": {"window": 6}, "knob": "theta", "grid": [1.0, 0.1]},
-            "prob": {"rule": "prob", "knob": "r", "grid": [0.1, 0.001]},
-            "random": {"rule": "random", "knob": "rate", "grid": [0.1, 1.0], "block": 3},
-        }
+        "exact": {"rule": "exact"},
+        "fly": {"rule": "fly", "fixed": {"window": 6}, "knob": "theta", "grid": [1.0, 0.1]},
+        "prob": {"rule": "prob", "knob": "r", "grid": [0.1, 0.001]},
+        "random": {"rule": "random", "knob": "rate", "grid": [0.1, 1.0], "block": 3},
+        "never": {"rule": "random", "knob": "rate", "grid": [0.1, 1.0]},
     },
 }
+slow = pytest.mark.slow
 
 
-def calibrated(name: str, knob: float | None, **fixed: Any) -> None:
+def calibrated(name: str, knob: float | None, scope: Any = None, **fixed: Any) -> None:
     budget = {"certified": knob is not None, "knob": knob, "fixed": None if knob is None else fixed, "bound": 0.01}
-    report: dict[str, Any] = {"budgets": {"0.03": budget}}
-    if Path("data/prompts").exists():
-        evaluation = evaluate.Evaluation(parse_params(PARAMS))
-        report["proof"] = {"scope": scope_of(evaluation.params, name, evaluation.pair, evaluation.task, None)}
-    write_json(Path(f"reports/calibration/free/{name}.json"), report)
+    write_json(Path(f"reports/calibration/{name}.json"), {"budgets": {"0.03": budget}, "proof": {"scope": scope}})
 
 
-def start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    evaluate.main(name)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project whose prompts are drawn and whose methods are calibrated; nothing of it is changed."""
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        (folder / "data").mkdir()
+        write_task(folder / "data")
+        save_pair(folder / "models/tiny", *tiny_pair(), byte_tokenizer())
+        roles = {role: {"model": str(folder / "models/tiny" / role)} for role in ("target", "draft")}
+        pair = {role: {**source, "dtype": "float32", "device": "cpu"} for role, source in roles.items()}
+        (folder / "models/pairs").mkdir()
+        Path("models/pairs/tiny.yaml").write_text(yaml.safe_dump(pair))
+        Path("params.yaml").write_text(yaml.safe_dump(PARAMS))
+        prompts.main()
+        here = evaluate.Evaluation(parse_params(PARAMS))
+        scopes = {name: scope_of(here.params, name, here.pair, here.task, None) for name in PARAMS["methods"]}
+        calibrated("fly", 0.1, scopes["fly"], window=2, strict_window=False)
+        calibrated("prob", None, scopes["prob"])
+        calibrated("random", 1.0, scopes["random"])
+    return folder
 
 
 @pytest.fixture
-def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "data").mkdir()
-    write_task(tmp_path / "data")
-    pair, tokenizer = tiny_pair(), byte_tokenizer()
-    sources = {}
-    for role, model in zip(("target", "draft"), pair, strict=True):
-        folder = tmp_path / "models" / "tiny" / role
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        sources[role] = {"model": str(folder), "dtype": "float32", "device": "cpu"}
-    (tmp_path / "models/pairs").mkdir()
-    (tmp_path / "models/pairs/tiny.yaml").write_text(yaml.safe_dump(sources))
-    (tmp_path / "params.yaml").write_text(yaml.safe_dump(PARAMS))
-    prompts.main()
-    calibrated("fly", 0.1, window=2, strict_window=False)
-    calibrated("prob", None)
-    calibrated("random", 1.0)
-    return tmp_path
+def project(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the project, in which the test runs."""
+    folder = shutil.copytree(made, tmp_path / "project")
+    monkeypatch.chdir(folder)
+    return folder
 
 
-@pytest.mark.slow
-def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    start(monkeypatch, "all")
-    summaries = {
-        name: read_json(REPORTS / name / "summary.json") for name in ("plain", "exact", "fly", "prob", "random")
-    }
-    samples = {name: read_json_lines(REPORTS / name / "samples.jsonl") for name in summaries}
-
-    # The certified setting runs; without one the method runs strictly and says so.
+@slow
+def test_certified_settings_run_and_other_methods_run_strictly(project: Path) -> None:
+    names = ("plain", "exact", "fly", "prob", "random")
+    for name in names:
+        evaluate.main(name)
+    summaries = {name: read_json(REPORTS / name / "summary.json") for name in names}
+    samples = {name: read_json_lines(REPORTS / name / "samples.jsonl") for name in names}
+    told = [[summaries["prob"][key] for key in ("rule", "certified", "knob")]]
+    told.append([summaries["random"][key] for key in ("block", "certified", "knob")])
     assert summaries["fly"]["settings"] == {"window": 2, "strict_window": False, "theta": 0.1}
-    assert (summaries["prob"]["rule"], summaries["prob"]["certified"], summaries["prob"]["knob"]) == (
-        "exact",
-        False,
-        None,
-    )
-    assert (summaries["random"]["knob"], summaries["random"]["certified"], summaries["random"]["block"]) == (
-        1.0,
-        True,
-        3,
-    )
-    assert summaries["plain"]["mean_accepted_length"] == 1
-    assert summaries["random"]["loose_per_100"] > 0
+    assert told == [["exact", False, None], [3, True, 1.0]]
+    assert summaries["plain"]["mean_accepted_length"] == 1 and summaries["random"]["loose_per_100"] > 0
 
     # Strict decoding changes nothing, and samples pair up by document.
     texts = {name: [(sample["id"], sample["text"]) for sample in rows] for name, rows in samples.items()}
@@ -107,59 +99,22 @@ def test_all_methods_in_one_process(project: Path, monkeypatch: pytest.MonkeyPat
     assert statistics["forwards"] == sum(sample["statistics"]["forwards"] for sample in samples["exact"])
     assert "seconds" not in statistics
 
-    # Slots are those of what was decoded for a method; prob takes over the verdict on strict decoding.
-    plain = summaries["plain"]
-    assert plain["slots_used"] == plain["statistics"]["forwards"] < plain["slots"]  # five prompts in batches of three
-    assert 0 < plain["idle_share_of_slots"] < 1 and summaries["exact"]["slots_used"] == statistics["forwards"]
-    assert (summaries["prob"]["slots"], summaries["prob"]["idle_share_of_slots"]) == (0, None)
-
-    # Started again, everything waits in the scratch folder and the bytes are the same.
-    before = {path: path.read_bytes() for path in REPORTS.rglob("*.json*")}
-    monkeypatch.setattr(evaluate, "Evaluation", None)
-    start(monkeypatch, "all")
-    assert {path: path.read_bytes() for path in REPORTS.rglob("*.json*")} == before
+    before = {path: path.read_bytes() for path in (REPORTS / "fly").iterdir()}
+    evaluate.main("fly")
+    assert {path: path.read_bytes() for path in (REPORTS / "fly").iterdir()} == before
 
 
-@pytest.mark.slow
-def test_only_what_changed_runs_again_and_to_the_same_bytes(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[str] = []
-    run = evaluate.Evaluation.evaluate
-    monkeypatch.setattr(
-        evaluate.Evaluation, "evaluate", lambda self, point, part: (ran.append(point.method), run(self, point, part))
-    )
-    start(monkeypatch, "fly")
-    first = (REPORTS / "fly/samples.jsonl").read_bytes()
-    start(monkeypatch, "fly")
-    assert ran == ["fly"], "nothing has changed, so that nothing runs"
-    calibrated("fly", 1.0)
-    start(monkeypatch, "fly")
-    assert ran == ["fly"] * 2
-    calibrated("fly", 0.1, window=2, strict_window=False)
-    for folder in Path(".scratch").iterdir():
-        (folder / "samples.jsonl").unlink()
-        (folder / "summary.json").unlink()
-        folder.rmdir()
-    start(monkeypatch, "fly")
-    assert ran == ["fly"] * 3
-    assert (REPORTS / "fly/samples.jsonl").read_bytes() == first
-
-
-@pytest.mark.slow
-def test_prompts_that_lm_eval_does_not_serve_are_noticed(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = read_json_lines(Path("data/prompts/test.jsonl"))
-    lines[1]["ids"] = lines[1]["ids"][:-1]
-    write_json_lines("data/prompts/test.jsonl", lines)
-    with pytest.raises(UserError, match="out of date"):
-        start(monkeypatch, "plain")
-    assert not (REPORTS / "plain").exists()
-
-
-@pytest.mark.slow
-def test_a_certificate_for_other_prompts_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = read_json_lines(Path("data/prompts/calibration.jsonl"))
-    write_json_lines("data/prompts/calibration.jsonl", lines[1:])
+@slow
+def test_other_prompts_than_lm_evals_or_the_certificates_are_refused(project: Path) -> None:
+    test, calibration = (read_json_lines(prompts_of(split)) for split in ("test", "calibration"))
+    write_json_lines(prompts_of("calibration"), calibration[1:])
     with pytest.raises(UserError, match="Method 'fly': The certificate does not hold here, because of another prompts"):
-        start(monkeypatch, "fly")
+        evaluate.main("fly")
+    test[1]["ids"] = test[1]["ids"][:-1]
+    write_json_lines(prompts_of("test"), test)
+    with pytest.raises(UserError, match="out of date"):
+        evaluate.main("plain")
+    assert not REPORTS.exists()
 
 
 def test_an_operating_point_needs_its_budget(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,26 +138,46 @@ def test_the_projects_tasks_load_from_a_folder(tmp_path: Path, name: str) -> Non
     assert "1000 + 1?" in task.doc_to_text(task.test_docs()[0])
 
 
-@pytest.mark.slow
-def test_strict_answers_are_decoded_once_for_all_that_give_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A nearly strict setting takes over the answers that strict decoding gives, and its own are those it has alone."""
-    calibrated("prob", 0.1)
-    decoded: list[tuple[str, int]] = []
-    run = PromptCache.decode_all
+@slow
+def test_the_reference_answers_every_prompt_and_belongs_to_its_weights_and_prompts(project: Path) -> None:
+    """DVC does not see weights that change in their folder; loose answers would be compared with older ones."""
+    reference.main()
+    setup = Setup(parse_params(PARAMS))
+    for split in reference.SPLITS:
+        rows = read_json_lines(reference_of(split))
+        assert [row["id"] for row in rows] == [prompt["id"] for prompt in read_prompts(split)]
+        assert all(row["cut"] == (len(row["ids"]) == 12) for row in rows)
+        texts = [setup.pair.tokenizer.decode(row["ids"]) for row in rows]
+        assert [row["score"] for row in rows] == [
+            setup.task.score(prompt["doc"], text) for prompt, text in zip(read_prompts(split), texts, strict=True)
+        ]
+    asked = setup.prompts["calibration"]
+    assert len(read_reference("calibration", asked, setup.pair)) == len(asked)
+    for others in (asked[1:], [{**asked[0], "ids": [*asked[0]["ids"], 7]}, *asked[1:]]):
+        with pytest.raises(UserError, match="does not belong to|answers other prompts"):
+            read_reference("calibration", others, setup.pair)
+    with torch.no_grad():
+        setup.pair.target.lm_head.weight += 1
+    with pytest.raises(UserError, match="was made with other weights or another tokenizer"):
+        read_reference("calibration", asked, setup.pair)
 
-    def counting(self: PromptCache, decoder: Any, prompts: Any, **request: Any) -> Any:
-        decoded.append((decoder.rule.id, len(prompts)))
-        return run(self, decoder, prompts, **request)
 
-    monkeypatch.setattr(PromptCache, "decode_all", counting)
-    start(monkeypatch, "all")
-    found = {name: read_json_lines(REPORTS / name / "samples.jsonl") for name in ("prob", "fly")}
-    together = dict(decoded)
-    shutil.rmtree(".scratch")
-    decoded.clear()
-    for name in found:
-        start(monkeypatch, name)
-        assert read_json_lines(REPORTS / name / "samples.jsonl") == found[name]
-    alone = dict(decoded)
-    assert alone == {"prob": 5, "fly": 5}
-    assert together["exact"] == 5 and sum(together.get(name, 0) for name in alone) < 10
+@slow
+def test_in_bfloat16_a_setting_that_accepts_nothing_gives_the_reference(project: Path) -> None:
+    """Rounding depends on the batch there, so the reference comes in the pieces that calibration decodes."""
+    file = Path("models/pairs/tiny.yaml")
+    file.write_text(file.read_text().replace("float32", "bfloat16"))
+    more = {**PARAMS, "prompts": {**PARAMS["prompts"], "development": 8, "calibration": 8}}
+    Path("params.yaml").write_text(yaml.safe_dump(more))
+    prompts.main()
+    reference.main()
+    params = parse_params(more)
+    setup = Setup(params)
+    decode, size = setup.outcomes("never").loose, chunk_of(params, setup.pair.target.dtype)
+    assert size == TOGETHER * params.decoding.batch_size
+    for split in SPLITS:
+        asked = setup.prompts[split]
+        assert len(asked) > size
+        found = [decode({"rate": 0.0}, asked[start : start + size], start) for start in range(0, len(asked), size)]
+        rows = read_reference(split, asked, setup.pair)
+        assert [answer.ids for piece in found for answer in piece] == [row["ids"] for row in rows]

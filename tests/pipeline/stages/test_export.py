@@ -33,7 +33,8 @@ methods:
   other: {rule: autojudge, after: models/heads/mlp, knob: risk, grid: [0.1, 0.2]}
   judged: {rule: autojudge, after: models/heads/logistic, knob: risk, grid: [0.1, 0.2], block: 5}
 """
-EXPORT = Path("models/export")
+EXPORT, CARD = Path("models/export"), Path("models/export/README.md")
+(TARGET, DRAFT), TOKENIZER = tiny_pair(), byte_tokenizer()
 
 
 def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
@@ -43,18 +44,11 @@ def setting(knob: float, losses: int, tau: float) -> dict[str, Any]:
 
 def trained() -> Gate:
     torch.manual_seed(0)
-    (target, draft), tokenizer = tiny_pair(), byte_tokenizer()
-    return Gate(
-        GateConfig(
-            head={"type": "linear"},
-            features={"h_tok:post": 32},
-            target=identify_model(target, "models/tiny/target"),
-            draft=identify_model(draft, "models/tiny/draft"),
-            tokenizer=identify_tokenizer(tokenizer, "models/tiny/target"),
-            labels={"task": "sums"},
-            prompting={"num_fewshot": 2, "chat_template": False, "system": None},
-        )
-    )
+    models = identify_model(TARGET, "models/tiny/target"), identify_model(DRAFT, "models/tiny/draft")
+    identities = *models, identify_tokenizer(TOKENIZER, "models/tiny/target")
+    prompting = {"num_fewshot": 2, "chat_template": False, "system": None}
+    told = {"labels": {"task": "sums"}, "prompting": prompting}
+    return Gate(GateConfig({"type": "linear"}, {"h_tok:post": 32}, *identities, **told))
 
 
 def calibrated(gate: Gate) -> dict[str, Any]:
@@ -66,12 +60,9 @@ def calibrated(gate: Gate) -> dict[str, Any]:
         point(0.05, settings={"risk": 0.2}, bound=0.045),
     ]
     made = certificate(*points, block=5, scope=scope, source="training documents of the task 'sums'")
+    about = {"method": "judged", "rule": "autojudge", "drafter": "model", "block": 5, "knob": "risk"}
     return {
-        "method": "judged",
-        "rule": "autojudge",
-        "drafter": "model",
-        "block": 5,
-        "knob": "risk",
+        **about,
         "confidence": 0.95,
         "headline_budget": 0.03,
         "settings": [setting(0.1, 12, 5.25), setting(0.2, 30, 6.5)],
@@ -81,11 +72,16 @@ def calibrated(gate: Gate) -> dict[str, Any]:
     }
 
 
-noted: list[Any] = []
+@pytest.fixture
+def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What would be registered."""
+    seen: list[Any] = []
+    monkeypatch.setattr(export, "register_gate", lambda _params, folder, metrics: seen.append((folder, metrics)))
+    return seen
 
 
 @pytest.fixture
-def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def report(tmp_path: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The calibration in a folder with all that the stage reads; neither is code written nor a model registered."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GISTGATE_PARAMS", raising=False)
@@ -97,17 +93,16 @@ def report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, tau in (("exact", 4.0), ("judged", 5.5)):
         found = {"knob": None if name == "exact" else 0.1, "n": 1000, "accuracy": 0.91, "loose_per_100": 3.0}
         write_json(f"reports/evaluation/{name}/summary.json", {**found, "mean_accepted_length": tau})
-    monkeypatch.setattr(export, "register_gate", lambda _params, folder, metrics: noted.append((folder, metrics)))
     monkeypatch.setattr(export, "write_code", lambda folder: None)
-    noted.clear()
     return path
 
 
-def test_the_folder_holds_what_calibration_found(report: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_holds_what_calibration_found(
+    report: Path, noted: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(export, "write_code", write_code)
     export.main()
-    gate = Gate.load(EXPORT, *tiny_pair(), byte_tokenizer())
-    found = gate.certificate
+    found = Gate.load(EXPORT, TARGET, DRAFT, TOKENIZER).certificate
     assert found is not None and (found.block, found.scope["temperature"]) == (5, 0.0)
     points = [(point.budget, point.settings["risk"], point.mean_accepted_length) for point in found.certified]
     assert points == [(0.03, 0.1, 5.25), (0.05, 0.2, 6.5)]
@@ -119,9 +114,9 @@ def test_the_folder_holds_what_calibration_found(report: Path, monkeypatch: pyte
     assert folder == EXPORT and metrics["budget_0.03"] == {"bound": 0.024, "knob": 0.1, "tau": 5.25}
 
 
-def test_the_card_tells_results_use_and_limits(report: Path) -> None:
+def test_the_card_tells_results_use_and_limits_and_equal_inputs_give_equal_bytes(report: Path) -> None:
     export.main()
-    card = (EXPORT / "README.md").read_text()
+    first, card = fingerprint(EXPORT), CARD.read_text()
     for told in (
         "| 3.0 | 0.1 | 2.4 | 5.25 |",
         "| 2.0 | strict | not certified | – |",
@@ -135,9 +130,12 @@ def test_the_card_tells_results_use_and_limits(report: Path) -> None:
     ):
         assert told in card
     assert str(Path.cwd()) not in card
+    write_text(EXPORT / "old.txt", "")  # goes with the next export
+    export.main()
+    assert fingerprint(EXPORT) == first
     Path("reports/evaluation/judged/summary.json").unlink()
     export.main()
-    assert "On test prompts" not in (EXPORT / "README.md").read_text()
+    assert "On test prompts" not in CARD.read_text()
 
 
 def test_where_nothing_is_certified_the_export_decodes_strictly(report: Path) -> None:
@@ -152,14 +150,6 @@ def test_where_nothing_is_certified_the_export_decodes_strictly(report: Path) ->
     assert (chosen.rule, chosen.block) == ("exact", 5)
 
 
-def test_equal_inputs_give_equal_bytes_and_old_files_go(report: Path) -> None:
-    export.main()
-    first = fingerprint(EXPORT)
-    write_text(EXPORT / "old.txt", "")
-    export.main()
-    assert fingerprint(EXPORT) == first
-
-
 def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path) -> None:
     gate = trained()
     with torch.no_grad():
@@ -167,10 +157,8 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
     gate.save("models/heads/logistic")
     with pytest.raises(UserError, match="other weights than the gate's. Run the stage `calibrate` again"):
         export.main()
-    write_text(
-        Path("params.yaml"),
-        PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]"),
-    )
+    other = PARAMS.replace("headline_head: logistic", "headline_head: linear").replace("mlp]", "mlp, linear]")
+    write_text(Path("params.yaml"), other)
     with pytest.raises(UserError, match="No method of params.yaml asks the head 'linear'"):
         export.main()
     assert not EXPORT.exists()
@@ -179,8 +167,8 @@ def test_a_calibration_of_other_weights_or_of_no_method_is_refused(report: Path)
 def test_a_guard_goes_along_where_enough_prompts_say_what_is_usual(
     report: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guard, pair = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5), Pair(*tiny_pair(), byte_tokenizer(), "tiny")
-    monkeypatch.setattr(export, "load_pair", lambda params: pair)
+    guard = DomainGuard(*fit(torch.randn(50, 32), 4), far=1.5)
+    monkeypatch.setattr(export, "load_pair", lambda params: Pair(TARGET, DRAFT, TOKENIZER, "tiny"))
     monkeypatch.setattr(export, "load_task", lambda params: None)
     monkeypatch.setattr(export, "fit_domain", lambda params, pair, task, gate, point, prompts: guard)
     write_text(Path("params.yaml"), PARAMS.replace("guard: 0", "guard: 80"))
