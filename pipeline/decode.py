@@ -161,7 +161,7 @@ def request_of(prompts: Sequence[dict[str, Any]], pair: Pair) -> dict[str, Any]:
     }
 
 
-def seeds_of(params: Params, prompts: Sequence[dict[str, Any]], first: int = 0) -> list[int]:
+def seeds_of(params: Params, prompts: Sequence[Any], first: int = 0) -> list[int]:
     """One seed for each prompt of a split from its place `first` on."""
     return [params.seed * 1_000_003 + first + index for index in range(len(prompts))]
 

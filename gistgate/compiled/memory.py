@@ -182,7 +182,7 @@ def program_of(
 def layers_of(model: PreTrainedModel) -> Sequence[nn.Module]:
     """The decoder layers; none of a model that has no list of them."""
     try:
-        return decoder_layers(model)
+        return list(decoder_layers(model))
     except UserError:
         return ()
 

@@ -122,7 +122,6 @@ def summarise(params: Params, results: Results) -> Summary:
             "blocks": {name: results.timing(name)["block"] for name in SPECULATION if results.was_timed(name)},
             **{name: results.benchmark.get(name) for name in ("chosen_on", "failed", "machine")},
         },
-        "idle_share_of_slots": {"calibrate": idle(results.calibration), "evaluate": idle(results.evaluation)},
         "plain": {"accuracy": results.evaluation[PLAIN]["accuracy"]},
         "methods": {name: method_summary(name, params, results) for name in params.methods},
         "heads": {
@@ -130,12 +129,6 @@ def summarise(params: Params, results: Results) -> Summary:
             for name, metrics in results.heads.items()
         },
     }
-
-
-def idle(files: dict[str, dict[str, Any]]) -> float | None:
-    """The share of the slots of a stage that held no row; None where a file does not tell or nothing was decoded."""
-    slots, used = ([found.get(key) for found in files.values()] for key in ("slots", "slots_used"))
-    return 1 - sum(used) / sum(slots) if None not in (*slots, *used) and sum(slots) else None
 
 
 def method_summary(name: str, params: Params, results: Results) -> Summary:

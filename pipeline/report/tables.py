@@ -151,10 +151,10 @@ def timed(found: dict[str, Any]) -> str:
 TEMPLATES = Path(__file__).with_name("templates")
 
 
-def page(name: str, folder: Path = TEMPLATES, **content: Any) -> str:
-    """The page of the template `<name>.html.j2` in `folder`."""
+def page(name: str, **content: Any) -> str:
+    """The page of the template `<name>.html.j2`."""
     styles = (SHARED / "page.css", TEMPLATES / "report.css")
-    return render(folder / f"{name}.html.j2", scripts=(), styles=styles, beside=(TEMPLATES,), pct=percent, **content)
+    return render(TEMPLATES / f"{name}.html.j2", scripts=(), styles=styles, beside=(TEMPLATES,), pct=percent, **content)
 
 
 def provenance(results: Results) -> dict[str, dict[str, str]]:

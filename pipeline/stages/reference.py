@@ -52,7 +52,7 @@ def referring(params: Params) -> Callable[[str], None]:
                 answer["mark"] = mark(maker, prompt["ids"])  # DVC does not see weights that change in their folder
                 rows.append({**answer, "statistics": one.statistics.as_dict(timed=False)})
         write_json_lines(reference_of(split), rows)
-        print(f"{split}: {sum(row['cut'] for row in rows)} of {len(rows)} strict answers are cut at the limit")
+        print(f"{split}: {sum(bool(row['cut']) for row in rows)} of {len(rows)} strict answers are cut at the limit")
 
     return work
 

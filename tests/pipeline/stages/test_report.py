@@ -49,17 +49,6 @@ def test_a_lossless_rule_with_another_drafter_has_a_bound_of_its_own(folder):
     assert certified_bound("prob", others, replace(results, calibration={})) == 0.0
 
 
-def test_idle_slots_are_told_where_every_method_tells_them(folder):
-    old = read_results(PARAMS)
-    assert summarise(PARAMS, old)["idle_share_of_slots"] == {"calibrate": None, "evaluate": None}
-    slots = {"slots": 40, "slots_used": 30}
-    new = {name: {**one, **slots} for name, one in old.calibration.items()}
-    new["judge"] |= {"slots": 60, "slots_used": 60}
-    half = {**old.evaluation, "prob": {**old.evaluation["prob"], **slots}}
-    results = replace(old, calibration=new, evaluation=half)
-    assert summarise(PARAMS, results)["idle_share_of_slots"] == {"calibrate": pytest.approx(0.1), "evaluate": None}
-
-
 def test_a_refused_method_says_so_and_the_caption_tells_how_speeds_were_measured(folder):
     summary = found()
     lines = {row[0]: dict(zip(tables.COLUMNS, row, strict=True)) for row in tables.rows(summary)}
