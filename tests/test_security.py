@@ -22,8 +22,7 @@ from gistgate.lm_eval.model import GatedLM
 from gistgate.models.loading import load_target
 from pipeline import tracking
 from pipeline.params import parse_params
-from pipeline.report.card import plain_markdown
-from pipeline.report.tables import page
+from pipeline.report.tables import page, plain_markdown
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
