@@ -60,9 +60,6 @@ LEAST = 4  # fewest batches of a size: intervals are over batches
 SINGLY = "row by row: "
 
 
-# ---- What the benchmarks share: the run that they measure, their options with commas, their results.
-
-
 @dataclass(frozen=True)
 class Workload:
     """Pair, test prompts and certified methods of the finished run in this folder."""
@@ -141,9 +138,6 @@ def save(name: str, payload: Mapping[str, Any], results: Path) -> Path:
     write_json(path, {**payload, "machine": machine(), "version": __version__})
     print(f"Written: {path}")
     return path
-
-
-# ---- The measurement.
 
 
 def main(
