@@ -22,7 +22,7 @@ from gistgate.segments.judging import (
     SegmentRule,
     Semantic,
     same_numbers,
-)  # fmt: skip
+)
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import Boundaries
 from tests.rules.enumerating import P, first_token
@@ -40,7 +40,7 @@ from tests.segments.deciding import (
     greedy,
     texts,
     writer,
-)  # fmt: skip
+)
 
 
 class Says:
@@ -128,8 +128,9 @@ def test_the_shortcut_takes_finished_segments_among_the_targets_two_best():
 
 
 def test_no_segment_passes_at_no_threshold_and_in_no_draw():
-    block = Block(torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool), torch.zeros(2, 3, 4))
-    block = replace(block, gate_probs=torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2]), uniforms=torch.zeros(2, 3))
+    ids = torch.zeros(2, 2, dtype=torch.long)
+    opinions = torch.tensor([[0.0, 0.0], [NO_SEGMENT] * 2])
+    block = Block(ids, ids == 0, torch.zeros(2, 3, 4), gate_probs=opinions, uniforms=torch.zeros(2, 3))
     assert SegmentRule(threshold=0.0).accept(block, {}).tolist() == [[True, True], [False, False]]
     assert not SegmentDraw().accept(block, {}).any()
 

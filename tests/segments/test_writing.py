@@ -21,7 +21,7 @@ from tests.segments.deciding import (
     greedy,
     texts,
     writer,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize(
