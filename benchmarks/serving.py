@@ -51,9 +51,6 @@ needs vLLM's second model runner, which wants a GPU."""
 MOST = 1_000_000  # a number of running requests that no server reaches
 
 
-# ---- Requests sent to an OpenAI-compatible server as users would send them, and the seconds that they wait.
-
-
 @dataclass(frozen=True)
 class Level:
     """How much is asked at once: `users` of a closed loop, or requests per second (`rate`) of an open loop."""
@@ -173,9 +170,6 @@ def levels_of(users: str, rates: str, each: int, most: int, seconds: float) -> d
     return found
 
 
-# ---- vLLM servers on this machine, each with its own configuration, for benchmarks and for tests.
-
-
 @dataclass(frozen=True)
 class Configuration:
     """How one server is started."""
@@ -246,9 +240,6 @@ def answers(address: str) -> bool:
             return True
     except (URLError, OSError):
         return False
-
-
-# ---- The measurement.
 
 
 def main(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -77,23 +78,14 @@ def parse_settings(pairs: Sequence[str]) -> dict[str, Any]:
     """Settings of a rule from texts such as `theta=0.9`; numbers and true/false become values."""
     settings: dict[str, Any] = {}
     for pair in pairs:
-        name, sign, text = pair.partition("=")
+        name, sign, text = (part.strip() for part in pair.partition("="))
         if not sign:
             raise UserError(f"'{pair}' is no setting. Write it as name=value, for instance theta=0.9.")
-        settings[name.strip()] = value_of(text.strip())
+        settings[name] = {"true": True, "false": False}.get(text.lower(), text)
+        for kind in (float, int):  # a whole number is both, and kept as such
+            with suppress(ValueError):
+                settings[name] = kind(text)
     return settings
-
-
-def value_of(text: str) -> Any:
-    """A truth value, a whole number, a number, or the text itself."""
-    if text.lower() in ("true", "false"):
-        return text.lower() == "true"
-    for kind in (int, float):
-        try:
-            return kind(text)
-        except ValueError:
-            continue
-    return text
 
 
 @dataclass(frozen=True)
