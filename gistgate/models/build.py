@@ -322,9 +322,9 @@ def options_from(
     options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
     options = options if load is None else load(options)
     if options.segments:
-        from gistgate.segments.build import take_segment_settings
+        from gistgate.segments.build import SETTINGS
 
-        settings = take_segment_settings(arguments)
+        settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
         rule = options.rule
         if rule is None:

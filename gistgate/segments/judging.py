@@ -65,10 +65,7 @@ class SegmentRule(Rule, id="segment", knob="threshold", looser="down", needs=fro
         return stays_BK | (block.draft_logprob - block.top_logprob[:, :-1] >= math.log(self.ratio))
 
     def passes(self, block: Block, opinion_BK: Tensor) -> Tensor:
-        """Where opinion or shortcut lets tokens stay [B, K]: everywhere in a row, or where a token gate is sure.
-
-        `opinion_BK` may be one column.
-        """
+        """Where opinion (or one column of it) or shortcut lets tokens stay [B, K]."""
         stays_BK = self._stays(block, opinion_BK)
         if self.shortcut == "none":
             return stays_BK
