@@ -28,12 +28,10 @@ from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
 CORPUS, HYBRID = "corpus", "hybrid"
-STOPPING = ("model", "tree", HYBRID)
-"""Drafters whose drafts may end before K tokens."""
+STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 """Drafters that read a datastore; the lexical ones ask for no states."""
-KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)
-"""Every id, plain decoding included."""
+KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,7 @@ from gistgate.core.utils import UserError
 from gistgate.segments.probes import Probe
 from gistgate.segments.writing import SegmentDrafter, SegmentWriter
 
-NO_SEGMENT = -1.0
-"""In place of an opinion where there is no finished segment; 0 is an opinion."""
+NO_SEGMENT = -1.0  # in place of an opinion where there is no finished segment; 0 is an opinion
 GRID = (0.98, 0.95, 0.9, 0.85, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 
 

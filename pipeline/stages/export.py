@@ -23,7 +23,7 @@ from pipeline.heads.guard import FEWEST, fit_domain
 from pipeline.pair.pair import load_pair
 from pipeline.params import Params, read_params
 from pipeline.paths import EXPORT
-from pipeline.report.card import card, evaluations
+from pipeline.report.tables import card, evaluations
 from pipeline.run import run
 from pipeline.tasks import load_task
 from pipeline.tracking import register_gate

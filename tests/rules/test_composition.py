@@ -1,7 +1,8 @@
-"""How an opinion becomes a prefix: longest run, reasons, and the target's own token behind it."""
+"""How an opinion becomes a prefix: longest run, reasons, and the target's own token behind it, and its draw."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from gistgate.core.block import Block, Reason, Sampling
-from gistgate.core.rule import Rule, draw, residual, settle
+from gistgate.core.rule import Rule, draw, residual, settle, target_draw
 from gistgate.core.utils import UserError
 from gistgate.rules import make_rule
 from tests.blocks import SPLIT, SURE, TORN, accepted, block
@@ -30,6 +31,7 @@ class Says(Rule):
         return self.opinion
 
 
+FIFTHS = [math.log(x) for x in (0.5, 0.3, 0.2)]
 flags = st.lists(st.booleans(), min_size=0, max_size=9)
 
 
@@ -75,7 +77,7 @@ def test_a_refused_token_is_replaced_from_the_residual():
 
 
 def test_a_refused_certain_token_is_never_drawn_again():
-    p = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    p = FIFTHS
     drawn = {
         accepted(make_rule("exact"), block(p, p, draft=[0], uniforms=[0.9, u / 50 + 0.01], greedy=False)).own_ids.item()
         for u in range(50)
@@ -85,7 +87,7 @@ def test_a_refused_certain_token_is_never_drawn_again():
 
 def test_behind_a_whole_draft_the_bonus_comes_from_p():
     """Also behind a draft that is shorter than the block."""
-    p = torch.tensor([0.5, 0.3, 0.2]).log().tolist()
+    p = FIFTHS
     for valid in (0, 1, 2):
         judged = block(p, p, p, draft=[0, 0], valid=valid, uniforms=[0.01, 0.01, 0.25], greedy=False)
         outcome = accepted(make_rule("exact"), judged)
@@ -99,10 +101,79 @@ def test_an_empty_residual_falls_back_to_p():
     assert residual(judged, torch.tensor([[0.4, 0.4, 0.2]]), torch.tensor([0])).tolist() == [[0, pytest.approx(0.1), 0]]
 
 
-@pytest.mark.parametrize("uniform, index", [(1e-12, 1), (0.19, 1), (0.21, 3), (1 - 1e-12, 3)])
-def test_draw_skips_tokens_without_weight(uniform: float, index: int):
-    weights = torch.tensor([0.0, 0.2, 0.0, 0.8, 0.0])
-    assert draw(weights, torch.tensor(uniform, dtype=torch.float64)).item() == index
+@pytest.mark.parametrize("rule_id, precision", [("exact", torch.float32), ("block", torch.float64)])
+@pytest.mark.parametrize("draw, expected", [(0.4, 0), (0.6, 1), (0.9, 2)])
+def test_without_a_residual_it_is_drawn_from_p_in_that_row_alone(
+    rule_id: str, precision: torch.dtype, draw: float, expected: int
+):
+    """Both rows drafted token 0; the first row's draft knew p, the second one's was sure of 0."""
+    judged = Block(
+        torch.zeros(2, 1, dtype=torch.long),
+        torch.ones(2, 1, dtype=torch.bool),
+        torch.tensor([FIFTHS, FIFTHS]).expand(2, 2, 3),
+        uniforms=torch.tensor([[0.99, draw], [0.99, 0.5]], dtype=torch.float64),
+        greedy=False,
+    )
+    p_1V = judged.logprobs[0, :1].to(precision).exp()  # rounded as the rule rounds it
+    judged = judged.having(q=torch.stack([p_1V, torch.tensor([[1.0, 0.0, 0.0]]).to(precision)]))
+    assert make_rule(rule_id).own(judged, torch.tensor([0, 0])).tolist() == [expected, 1]
+
+
+@pytest.mark.parametrize(
+    "weights, uniform, expected",
+    [
+        ([0.0, 1.0], 0.0, 1),  # a token without mass is not drawn by the smallest number
+        ([0.5, 0.0, 0.5], 0.5, 2),
+        ([0.5, 0.5], 0.49, 0),
+        ([0.5, 0.5], 1.0, 1),  # nor anything behind the last one
+        ([3.0, 1.0], 0.74, 0),
+        ([3.0, 1.0], 0.76, 1),
+        ([0.0, 0.2, 0.0, 0.8, 0.0], 1e-12, 1),
+        ([0.0, 0.2, 0.0, 0.8, 0.0], 0.19, 1),
+        ([0.0, 0.2, 0.0, 0.8, 0.0], 0.21, 3),
+        ([0.0, 0.2, 0.0, 0.8, 0.0], 1 - 1e-12, 3),
+    ],
+)
+def test_a_draw_inverts_the_distribution(weights: list[float], uniform: float, expected: int):
+    assert draw(torch.tensor([weights]), torch.tensor([uniform], dtype=torch.float64)).tolist() == [expected]
+
+
+def test_the_first_token_of_an_answer_is_the_targets_own_and_later_ones_are_the_rules():
+    """The rule writes the argmax of its mixture behind a refusal: token 1; the target alone would write token 0."""
+    refused, kept = [math.log(0.5), math.log(0.4), math.log(0.1)], [9.0, 0.0, 0.0]
+    rows = torch.tensor([[refused, kept], [refused, kept], [kept, refused], [kept, refused]])
+    judged = Block(
+        torch.tensor([[2, 0], [2, 0], [0, 2], [0, 2]]),
+        torch.ones(4, 2, dtype=torch.bool),
+        torch.cat([rows, rows[:, :1]], dim=1),
+        q=torch.tensor([0.1, 0.8, 0.1]).expand(4, 2, 3),
+        begins=torch.tensor([True, False, True, False]),
+    )
+    rule = make_rule("ensemble", w=0.5, superset=False, replacement="argmax_nu")
+    found = settle(rule, judged, {})
+    assert found.length.tolist() == [0, 0, 1, 1]
+    assert found.own_ids.tolist() == [0, 1, 1, 1]
+
+
+ROWS = torch.tensor([[SURE[0], SURE[1], SURE[2]], [SURE[3], SURE[2], SURE[1]]])
+DRAFT, WHOLE = torch.zeros(2, 2, dtype=torch.long), torch.ones(2, 2, dtype=torch.bool)
+
+
+def test_greedy_it_is_the_best_token_behind_the_accepted_prefix():
+    judged = Block(DRAFT, WHOLE, ROWS)
+    assert target_draw(judged, torch.tensor([0, 2])).tolist() == [0, 1]
+    assert target_draw(judged, torch.tensor([1, 0])).tolist() == [1, 3]
+
+
+def test_sampled_it_is_drawn_from_the_row_behind_the_prefix_with_the_last_number():
+    """Half of the mass lies on each of two tokens; the last number of a row chooses."""
+    even = torch.full((2, 3, 4), -torch.inf)
+    even[:, :, :2] = 0.0
+    even[1, 2] = torch.tensor([-torch.inf, -torch.inf, 0.0, 0.0])
+    uniforms = torch.tensor([[0.9, 0.9, 0.2], [0.1, 0.1, 0.8]], dtype=torch.float64)
+    judged = Block(DRAFT, WHOLE, even, uniforms=uniforms, greedy=False)
+    assert target_draw(judged, torch.tensor([0, 2])).tolist() == [0, 3]
+    assert target_draw(judged, torch.tensor([2, 0])).tolist() == [0, 1]
 
 
 def test_draw_needs_no_normalised_weights():
