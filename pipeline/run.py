@@ -91,16 +91,6 @@ def wait() -> None:
         dist.barrier()
 
 
-def before_others(work: Callable[[], Any]) -> Any:
-    """Let the first process work before the others, which then find the files that it has written."""
-    if is_first():
-        found = work()
-        wait()
-        return found
-    wait()
-    return work()
-
-
 def take_device() -> None:
     """Let every process of a machine compute on a GPU of its own, where there is one for each."""
     place = int(os.environ.get("LOCAL_RANK", 0))

@@ -112,8 +112,6 @@ from pathlib import Path
 from pipeline import run
 from tests.pipeline.test_run import preparing
 folder = Path(sys.argv[1])
-file = folder / "settled"
-run.before_others(lambda: file.read_text() if file.exists() else str(file.write_text(str(run.rank()))))
 run.side_by_side(preparing, folder, sys.argv[2:], 1, "test")
 if run.is_first():
     (folder / "joined").write_text(" ".join(sorted(path.name for path in folder.glob("piece-*"))))
@@ -126,7 +124,6 @@ if run.is_first():
     assert done.returncode == 0, done.stderr[-2000:]
     makers = [(tmp_path / f"piece-{name}").read_text() for name in pieces]
     assert makers[0] == makers[2] != makers[1] == makers[3]
-    assert (tmp_path / "settled").read_text() == "0"
     assert (tmp_path / "joined").read_text() == "piece-a piece-b piece-d piece-e"
 
 

@@ -90,7 +90,7 @@ def test_frontier_holds_every_setting(folder):
 
 
 def test_a_setting_in_front_of_the_kept_one_is_certified_as_well(folder):
-    path = calibration_file(PARAMS, "judge")
+    path = calibration_file("judge")
     told = read_json(path)
     (kept,) = told["settings"]
     write_json(path, {**told, "settings": [{**kept, "knob": 0.1}, kept, {**kept, "knob": 0.3}]})
