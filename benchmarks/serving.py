@@ -199,13 +199,19 @@ class Configuration:
 @contextmanager
 def serving(configuration: Configuration, log: Path) -> Iterator[str]:
     """The address of a server, as long as it is needed."""
-    port = free_port()
+    with socket.socket() as free:  # a port that nobody uses at this moment
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
     env = {"VLLM_CPU_KVCACHE_SPACE": "1", **os.environ}  # GiB; by itself a server wants most of the machine's memory
     with log.open("w") as out:
         process = subprocess.Popen(configuration.command(port), stdout=out, stderr=subprocess.STDOUT, env=env)
         try:
-            until_ready(process, address, log)
+            until = monotonic() + START
+            while not answers(address):
+                if process.poll() is not None or monotonic() > until:
+                    raise UserError(f"The server did not start. Its log is {log} and ends: {log.read_text()[-2000:]}")
+                sleep(1)
             yield address
         finally:
             process.terminate()
@@ -214,23 +220,6 @@ def serving(configuration: Configuration, log: Path) -> Iterator[str]:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def until_ready(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
-    """Wait until a server answers."""
-    until = monotonic() + START
-    while not answers(address):
-        if process.poll() is not None or monotonic() > until:
-            raise UserError(f"The server did not start. Its log is {log} and ends with: {log.read_text()[-2000:]}")
-        sleep(1)
-
-
-def free_port() -> int:
-    """A port that nobody uses at this moment."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    return port
 
 
 def answers(address: str) -> bool:

@@ -36,8 +36,7 @@ class Text:
     """Its last suffixes as far as others begin alike: (length, node), to go on from when it grows."""
 
 
-NOTHING: dict[int, Node] = {}
-"""The children of every leaf; nobody adds to them."""
+NOTHING: dict[int, Node] = {}  # the children of every leaf; nobody adds to them
 
 
 class Node:

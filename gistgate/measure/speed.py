@@ -183,8 +183,7 @@ def static(pair: Any, request: dict[str, Any], slots: int) -> Contender:
     return Contender("transformers_static", run, 0, True)
 
 
-Lap = dict[str, list[Timed]]
-"""Every run of one batch, by the name of the contender."""
+Lap = dict[str, list[Timed]]  # every run of one batch, by the name of the contender
 Times = dict[str, dict[str, Any]]
 """By name: `block`; `seconds` (of every repeat), `tokens` and `target_forwards` of each batch; how many had `loops`."""
 

@@ -28,12 +28,10 @@ from gistgate.models.options import NAMES, DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
 CORPUS, HYBRID = "corpus", "hybrid"
-STOPPING = ("model", "tree", HYBRID)
-"""Drafters whose drafts may end before K tokens."""
+STOPPING = ("model", "tree", HYBRID)  # drafters whose drafts may end before K tokens
 STORED = ("sen", "sen-lexical", "sen-tree", "sen-tree-lexical")
 """Drafters that read a datastore; the lexical ones ask for no states."""
-KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)
-"""Every id, plain decoding included."""
+KNOWN = (*DRAFTERS, *STORED, CORPUS, NONE)  # every id, plain decoding included
 
 
 @dataclass(frozen=True)
@@ -322,9 +320,9 @@ def options_from(
     options = DecodeOptions(**{name: arguments[name] for name in NAMES if name in arguments})
     options = options if load is None else load(options)
     if options.segments:
-        from gistgate.segments.build import take_segment_settings
+        from gistgate.segments.build import SETTINGS
 
-        settings = take_segment_settings(arguments)
+        settings = {name: arguments.pop(name) for name in SETTINGS if name in arguments}
     else:
         rule = options.rule
         if rule is None:

@@ -11,12 +11,9 @@ from gistgate.core.utils import UserError
 from gistgate.models.options import DecodeOptions
 from gistgate.rules import RULES, complete, make_rule, meant
 
-BLOCK = 8
-"""K where neither user nor certificate names one, in tokens."""
-STRICT, GATED = "exact", "autojudge"
-"""The rule that loses nothing, and the rule that a gate is trained for."""
-MODEL, NONE = "model", "none"
-"""The drafter that needs a draft model, and plain decoding."""
+BLOCK = 8  # K where neither user nor certificate names one, in tokens
+STRICT, GATED = "exact", "autojudge"  # the rule that loses nothing, and the rule that a gate is trained for
+MODEL, NONE = "model", "none"  # the drafter that needs a draft model, and plain decoding
 Policy = Literal["warn", "refuse"]
 """What a caller does about doubts. Both warn about what the user asked for; `refuse` stops where strict decoding would
 silently replace the loose decoding that the user expects."""

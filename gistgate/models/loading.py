@@ -29,8 +29,7 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 GGUF = ".gguf"
-RETRIEVAL = ("suffix", "lookup")
-"""Drafters that a pair may have in place of a draft model: they copy from the text."""
+RETRIEVAL = ("suffix", "lookup")  # drafters that a pair may have in place of a draft model: they copy from the text
 
 
 def placed(name: str, gguf: str | None = None) -> tuple[str, dict[str, str]]:

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from gistgate.core.certificate import Certificate
     from gistgate.models.loading import Target
 
-AUTO = "auto"
-"""In place of a number of rows: measure up to which batch size speculation pays."""
+AUTO = "auto"  # in place of a number of rows: measure up to which batch size speculation pays
 MEASURED_BY = (
     "speculate_up_to=auto (--speculate-up-to) is measured by `gistgate generate` and the lm-eval model alone. Give a "
     "number of rows, or leave it away."

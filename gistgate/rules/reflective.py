@@ -26,8 +26,7 @@ from gistgate.rules.thresholds import Typical
 PROMPT = "\n\nRead the last lines again. Another wording is fine as long as the meaning stays:\n"
 """Our own words between the two readings; the paper's are not published."""
 
-BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}
-"""Rules that may judge the mixture."""
+BASES: dict[str, Rule] = {"exact": Exact(), "typical": Typical()}  # rules that may judge the mixture
 
 
 class Reflection(Context):
@@ -43,8 +42,7 @@ class Reflection(Context):
 class Rereader(Verifier):
     """Fills `Block.second`, in the forward of the first reading or in one of its own where the first one differs."""
 
-    second: Tensor | None = None
-    """The rows of the second copy [B, K, V], where both copies were read in one forward."""
+    second: Tensor | None = None  # the rows of the second copy [B, K, V], where both copies were read in one forward
 
     @classmethod
     def extra_tokens(cls, parts: DecoderParts) -> int:
