@@ -18,7 +18,6 @@ import torch
 
 from gistgate.core.files import load_tensors, read_json_lines
 from gistgate.core.utils import UserError
-from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import engine_of, tools_of
 from pipeline.labels.mining import gated_collector, strict_collector
@@ -27,7 +26,7 @@ from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENC
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
 from pipeline.paths import PILOT, prompts_of
-from pipeline.run import Shards, run, side_by_side
+from pipeline.run import Shards, is_first, run, side_by_side
 from pipeline.tasks import load_task, task_parts
 
 
@@ -39,7 +38,7 @@ def main(name: str) -> None:
     shards = shards_of(params, name)
     missing = shards.missing(count)
     side_by_side(collecting, (params, name), missing, params.decoding.workers, f"collect, {name}", "shard")
-    if not ranks.is_first():
+    if not is_first():
         return
     check_met(shards, count)
     report_costs(shards.folder, f"collect-{name}", count)

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from pipeline import run as ranks
 from pipeline.decode import read_prompts
 from pipeline.labels.labelling import Labeller, engine_of, tools_of
 from pipeline.labels.mining import chosen_rows
@@ -40,17 +39,17 @@ from pipeline.labels.schema import (
 )
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.run import Shards, num_shards, run, side_by_side
+from pipeline.run import Shards, is_first, run, shard_files, side_by_side
 from pipeline.tasks import load_task, task_parts
 
 
 def main(name: str) -> None:
     params = read_params()
     shards = shards_of(params, name)
-    count = num_shards(MISMATCH_FOLDER / name)
+    count = len(shard_files(MISMATCH_FOLDER / name))
     missing = shards.missing(count)
     side_by_side(labelling, (params, name), missing, params.decoding.workers, f"label, {name}", "shard")
-    if not ranks.is_first():
+    if not is_first():
         return
     report_costs(shards.folder, f"label-{name}", count)
     found = concatenated([records for records, _ in read_records(shards.folder, LABELS)])
