@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from pathlib import Path
 from time import perf_counter
 
 import torch
@@ -27,11 +26,9 @@ from pipeline.labels.rollouts import Cost, report_costs
 from pipeline.labels.schema import MISMATCH_FOLDER, MISMATCHES, PASSES, REFERENCE, Table, checked, pack, read_references
 from pipeline.pair.pair import load_pair, pair_files
 from pipeline.params import Params, read_params
-from pipeline.paths import PILOT
+from pipeline.paths import PILOT, prompts_of
 from pipeline.run import Shards, run, side_by_side
 from pipeline.tasks import load_task, task_parts
-
-PROMPTS = Path("data/prompts/train.jsonl")
 
 
 def main(name: str) -> None:
@@ -51,7 +48,7 @@ def main(name: str) -> None:
 
 def shards_of(params: Params, name: str) -> Shards:
     """Where finished shards of a pass wait."""
-    files = [PROMPTS, REFERENCE, *task_parts(params), *pair_files(params.pair)]
+    files = [prompts_of("train"), REFERENCE, *task_parts(params), *pair_files(params.pair)]
     if name == "gated":
         files.append(PILOT)
     rolling = [params.label.batch_size, params.label.audit]

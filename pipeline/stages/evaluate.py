@@ -32,8 +32,6 @@ from pipeline.run import run
 from pipeline.stages.prompts import context_length
 from pipeline.tasks import Judged, judge, load_task
 
-PLAIN = "plain"
-
 
 def main(name: str) -> None:
     params = read_params()

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gistgate.core.block import Acceptance, Block
-from gistgate.core.certificate import Certificate, certificate_from
+from gistgate.core.certificate import certificate_from
 from gistgate.core.files import read_json, write_atomic
 from gistgate.core.gate import Gate
 from gistgate.core.guards import DomainGuard, fit, on_the_text
@@ -66,7 +66,15 @@ def main() -> None:
         write_code(folder)
 
     write_atomic(EXPORT, write)
-    version = register_gate(params, EXPORT, metrics(certificate))
+    shown = {
+        f"budget_{point.budget:g}": {
+            "bound": point.bound,
+            "knob": point.settings[certificate.knob or ""],
+            "tau": point.mean_accepted_length,
+        }
+        for point in certificate.certified
+    }
+    version = register_gate(params, EXPORT, shown)
     points = [f"{point.budget:.0%} at {point.settings[certificate.knob or '']:g}" for point in certificate.certified]
     said = "; ".join(points) or "nothing certified, decodes strictly"
     print(f"{EXPORT}: {said}" + (f"; registered as version {version}" if version else ""))
@@ -164,18 +172,6 @@ def stricter_setting(params: Params, point: Operating) -> float | None:
     up = RULES[point.rule].looser == "up"
     below = [value for value in tested if (value < point.knob if up else value > point.knob)]
     return (max(below) if up else min(below)) if below else None
-
-
-def metrics(certificate: Certificate) -> dict[str, Any]:
-    """What the registered version shows: bound, knob and mean accepted length of every certified budget."""
-    return {
-        f"budget_{point.budget:g}": {
-            "bound": point.bound,
-            "knob": point.settings[certificate.knob or ""],
-            "tau": point.mean_accepted_length,
-        }
-        for point in certificate.certified
-    }
 
 
 if __name__ == "__main__":
