@@ -76,21 +76,15 @@ class SuffixTree:
                 node.children[token] = Node(text, len(text.ids))
                 continue
             child.count += 1
-            self._share(child, length + 1)
-            if length + 1 < self.depth:
-                text.open.append((length + 1, child))
-
-    def _share(self, leaf: Node, length: int) -> None:
-        """A second suffix arrives at what may be a leaf: the first one is stored a token further."""
-        text = leaf.text
-        if text is not None:
-            leaf.text, leaf.children = None, {}
-            if length >= self.depth:
-                return
-            if leaf.place < len(text.ids):
-                leaf.children[text.ids[leaf.place]] = Node(text, leaf.place + 1)
-            else:
-                text.open.append((length, leaf))
+            length += 1
+            if (first := child.text) is not None:  # a leaf: the suffix that was alone here is stored a token further
+                child.text, child.children = None, {}
+                if length < self.depth and child.place < len(first.ids):
+                    child.children[first.ids[child.place]] = Node(first, child.place + 1)
+                elif length < self.depth:
+                    first.open.append((length, child))
+            if length < self.depth:
+                text.open.append((length, child))
 
     def remove(self, text: Text) -> None:
         """Take a text out; it is empty afterwards and may grow again."""

@@ -336,9 +336,7 @@ def drafting(draft: PreTrainedModel, block: int) -> PreTrainedModel:
 
 def speculation(pair: Any, request: dict[str, Any]) -> dict[str, list[Contender]]:
     """Assisted generation (with a draft model) and prompt lookup of transformers, each at every K."""
-    found = {
-        LOOKUP: [Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True) for k in KS],
-    }
+    found = {LOOKUP: [Contender(LOOKUP, theirs(pair, request, prompt_lookup_num_tokens=k), k, True) for k in KS]}
     if pair.draft is not None:
         found[ASSISTED] = [Contender(ASSISTED, theirs(pair, request, k), k, True) for k in (*KS, DEFAULTS)]
     return found

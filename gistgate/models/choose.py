@@ -46,14 +46,8 @@ def choose(
 ) -> Choice:
     """Rule, settings, K and drafter from what is certified and what the user says; docs/choosing.md is its table.
 
-    Args:
-        options: what the user says.
-        certificate: the one that the user names, else the one beside the gate, else None.
-        has_gate: whether a gate is loaded.
-        has_draft: whether a draft model is loaded.
-
-    Raises:
-        UserError: unknown names, options that contradict each other, or options that contradict a named certificate.
+    `certificate` is the one that the user names, else the one beside the gate, else None. Unknown names, and options
+    that contradict each other or a named certificate, are a UserError.
     """
     if options.budget is not None and not has_gate and certificate is None:
         raise UserError("A budget is kept by a certificate, and none was given. Name a gate or a certificate as well.")

@@ -233,9 +233,7 @@ def load_target(name: str, dtype: str = "auto", device: str | None = None, gguf:
     return Target(model, or_refuse("tokenizer", name, lambda: read(name, trust_remote_code=False, **place)))
 
 
-SPARE = 64
-"""Tokens that only one of two tokenizers may know, or a hundredth of all, if that is more: families add special tokens
-later."""
+SPARE = 64  # tokens that only one of two tokenizers may know, or a hundredth of all: families add special tokens later
 COMPARED: WeakKeyDictionary[PreTrainedModel, WeakSet[Any]] = WeakKeyDictionary()
 """The tokenizers, or targets in their place, that a draft model was compared with: a server asks with every request."""
 

@@ -158,14 +158,9 @@ class Reflective(Rule, id="reflective", knob="alpha", looser="up", verifier=Rere
         return Reflection(prompt_ids, self.tail, self.mode)
 
     def accept(self, block: Block, state: State) -> Tensor:
-        if block.second is None:
-            raise UserError(
-                "reflective judges by a second reading, and none was given. Decode with gistgate's Decoder."
-            )
-        mixed = replace(
-            block, logits=torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], 1)
-        )
-        return BASES[self.base].accept(mixed, state)
+        assert block.second is not None, "the decoder reads the draft a second time"
+        z_BKV = torch.cat([self.mix(block.logits[:, :-1], block.second), block.logits[:, -1:]], dim=1)
+        return BASES[self.base].accept(replace(block, logits=z_BKV), state)
 
     def mix(self, z_BKV: Tensor, second_BKV: Tensor) -> Tensor:
         """z_mix [B, K, V]; what the first reading forbids stays forbidden."""

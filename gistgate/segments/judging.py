@@ -174,8 +174,7 @@ class StepOpinion(Opinion):
 class Score(StepOpinion):
     """The target is asked for one digit; a non-digit counts as 0.
 
-    Each question reads the whole text again: nothing of the decoder's cache is touched. Of a text that leaves no room
-    for the question in the context its end is read.
+    Each question reads the whole text again, without the decoder's cache; its end alone where the context is too short.
     """
 
     QUESTION = "\nHow good is the last step, from 0 (useless) to 9 (perfect)? Score: "

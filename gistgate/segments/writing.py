@@ -101,9 +101,8 @@ class SegmentDrafter(ModelDrafter):
 class RewritingDrafter(SegmentDrafter):
     """A segment drafter that offers nothing to be judged until the target has ended the segment it refused.
 
-    Meanwhile it drafts all the same, and the token rule decides alone: with the strict one the target's own segment
-    costs fewer forwards than tokens. A segment cut by the limit counts as refused. A text that is resumed in the
-    middle of such a segment goes on with a judged one.
+    Meanwhile it drafts all the same, and the token rule decides alone. A segment cut by the limit counts as refused. A
+    text that is resumed in the middle of such a segment goes on with a judged one.
     """
 
     def start(self, batch: int) -> None:

@@ -61,8 +61,6 @@ def test_what_has_no_shadow_is_refused():
     target, draft = pair("llama")
     with pytest.raises(UserError, match="exact for chains only"):
         shadow(Decoder(target, TreeDrafter(draft), make_rule("prob", r=0.1), 4))
-    with pytest.raises(UserError, match="no shadow run"):
-        would_be(decoder("exact").generate(BATCH[:1], max_new_tokens=2)[0].statistics)
 
 
 def test_the_command_line_makes_guards_by_name(tmp_path):

@@ -123,8 +123,6 @@ def test_greedy_both_bases_are_the_same():
 
 def test_it_asks_for_its_second_reading_which_a_prompt_announces():
     assert Reflective.verifier is Rereader
-    with pytest.raises(UserError, match="second reading, and none was given"):
-        Reflective().accept(block(SURE[0], SURE[0], draft=[1]), {})
     assert Reflective(tail=0).context(byte_tokenizer(), ()).tail == 0  # no text need be repeated
     context = Reflective(tail=3, mode="second", prompt="Again:").context(byte_tokenizer(), ())
     assert byte_tokenizer().decode(context.prompt_ids) == "Again:"  # no <s> in front of it
