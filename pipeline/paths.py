@@ -15,7 +15,6 @@ SCRATCH = Path(".scratch")  # finished pieces of unfinished work; not in Git
 
 DATA = Path("data")
 TASKS = DATA / "tasks"
-DOCUMENTS_NOTE = TASKS / "documents.json"  # the fingerprint of documents from elsewhere
 WORLD = DATA / "world"
 PROMPTS = DATA / "prompts"
 LEARNED = PROMPTS / "problems.json"  # hashes of the training problems, which gates carry with them
@@ -33,7 +32,6 @@ PILOT = MODELS / "pilot"
 HEADS = MODELS / "heads"
 DATASTORE = MODELS / "datastore"
 SEGMENTS = MODELS / "segments"
-DOMAIN = MODELS / "domain"
 EXPORT = MODELS / "export"
 
 REPORTS = Path("reports")

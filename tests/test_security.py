@@ -22,8 +22,7 @@ from gistgate.lm_eval.model import GatedLM
 from gistgate.models.loading import load_target
 from pipeline import tracking
 from pipeline.params import parse_params
-from pipeline.report.card import plain_markdown
-from pipeline.report.tables import page
+from pipeline.report.tables import page, plain_markdown
 from tests.tiny import byte_tokenizer, save_pair, tiny_pair
 
 ROOT = Path(__file__).parents[1]
@@ -234,7 +233,7 @@ ATTACK = "</script><script>alert(1)</script><img src=x onerror=alert(1)>\"'`{{7*
 def test_templates_escape_everything(tmp_path: Path):
     (tmp_path / "hostile.html.j2").write_text('<p title="{{ text }}">{{ text }}</p>')
     for html in (
-        page("hostile", tmp_path, text=ATTACK),
+        page(str(tmp_path / "hostile"), text=ATTACK),
         render(str(tmp_path / "hostile.html.j2"), scripts=(), styles=(), text=ATTACK),
     ):
         assert "<script>alert" not in html and "<img" not in html and html.count('"') == 2

@@ -23,7 +23,7 @@ from gistgate.core.utils import Interrupted, UserError, is_out_of_memory, printa
 WITH_GATE = "--draft models/draft --gate models/export"
 OWN_ARGUMENTS = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """A command that leaves its arguments, --help included, to another program."""
-COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
+COMMANDS: dict[str, tuple[Callable[..., None], str]] = {  # name -> function, and the arguments of its example
     "init": (init, "my-gate --target Qwen/Qwen2.5-7B-Instruct --draft Qwen/Qwen2.5-0.5B-Instruct --task gsm8k"),
     "doctor": (tools.doctor, "models/target prompts.txt --draft models/draft"),
     "calibrate": (calibrate, "--task gsm8k --gate models/export --budget 0.02"),
@@ -44,7 +44,6 @@ COMMANDS: dict[str, tuple[Callable[..., None], str]] = {
     ),
     "demo": (tools.demo, f"models/target {WITH_GATE}"),
 }
-"""Name -> function, and the arguments of its example."""
 
 app = typer.Typer(
     help="Speculative decoding that keeps a draft token when it keeps the meaning.",

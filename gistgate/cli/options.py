@@ -57,7 +57,7 @@ RuleName = Annotated[str | None, option("Acceptance rule; default: the certified
 Settings = Annotated[list[str], option("Setting of the rule, such as theta=0.9; repeatable.", "--set")]
 BlockLength = Annotated[int | None, option("K, drafted tokens per target forward.", "--block", min=0)]
 
-WISHES: dict[str, Any] = {
+WISHES: dict[str, Any] = {  # the fields of `DecodeOptions` as options
     "draft": Draft,
     "draft_revision": Annotated[str, option("Revision of the draft model on the hub.")],
     "draft_gguf": DraftGguf,
@@ -81,7 +81,6 @@ WISHES: dict[str, Any] = {
     ],
     "speculate_up_to": Annotated[str | None, option("Rows above which decoding is plain (0: always), or auto.")],
 }
-"""The fields of `DecodeOptions` as options."""
 
 
 def with_options(command: Callable[..., None]) -> Callable[..., None]:

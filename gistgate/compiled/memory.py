@@ -27,8 +27,7 @@ from gistgate.core.features import decoder_layers
 from gistgate.core.reader import context_of, last_logits
 from gistgate.core.utils import UserError
 
-ATTENTION = "gistgate_slots"
-"""Name under which transformers finds `attend_to_slots`."""
+ATTENTION = "gistgate_slots"  # name under which transformers finds `attend_to_slots`
 
 
 class SlotLayer(CacheLayerMixin):
@@ -123,8 +122,7 @@ def forward(model: PreTrainedModel, memory: Sequence[Tensor], ids: Tensor, posit
 # ---- Programs and memory of a model, kept from request to request: building them takes seconds, using them none.
 
 Key = tuple[object, ...]
-MOST_PROGRAMS, MOST_MEMORIES = 64, 6
-"""Kept at a time; the one that was not used for longest goes first."""
+MOST_PROGRAMS, MOST_MEMORIES = 64, 6  # kept at a time; the one that was not used for longest goes first
 
 
 class Store:

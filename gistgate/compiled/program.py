@@ -22,12 +22,10 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 
 from gistgate.core.utils import first_line
 
-Program = Callable[..., tuple[Tensor, ...]]
-"""Tensors of the shapes that it was built for -> tensors."""
+Program = Callable[..., tuple[Tensor, ...]]  # tensors of the shapes that it was built for -> tensors
 HEAVY = 1 << 28
 """Bytes of weights whose reading takes a processor so long that the calls of kernels cost nothing beside it."""
-FEWEST_LAYERS = 3
-"""Fewer are compiled together with the rest."""
+FEWEST_LAYERS = 3  # fewer are compiled together with the rest
 LIKE, PART = "like", "part"
 """Keys of a node's `meta`: size, strides, dtype and device of its tensor, or None; the part that it belongs to."""
 
@@ -214,8 +212,7 @@ class Captured:
     buffers before a replay. What it returns is overwritten by the next replay.
     """
 
-    warm_ups = 3
-    """Runs before the capture, so that libraries have allocated and tuned what they need."""
+    warm_ups = 3  # runs before the capture, so that libraries have allocated and tuned what they need
 
     def __init__(self, program: Program, fixed: Sequence[Tensor], example: Sequence[Tensor]) -> None:
         """Run the program a few times, then record it; what lies in `fixed` afterwards is of no interest.

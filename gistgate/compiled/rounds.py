@@ -156,11 +156,9 @@ def draft_program(token: DraftToken, num: int, memory: Sequence[Tensor], width: 
 
 # ---- Reading prompts into memory of a fixed shape: by programs of one stretch, or by the model as it is.
 
-STRETCH = {"cpu": 64}
-"""Prompt tokens per program, by device type; elsewhere `LONG_STRETCH`."""
+STRETCH = {"cpu": 64}  # prompt tokens per program, by device type; elsewhere `LONG_STRETCH`
 LONG_STRETCH = 256
-WIDE_STRETCH, FEWEST = 512, 16
-"""Most and fewest prompt tokens of a row that a heavy model reads at once."""
+WIDE_STRETCH, FEWEST = 512, 16  # most and fewest prompt tokens of a row that a heavy model reads at once
 MOST_SCORES = 1 << 26
 """Scores of attention that one layer may have at once, as far as `FEWEST` allows: ten bytes each, with their masks."""
 

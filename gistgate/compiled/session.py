@@ -22,8 +22,7 @@ from gistgate.core.session import DecoderParts, commit
 from gistgate.core.utils import is_out_of_memory
 from gistgate.drafters.model import ModelDrafter
 
-MOST_ROWS = 32
-"""Largest batch that gets programs of its own; larger ones keep the device busy without."""
+MOST_ROWS = 32  # largest batch that gets programs of its own; larger ones keep the device busy without
 
 
 def session_or_reason(

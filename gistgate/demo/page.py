@@ -12,7 +12,7 @@ from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from gistgate.core.certificate import Certificate, OperatingPoint
+from gistgate.core.certificate import Certificate
 from gistgate.core.decoder import Decoder
 from gistgate.core.files import write_text
 from gistgate.core.request import Statistics
@@ -21,8 +21,8 @@ from gistgate.models.build import other_parts
 from gistgate.models.choose import choose
 from gistgate.models.options import DecodeOptions
 
-STRICT = "strict"
-"""Name of the run that strict decoding makes."""
+STRICT = "strict"  # name of the run that strict decoding makes
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ def strict_run(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: 
 
 def rule_name(rule: Any) -> str:
     """The rule's id and the value of its knob."""
-    knob = rule.knob
-    return str(rule.id) if knob is None else f"{rule.id}, {knob} {getattr(rule, knob):g}"
+    return str(rule.id) if rule.knob is None else f"{rule.id}, {rule.knob} {getattr(rule, rule.knob):g}"
 
 
 def numbers(statistics: Statistics) -> dict[str, str]:
@@ -102,13 +101,9 @@ def proof_of(decoder: Decoder) -> Certificate | None:
 
 
 def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, uncovered: str | None = None) -> str:
-    """What the certificate says about the rule of this decoder at that value of its knob.
+    """What the certificate says about `rule`, its knob at `value`, in the decoder that the options became.
 
-    Args:
-        wishes: what the user says.
-        decoder: what they became.
-        rule: the rule, and `value` that of its knob.
-        uncovered: why the certificate does not cover the requests themselves; None where it does.
+    `uncovered` says why the certificate does not cover the requests themselves; None where it does.
     """
     if options.segments:
         return "The certificate of segments lies in their folder; this page does not read it."
@@ -122,16 +117,11 @@ def claim(options: DecodeOptions, decoder: Decoder, rule: Any, value: float, unc
     has_draft, has_gate = options.draft is not None, decoder.parts.gate is not None
     choice = choose(wish, certificate, has_gate=has_gate, has_draft=has_draft)
     doubts = (*choice.doubts, *other_parts(choice, certificate, options, decoder.target, decoder.drafter))
-    if uncovered is not None:
-        doubts = (*doubts, uncovered)
+    doubts = doubts if uncovered is None else (*doubts, uncovered)
     if doubts:
         return f"Not certified: {'; '.join(doubts)}."
-    return promise(next(point for point in certificate.certified if point.settings[str(rule.knob)] == value))
-
-
-def promise(point: OperatingPoint) -> str:
-    """The budget that a certified point keeps: its own bound was computed after the prompts had chosen the point."""
-    return (
+    point = next(point for point in certificate.certified if point.settings[str(rule.knob)] == value)
+    return (  # the budget first: the point's own bound was computed after the prompts had chosen the point
         f"Certified: loses at most {100 * point.budget:g} points with {100 * point.confidence:g} % confidence "
         f"(bound {100 * point.bound:.2f}), from {point.n} prompts."
     )
@@ -162,9 +152,6 @@ def provenance_table(decoder: Decoder) -> dict[str, Any]:
     return {**told, **config.provenance}
 
 
-TEMPLATES = Path(__file__).parent / "templates"
-
-
 def render(
     template: str | Path,
     *,
@@ -174,76 +161,58 @@ def render(
     beside: tuple[Path, ...] = (),
     **values: Any,
 ) -> str:
-    """Fill a template of this folder, or one that is given by its whole path.
+    """Fill a template of this folder, or one that is given by its whole path; all `values` are escaped.
 
     Args:
         template: name of the template, or its path.
-        scripts: JavaScript files that stand inside the page.
-        styles: CSS files that stand inside the page.
-        connects: where the page's script may send requests, as a source of a content security policy.
+        scripts: JavaScript files that stand inside the page; its content security policy allows no others.
+        styles: CSS files that stand inside the page, of which the same holds.
+        connects: where the page's script may send requests, as a source of that policy.
         beside: further folders of templates that this one extends or imports.
-        values: what the template shows; all of them are escaped.
+        values: what the template shows.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
+    def digest(text: str) -> str:
+        return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
     path = TEMPLATES / template
     loader = FileSystemLoader([path.parent, *beside, TEMPLATES])
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    script, style = joined(scripts), joined(styles)
-    return environment.get_template(path.name).render(
-        script=Markup(script), style=Markup(style), policy=policy(script, style, connects), **values
-    )
-
-
-def joined(files: tuple[Path, ...]) -> str:
-    """The texts of our own files, one behind the other."""
-    return "\n".join(file.read_text(encoding="utf-8") for file in files)
-
-
-def policy(script: str, style: str, connects: str) -> str:
-    """A content security policy that allows this script, this style and requests to `connects`, and nothing else."""
-    return (
+    script, style = ("\n".join(file.read_text(encoding="utf-8") for file in files) for files in (scripts, styles))
+    policy = (
         f"default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; connect-src {connects}; "
         f"script-src '{digest(script)}'; style-src '{digest(style)}'"
     )
+    page = environment.get_template(path.name)
+    return page.render(script=Markup(script), style=Markup(style), policy=policy, **values)
 
 
-def digest(text: str) -> str:
-    """The hash of an inline script or style as a content security policy writes it."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-MEANINGS = {
+MEANINGS = {  # reason -> what the legend says about it
     "strict": "draft token that the strict rule accepts",
     "loose": "draft token that only the loose rule accepts",
     "carried": "strict accept behind a loose one of the same block",
     "own": "token that the target adds itself",
     "loop": "strict accept while the loop guard keeps the gate closed",
 }
-"""Reason -> what the legend says about it."""
-
+# Control characters, marks that change the direction of writing, and halves of surrogate pairs.
 UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
 )
-"""Control characters, marks that change the direction of writing, and halves of surrogate pairs."""
 
 
 def shown(token: TracedToken) -> dict[str, str]:
-    """Text, reason and note of a token, ready for a page; the text is not escaped."""
-    return {"text": visible(token.text), "reason": token.reason, "note": note(token)}
+    """Text, reason and note of a token (why it is there, what gate and target think), ready for a page; unescaped."""
+    gate = "" if token.kept is None else f", gate {token.kept:.3f}"
+    note = f"{token.reason}{gate}, target {token.probability:.3f}"
+    return {"text": visible(token.text), "reason": token.reason, "note": note}
 
 
 def visible(text: str) -> str:
     """The text with characters that cannot be seen, or that reorder others, written as their code points."""
     named = UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
     return named.replace("\n", "↵\n") or "∅"
-
-
-def note(token: TracedToken) -> str:
-    """Why the token is there, and the probabilities of gate and target."""
-    gate = "" if token.kept is None else f", gate {token.kept:.3f}"
-    return f"{token.reason}{gate}, target {token.probability:.3f}"
 
 
 def trace_page(
@@ -267,7 +236,7 @@ def trace_page(
         provenance: where models and gate come from, by name.
         title: heading of the page.
     """
-    runs = [run] if strict is None else [run, strict]
+    runs, tables = [run] if strict is None else [run, strict], {"Certificate": certificate, "Provenance": provenance}
     return render(
         "trace.html.j2",
         scripts=(TEMPLATES / "tokens.js",),
@@ -277,7 +246,7 @@ def trace_page(
         claim=claim,
         numbers=[numbers(one.statistics) for one in runs],
         meanings=MEANINGS,
-        tables={name: flat(values) for name, values in named(certificate, provenance).items() if values},
+        tables={name: flat(values) for name, values in tables.items() if values},
         **side_by_side(run, strict),
     )
 
@@ -285,60 +254,41 @@ def trace_page(
 def side_by_side(run: Run, strict: Run | None) -> dict[str, Any]:
     """What the templates show of two answers: `answers` in segments, and the `differences` that number them."""
     runs = [run] if strict is None else [run, strict]
-    spans = [] if strict is None else differences(texts(run), texts(strict))
-    return {
-        "answers": [{"name": one.name, "parts": parts(one, spans, first=one is run)} for one in runs],
-        "differences": [] if strict is None else [compared(span, run, strict) for span in spans],
-    }
+    texts = [[token.text for token in one.tokens] for one in runs]
+    found = [] if strict is None else differences(*texts)
+    places = [[(one.number, one.left) for one in found], [(one.number, one.right) for one in found]]
+    answers = [
+        {
+            "name": one.name,
+            "parts": [
+                {"number": number, "tokens": [shown(token) for token in one.tokens[span]]}
+                for number, span in segments(len(one.tokens), own)
+            ],
+        }
+        for one, own in zip(runs, places, strict=False)
+    ]
+    rows = [
+        {"number": one.number, "texts": [visible("".join(texts[0][one.left])), visible("".join(texts[1][one.right]))]}
+        for one in found
+    ]
+    return {"answers": answers, "differences": rows}
 
 
 def write_trace(path: str | Path, loaded: Any, prompt: str, ids: Sequence[int], request: Mapping[str, Any]) -> None:
-    """Decode one prompt as the user wishes and strictly, and write the page of both.
+    """Decode one prompt (`ids` are its token ids) as the user wishes and strictly, and write the page of both.
 
-    Args:
-        path: the file to write.
-        loaded: `target`, `decoder`, `options` and `uncovered`, as the command line loads them.
-        prompt: the text that the user typed.
-        ids: the same as token ids.
-        request: other arguments of `Decoder.generate`.
+    `loaded` holds `target`, `decoder`, `options` and `uncovered`, as the command line loads them.
     """
     decoder, tokenizer = loaded.decoder, loaded.target.tokenizer
-    run = record(decoder, ids, tokenizer, **request)
-    strict = strict_run(decoder, ids, tokenizer, **request)
     html = trace_page(
         prompt,
-        run,
-        strict,
+        record(decoder, ids, tokenizer, **request),
+        strict_run(decoder, ids, tokenizer, **request),
         claim=own_claim(loaded.options, decoder, loaded.uncovered),
         certificate=certificate_table(decoder),
         provenance=provenance_table(decoder),
     )
     write_text(path, html)
-
-
-def texts(run: Run) -> list[str]:
-    """The texts of all tokens."""
-    return [token.text for token in run.tokens]
-
-
-def parts(run: Run, spans: list[Difference], first: bool) -> list[dict[str, Any]]:
-    """The tokens of an answer in segments; those that differ from the other answer have a number."""
-    own = [(span.number, span.left if first else span.right) for span in spans]
-    return [
-        {"number": number, "tokens": [shown(token) for token in run.tokens[span]]}
-        for number, span in segments(len(run.tokens), own)
-    ]
-
-
-def compared(span: Difference, run: Run, strict: Run) -> dict[str, Any]:
-    """One row of the table of differences."""
-    left, right = ("".join(texts(run)[span.left]), "".join(texts(strict)[span.right]))
-    return {"number": span.number, "texts": [visible(left), visible(right)]}
-
-
-def named(certificate: Mapping[str, Any] | None, provenance: Mapping[str, Any] | None) -> dict[str, Mapping[str, Any]]:
-    """The tables below the answers by their headings."""
-    return {"Certificate": certificate or {}, "Provenance": provenance or {}}
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -348,7 +298,6 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         if isinstance(value, Mapping):
             rows |= flat(value, f"{prefix}{name}.")
         else:
-            rows[f"{prefix}{name}"] = (
-                value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-            )
-    return {name: visible(text) for name, text in rows.items()}
+            text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+            rows[f"{prefix}{name}"] = visible(text)
+    return rows

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Callable, Collection, Generator, Mapp
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
 from typing import Any
@@ -25,6 +24,9 @@ from gistgate.core.utils import UserError
 from gistgate.demo.page import MEANINGS, STRICT, TEMPLATES, differences, numbers, render, rule_name, shown
 from gistgate.measure.trace import TracedToken, Watch
 from gistgate.models.loading import Target
+
+HOST = "127.0.0.1"
+MOST_TOKENS = 4096  # longest answer that a question may ask for
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,8 @@ class Feed:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        # Steps, then None at the end, or the exception that ended decoding.
         self.items: SimpleQueue[Step | Exception | None] = SimpleQueue()
-        """Steps, then None at the end, or the exception that ended decoding."""
         self.left = Event()
         self._watch = Watch()
         self._sent, self._text = 0, ""
@@ -70,10 +72,9 @@ class Feed:
             self.items.put(error)
 
     def _send(self, ids: Sequence[int], reasons: Sequence[int], statistics: Statistics) -> None:
-        places = range(self._sent, len(ids))
         tokens = [
             TracedToken(self._added(ids[: at + 1]), Reason(reasons[at]).name.lower(), *self._watch.seen[at])
-            for at in places
+            for at in range(self._sent, len(ids))
         ]
         self._sent = len(ids)
         if tokens:
@@ -99,10 +100,6 @@ def stream(decoder: Decoder, ids: Sequence[int], tokenizer: Any, **request: Any)
     finally:
         feed.left.set()
         worker.join()
-
-
-MOST_TOKENS = 4096
-"""Longest answer that a question may ask for."""
 
 
 @dataclass(frozen=True)
@@ -141,18 +138,18 @@ class Playground:
     def settings(self) -> list[Setting]:
         """Strict decoding, then the values of the knob from strict to loose."""
         strict = Setting(STRICT, self.decoder.strict(), "Strict decoding loses nothing.")
-        return [strict, *(self._setting(value) for value in knob_values(self.rule))]
+        loose: list[Setting] = []
+        for value in knob_values(self.rule):
+            rule: Any = self.rule.changed(**{str(self.rule.knob): value})
+            claim = self.claims.get(value, "Nothing is certified here.")
+            loose.append(Setting(rule_name(rule), self.decoder.having(rule=rule), claim))
+        return [strict, *loose]
 
     @property
     def start(self) -> int:
         """Position at which the slider begins: the value of the decoder, or strict decoding."""
         knob = self.decoder.rule.knob
         return 0 if knob is None else 1 + knob_values(self.rule).index(getattr(self.rule, knob))
-
-    def _setting(self, value: float) -> Setting:
-        rule: Any = self.rule.changed(**{str(self.rule.knob): value})
-        claim = self.claims.get(value, "Nothing is certified here.")
-        return Setting(rule_name(rule), self.decoder.having(rule=rule), claim)
 
     def question(self, values: Any) -> Question:
         """Check what the page sent."""
@@ -180,13 +177,9 @@ class Playground:
                     texts[side] += [token.text for token in step.tokens]
                     tokens = [shown(token) for token in step.tokens]
                     yield {"side": side, "tokens": tokens, "numbers": step.numbers}
-        yield {"differences": [spans(one) for one in differences(texts["loose"], texts[STRICT])]}
-
-
-def spans(difference: Any) -> dict[str, list[int]]:
-    """First token and end of a difference in both answers."""
-    sides = {"loose": difference.left, STRICT: difference.right}
-    return {side: [span.start, span.stop] for side, span in sides.items()}
+        found = differences(texts["loose"], texts[STRICT])
+        sides = [{"loose": one.left, STRICT: one.right} for one in found]
+        yield {"differences": [{side: [span.start, span.stop] for side, span in one.items()} for one in sides]}
 
 
 def knob_values(rule: Any) -> list[float]:
@@ -196,20 +189,12 @@ def knob_values(rule: Any) -> list[float]:
     return sorted({*rule.grid, getattr(rule, rule.knob)}, reverse=rule.looser == "down")
 
 
-HOST = "127.0.0.1"
-HERE = Path(__file__).parent / "templates"
-
-
 def launch(
     load: Callable[[], Playground], port: int = 8765, *, browser: bool = True, say: Callable[[str], object] = print
 ) -> None:
-    """Serve the demo until Ctrl-C.
+    """Serve the demo on this port of 127.0.0.1 (0: a free one) until Ctrl-C; `say` shows its address to the user.
 
-    Args:
-        load: loads the models; called once the port is taken, so that a port in use is said at once.
-        port: port on 127.0.0.1; 0 takes a free one.
-        browser: open the page in the user's browser, where there is a display.
-        say: shows the address to the user.
+    `load` loads the models once the port is taken, so that a port in use is said at once.
     """
     try:
         import starlette  # noqa: F401
@@ -220,22 +205,18 @@ def launch(
         ) from error
     with claim(port) as listener:
         playground = load()
-        warm_up(playground)
+        for _ in playground.answer(Question("Hello.", playground.start, 2 * playground.decoder.block + 2)):
+            pass  # the first forwards are slower than the others
         app = make_app(playground)
         address = f"http://{HOST}:{listener.getsockname()[1]}/"
         say(f"The demo runs at {address}. Ctrl-C ends it.")
-        if browser and has_display():
+        has_display = sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+        if browser and has_display:  # without one, a text browser would block the terminal
             webbrowser.open(address)
         config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1)
         with suppress(KeyboardInterrupt):  # uvicorn ends its connections first, then passes the signal on
             uvicorn.Server(config).run(sockets=[listener])
     say("The demo has ended.")
-
-
-def warm_up(playground: Playground) -> None:
-    """Decode a few tokens, because the first forwards are slower than the others."""
-    for _ in playground.answer(Question("Hello.", playground.start, 2 * playground.decoder.block + 2)):
-        pass
 
 
 def claim(port: int) -> socket.socket:
@@ -254,11 +235,6 @@ def claim(port: int) -> socket.socket:
     return listener
 
 
-def has_display() -> bool:
-    """Whether a browser can show a window; without one, a text browser would block the terminal."""
-    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
-
-
 def make_app(playground: Playground) -> Any:
     """The ASGI application. It answers one question at a time, because all questions share the models.
 
@@ -270,7 +246,18 @@ def make_app(playground: Playground) -> Any:
     from starlette.responses import HTMLResponse, JSONResponse, StreamingResponse
     from starlette.routing import Route
 
-    html, turn = page(playground), asyncio.Lock()
+    turn = asyncio.Lock()
+    html = render(
+        "demo.html.j2",
+        scripts=(TEMPLATES / "tokens.js", TEMPLATES / "demo.js"),
+        styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css", TEMPLATES / "demo.css"),
+        connects="'self'",
+        name=playground.name,
+        settings=[{"label": one.label, "claim": one.claim} for one in playground.settings],
+        start=playground.start,
+        max_new_tokens=playground.max_new_tokens,
+        meanings=MEANINGS,
+    )
 
     async def show(request: Any) -> Any:
         return HTMLResponse(html)
@@ -310,19 +297,3 @@ def sentence(error: Exception) -> str:
         return str(error)
     first = (str(error).splitlines() or [""])[0]
     return f"Decoding failed ({type(error).__name__}: {first}). If memory ran out, ask for fewer tokens."
-
-
-def page(playground: Playground) -> str:
-    """The page, whose slider knows all settings."""
-    settings = [{"label": one.label, "claim": one.claim} for one in playground.settings]
-    return render(
-        str(HERE / "demo.html.j2"),
-        scripts=(TEMPLATES / "tokens.js", HERE / "demo.js"),
-        styles=(TEMPLATES / "page.css", TEMPLATES / "tokens.css", HERE / "demo.css"),
-        connects="'self'",
-        name=playground.name,
-        settings=settings,
-        start=playground.start,
-        max_new_tokens=playground.max_new_tokens,
-        meanings=MEANINGS,
-    )

@@ -185,8 +185,7 @@ LOADED: WeakKeyDictionary[PreTrainedModel, OrderedDict[Any, Any]] = WeakKeyDicti
 """What was loaded for a target; `generate` is called once per batch, and loading takes longer than a batch."""
 MOST = 16
 """Parts that are kept for a target; a server that makes partners anew for each request would keep all of them."""
-TURN = RLock()
-"""Two threads load nothing twice."""
+TURN = RLock()  # two threads load nothing twice
 
 
 def loaded_parts(options: DecodeOptions, target: PreTrainedModel, tokenizer: Any) -> DecodeOptions:
@@ -261,7 +260,7 @@ def folder_of(name: str | Path) -> Path:
     return Path(str(found[0])).parent
 
 
-REFUSED = {
+REFUSED = {  # arguments of `generate` that make no sense here, and what to do instead
     "assistant_model": "Pass the draft as draft_model=",
     "assistant_tokenizer": "Draft and target have to share one tokenizer",
     "streamer": "Tokens come in blocks; read the ids when they are complete",
@@ -270,7 +269,6 @@ REFUSED = {
     "position_ids": "Left-padded rows get theirs from attention_mask=",
     "past_key_values": "The decoder keeps its own caches, so pass the whole text as input_ids=",
 }
-"""Arguments of `generate` that make no sense here, and what to do instead."""
 
 
 def generate(

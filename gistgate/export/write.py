@@ -23,22 +23,17 @@ from gistgate.models.build import TUNED
 from gistgate.models.choose import GATED, MODEL, STRICT
 from gistgate.rules import RULES
 
-ENTRY = "gistgate.export.generate"
-"""The module that becomes generate.py."""
-GUARDS = "gistgate.core.guards"
-"""A part of every folder, though a decoder imports it only where a guard is asked for."""
-SEGMENTS = ("gistgate.segments.build",)
-"""The module that a folder of segment probes needs besides the loop."""
-FOLDER = "custom_generate"
-"""Where transformers looks for generate.py and its function `generate`."""
+ENTRY = "gistgate.export.generate"  # the module that becomes generate.py
+GUARDS = "gistgate.core.guards"  # a part of every folder, though a decoder imports it only where a guard is asked for
+SEGMENTS = ("gistgate.segments.build",)  # the module that a folder of segment probes needs besides the loop
+FOLDER = "custom_generate"  # where transformers looks for generate.py and its function `generate`
 LIBRARIES = {"numpy", "safetensors", "torch", "transformers"} | sys.stdlib_module_names
 """What copied code may import; transformers refuses a folder with missing imports."""
 MISSING = (
     "This folder carries what its gate was certified with, but not {module}. Install GistGate (`pip install .` in "
     f"its clone) and call {ENTRY}.generate(model, ...) in place of custom_generate."
 )
-REFERENCE = re.compile(r'"(gistgate(?:\.\w+)+):(\w+)"')
-"""How a registry names what it imports on first use."""
+REFERENCE = re.compile(r'"(gistgate(?:\.\w+)+):(\w+)"')  # how a registry names what it imports on first use
 
 
 def write_code(folder: str | Path, extra: Sequence[str] | None = None) -> None:

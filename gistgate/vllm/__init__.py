@@ -6,10 +6,8 @@ from functools import wraps
 from importlib import import_module
 from typing import Any
 
-KEY = "gistgate"
-"""Key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`."""
-MARK = "_gistgate"
-"""Attribute of a function that is wrapped already."""
+KEY = "gistgate"  # key of our configuration in `--additional-config`, and of a request's wishes in its `extra_args`
+MARK = "_gistgate"  # attribute of a function that is wrapped already
 
 
 def register() -> None:

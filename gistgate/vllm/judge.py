@@ -35,10 +35,8 @@ NEUTRAL: dict[str, Any] = {
     "bad_words": [], "allowed_token_ids": [], "structured_outputs": None,
 }  # fmt: skip
 """Sampling parameters that change which token is the most probable one, with the value at which they do not."""
-MOST = 2**53
-"""Largest whole number of a wish: floating-point numbers hold all below it exactly."""
-SPARE = 1024
-"""Requests whose counts are kept after they have ended."""
+MOST = 2**53  # largest whole number of a wish: floating-point numbers hold all below it exactly
+SPARE = 1024  # requests whose counts are kept after they have ended
 
 
 @dataclass

@@ -25,12 +25,9 @@ from urllib.request import urlopen
 
 from gistgate.core.utils import UserError, printable
 
-FOLDER = "GISTGATE_METRICS"
-"""Environment variable that names the folder."""
-INTERVAL = 1.0
-"""Seconds between two looks at the counters."""
-TIMEOUT = 10.0
-"""Seconds to wait for the server."""
+FOLDER = "GISTGATE_METRICS"  # environment variable that names the folder
+INTERVAL = 1.0  # seconds between two looks at the counters
+TIMEOUT = 10.0  # seconds to wait for the server
 
 
 def collect() -> None:

@@ -19,8 +19,7 @@ from gistgate.vllm.policy import Policy, make_policy, read_served, read_settings
 
 log = logging.getLogger("vllm.gistgate")
 
-TESTED = ("0.32",)
-"""Versions of vLLM that the hooks were tested with."""
+TESTED = ("0.32",)  # versions of vLLM that the hooks were tested with
 
 
 def install(worker: Any, config: Any, value: Any) -> None:

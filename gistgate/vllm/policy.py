@@ -37,12 +37,9 @@ SERVED_RULES = {
 """Rules that can run here, and the requests that they judge. The others need another reading, the whole distribution of
 the drafter, or decisions that vLLM's kernel does not show. Sampled requests stay native where a rule says "greedy":
 gates were trained on greedy texts, and FLy needs the native verdict on later tokens."""
-DRAFTERS = {"draft_model": "model", "ngram": "lookup"}
-"""Our drafter ids by vLLM's speculative methods."""
-LOOKUP = (1, PromptLookup.n_max)
-"""Shortest and longest run of tokens that our `lookup` looks for."""
-WHOLE = ("auto", "bfloat16", "float16", "float32")
-"""Types of a cache that is not rounded."""
+DRAFTERS = {"draft_model": "model", "ngram": "lookup"}  # our drafter ids by vLLM's speculative methods
+LOOKUP = (1, PromptLookup.n_max)  # shortest and longest run of tokens that our `lookup` looks for
+WHOLE = ("auto", "bfloat16", "float16", "float32")  # types of a cache that is not rounded
 BUFFERS = (".rotary_emb.inv_freq",)
 """Ends of the names of tensors that some checkpoints hold and no model has as a parameter."""
 

@@ -19,10 +19,8 @@ from torch import Tensor
 
 from gistgate.core.block import Block, entropy_of
 
-CHUNK = 1 << 24
-"""Logits that are looked at together."""
-LIFT = 1e4
-"""How far a forced logit lies above its row: p(x) is 1, and the number still fits float16."""
+CHUNK = 1 << 24  # logits that are looked at together
+LIFT = 1e4  # how far a forced logit lies above its row: p(x) is 1, and the number still fits float16
 
 
 @dataclass(frozen=True)

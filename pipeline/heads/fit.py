@@ -34,7 +34,7 @@ from torch.utils.data import DataLoader, Sampler, TensorDataset
 from gistgate.core.gate import HEADS, Isotonic, Linear, Platt, build_head, fold_standardisation
 from gistgate.core.utils import UserError
 from pipeline.heads.data import Array, Rows, as_classes
-from pipeline.lightning import WholeCheckpoints, lightning_bar
+from pipeline.pair.training import WholeCheckpoints, lightning_bar
 from pipeline.params import TrainParams
 
 for noisy in ("lightning.pytorch", "pytorch_lightning", "pytorch_lightning.utilities.rank_zero"):
@@ -178,7 +178,7 @@ def fit_net(
         num_sanity_val_steps=0,
         default_root_dir=scratch,
         plugins=[WholeCheckpoints()],
-        callbacks=[best, stop, *lightning_bar(20, f"head {kind}", params.epochs * len(batches))],
+        callbacks=[best, stop, lightning_bar(20)],
     )
     in_order = torch.arange(len(validation)).split(params.batch_size)
     seen, unseen = (  # batches of one indexing operation each, not one per row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -12,18 +13,33 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.callbacks import ModelCheckpoint, TQDMProgressBar
+from pytorch_lightning.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from torch.utils.data import DataLoader
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
-from pipeline.lightning import WholeCheckpoints, lightning_bar
+from gistgate.core.files import write_atomic
 from pipeline.pair.world import CONTEXT, answer_of, padded_size, prompt_text
 from pipeline.params import ModelTraining, PairTrainingParams
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Quintic iteration that drives all singular values into about [0.7, 1.2] in five steps."""
 IGNORED = -100  # label of positions without loss: the question and the padding
+
+
+def lightning_bar(refresh_rate: int) -> TQDMProgressBar:
+    """Lightning's bar, refreshed after so many steps; silent for 0 and in a log."""
+    return TQDMProgressBar(refresh_rate=refresh_rate if sys.stdout.isatty() else 0)
+
+
+class WholeCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and renames it, where Lightning itself writes in place."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:
+        """Write a checkpoint; where that fails, the one before it stays."""
+        save = super().save_checkpoint
+        write_atomic(path, lambda part: save(checkpoint, part, storage_options))
 
 
 def orthogonalise(g_BMN: Tensor, steps: int = 5) -> Tensor:
@@ -223,7 +239,7 @@ def train_model(
         plugins=[WholeCheckpoints()],
         callbacks=[
             # Both train at once, and the target takes longer.
-            *lightning_bar(10 if name == "target" else 0, f"pair, {name}", size.steps),
+            lightning_bar(10 if name == "target" else 0),
             ModelCheckpoint(scratch, filename=name, save_on_train_epoch_end=True, enable_version_counter=False),
         ],
     )

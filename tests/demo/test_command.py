@@ -23,18 +23,10 @@ def pair(tmp_path_factory):
 
 def start(pair, *arguments):
     """Begin the command; the browser stays closed."""
-    line = [
-        sys.executable,
-        "-m",
-        "gistgate.cli.main",
-        "demo",
-        pair / "target",
-        "--draft",
-        pair / "draft",
-        "--no-browser",
-    ]
+    line = [sys.executable, "-m", "gistgate.cli.main", "demo", pair / "target", "--draft", pair / "draft"]
+    line += ["--no-browser", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen([*map(str, line), *map(str, arguments)], **pipes)
+    return subprocess.Popen([*map(str, line)], **pipes)
 
 
 def test_a_port_in_use_is_one_sentence_and_status_1(pair):
@@ -42,11 +34,8 @@ def test_a_port_in_use_is_one_sentence_and_status_1(pair):
         done = start(pair, "--port", taken.getsockname()[1])
         out, err = done.communicate(timeout=120)
     assert done.returncode == 1 and out == ""
-    assert (
-        err.strip()
-        .splitlines()[-1]
-        .endswith("cannot be used (Address already in use). Name another one with --port; --port 0 takes a free one.")
-    )
+    told = "cannot be used (Address already in use). Name another one with --port; --port 0 takes a free one."
+    assert err.strip().splitlines()[-1].endswith(told)
 
 
 @pytest.mark.parametrize("is_answering", [False, True])

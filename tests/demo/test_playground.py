@@ -1,13 +1,18 @@
-"""The slider's settings, and what the page may ask."""
+"""The slider's settings, what the page may ask, and tokens that arrive round by round."""
 
 import pytest
 
-from gistgate import make_rule
+from gistgate import Decoder, ModelDrafter, make_rule
 from gistgate.core.utils import UserError
-from gistgate.demo.server import Question, knob_values
+from gistgate.demo.page import record, strict_run
+from gistgate.demo.server import Question, knob_values, stream
+from gistgate.measure.trace import trace
 from tests.demo.playing import playground
+from tests.tiny import byte_tokenizer, tiny_pair
 
 GROUND = playground()
+TOKENIZER = GROUND.target.tokenizer
+IDS = GROUND.target.encode("Tom has")
 ASKED = {"prompt": "Tom has", "setting": 1, "max_new_tokens": 12}
 
 
@@ -25,20 +30,15 @@ def test_the_slider_begins_at_the_decoders_setting_and_tells_its_claim():
     assert settings[GROUND.start - 1].claim == "Nothing is certified here."
 
 
-def test_the_leftmost_position_decodes_strictly():
-    events = list(GROUND.answer(Question("Tom has", 0, 16)))
-    sides = {
-        name: [t["text"] for e in events if e.get("side") == name for t in e["tokens"]] for name in ("loose", "strict")
-    }
-    assert sides["loose"] == sides["strict"] != [] and events[-1] == {"differences": []}
-
-
-def test_the_last_event_says_where_the_answers_differ():
-    *steps, last = GROUND.answer(Question("Tom has", len(GROUND.settings) - 1, 24))
-    texts = {name: [t["text"] for e in steps if e["side"] == name for t in e["tokens"]] for name in ("loose", "strict")}
-    assert texts["loose"] != texts["strict"] and last["differences"]
+@pytest.mark.parametrize("setting", [0, len(GROUND.settings) - 1])
+def test_the_leftmost_position_decodes_strictly_and_the_last_event_says_where_answers_differ(setting):
+    *steps, last = GROUND.answer(Question("Tom has", setting, 24))
+    loose, strict = (
+        [t["text"] for e in steps if e["side"] == name for t in e["tokens"]] for name in ("loose", "strict")
+    )
+    assert (loose == strict) == (last == {"differences": []}) == (setting == 0) and strict
     for span in last["differences"]:
-        assert texts["loose"][slice(*span["loose"])] != texts["strict"][slice(*span["strict"])]
+        assert loose[slice(*span["loose"])] != strict[slice(*span["strict"])]
 
 
 @pytest.mark.parametrize("change, sentence", [
@@ -48,3 +48,31 @@ def test_the_last_event_says_where_the_answers_differ():
 def test_a_bad_question_is_one_sentence(change, sentence):
     with pytest.raises(UserError, match=sentence):
         GROUND.question({**ASKED, **change})
+
+
+def test_the_steps_are_the_traced_answer():
+    answer, tokens = trace(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30)
+    steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30))
+    assert [token for step in steps for token in step.tokens] == tokens
+    assert len(steps) == answer.statistics.forwards
+    assert steps[-1].numbers["target forwards"] == str(answer.statistics.forwards)
+
+
+def test_nothing_behind_a_stop_is_shown():
+    """The last block is cut at its stop before its tokens are sent."""
+    whole = TOKENIZER.decode(GROUND.decoder.generate([IDS], max_new_tokens=30)[0].ids)
+    stop = next(character for character in whole[8:] if character.isascii() and character.isprintable())
+    steps = list(stream(GROUND.decoder, IDS, TOKENIZER, max_new_tokens=30, stops=[stop]))
+    assert "".join(token.text for step in steps for token in step.tokens) == whole[: whole.index(stop) + 1]
+
+
+def test_the_strict_run_is_a_strict_decoders_and_recording_leaves_the_decoder_as_it_was():
+    target, draft = tiny_pair(noise=0.3)
+    decoder = Decoder(target, ModelDrafter(draft), make_rule("prob", r=0.001), 4, tokenizer=byte_tokenizer())
+    strict = Decoder(target, decoder.drafter, make_rule("exact"), 4, tokenizer=decoder.tokenizer)
+    answer = strict.generate([IDS], max_new_tokens=24)[0]
+    run = strict_run(decoder, IDS, decoder.tokenizer, max_new_tokens=24)
+    assert "".join(token.text for token in run.tokens) == decoder.tokenizer.decode(answer.ids).rstrip("\ufffd")
+    assert run.statistics.loose == 0 and run.name == "strict"
+    run = record(decoder, IDS, decoder.tokenizer, max_new_tokens=24)
+    assert run.name == "prob, r 0.001" and run.statistics.loose > 0 and decoder.parts.observer is None

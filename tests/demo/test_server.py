@@ -23,7 +23,9 @@ def address():
 
 
 def send(address, body, **headers):
-    """Ask a question; returns the response, of which nothing was read yet."""
+    """Ask a question, or one for so many tokens; returns the response, of which nothing was read yet."""
+    if isinstance(body, int):
+        body = {"prompt": "Tom has", "setting": 1, "max_new_tokens": body}
     connection = http.client.HTTPConnection(urlsplit(address).netloc, timeout=60)
     text = body if isinstance(body, str) else json.dumps(body)
     connection.request("POST", "/answer", text, {"Content-Type": "application/json", **headers})
@@ -31,7 +33,7 @@ def send(address, body, **headers):
 
 
 def test_an_answer_arrives_as_lines_of_both_sides(address):
-    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 12})
+    _, response = send(address, 12)
     events = [json.loads(line) for line in response.read().splitlines()]
     assert events[0]["side"] == "loose"
     assert events[-2]["side"] == "strict" and events[-2]["numbers"]["tokens"] == "12" and "differences" in events[-1]
@@ -48,18 +50,18 @@ def test_the_page_forbids_foreign_scripts_and_addresses(address):
 
 
 def test_a_reader_who_leaves_ends_decoding_and_the_next_one_is_served(address):
-    connection, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 450})
+    connection, response = send(address, 450)
     response.readline()
     assert decoding_threads()
     response.close()
     connection.close()
     assert wait_for(lambda: not decoding_threads())
-    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4})
+    _, response = send(address, 4)
     assert b"differences" in response.read()
 
 
 def test_a_request_that_the_decoder_refuses_is_a_sentence_in_the_stream(address):
-    _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4000})
+    _, response = send(address, 4000)
     assert "exceed the context" in json.loads(response.read())["error"]
 
 
@@ -77,7 +79,7 @@ def test_an_unexpected_error_is_a_sentence_too():
     """Memory that runs out is no UserError; the page shows it instead of a stream that breaks off."""
     ground = playground(request={"eos_ids": object()})
     with served(ground) as address:
-        _, response = send(address, {"prompt": "Tom has", "setting": 1, "max_new_tokens": 4})
+        _, response = send(address, 4)
         assert json.loads(response.read())["error"].startswith("Decoding failed (TypeError")
 
 

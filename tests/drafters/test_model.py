@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from gistgate.rules import make_rule
 from gistgate.trees.drafter import LookupTree, TreeDrafter
 from tests.architectures import SIZES, greedy, pair, prompts
 from tests.drafters.proposing import decoded, num_accepted, wanted
-from tests.rules.test_exactness import QUARTERS, WANTED, pairs
+from tests.rules.enumerating import QUARTERS, WANTED, pairs
 
 GREEDY: dict[str, Any] = {"vocabulary": 259, "sampling": Sampling(), "uniforms": None, "want_q": False}
 
@@ -77,18 +78,17 @@ def test_rows_that_leave_are_forgotten():
 TWICE = [one * 2 for one in prompts(5, 17, 2, 10)]
 
 
-@pytest.mark.parametrize("batch", [TWICE, TWICE[:1]])
+@pytest.mark.parametrize("num", [4, 1])
 @pytest.mark.parametrize("inner", [PromptLookup, SuffixDrafter])
 @pytest.mark.parametrize("kind", SIZES)
-def test_proposals_and_answers_are_those_of_the_draft_model_alone(kind, inner, batch):
+def test_proposals_and_answers_are_those_of_the_draft_model_alone(kind, inner, num):
     target, draft = pair(kind)
-    alone, cascade = ModelDrafter(draft), CascadeDrafter(draft, inner(), 3)
-    answers = [
-        Decoder(target, drafter, make_rule("prob", r=0.05), 6).generate(batch, max_new_tokens=40)
-        for drafter in (alone, cascade)
-    ]
-    assert [one.ids for one in answers[0]] == [one.ids for one in answers[1]]
-    assert [one.statistics.histogram for one in answers[0]] == [one.statistics.histogram for one in answers[1]]
+    alone, cascade = (
+        [(one.ids, one.statistics.histogram) for one in decoder.generate(TWICE[:num], max_new_tokens=40)]
+        for drafter in (ModelDrafter(draft), CascadeDrafter(draft, inner(), 3))
+        for decoder in [Decoder(target, drafter, make_rule("prob", r=0.05), 6)]
+    )
+    assert alone == cascade
 
 
 def test_repetition_saves_forwards():
@@ -107,9 +107,9 @@ def test_repetition_saves_forwards():
 
 
 def test_what_cannot_be_an_inner_drafter_is_refused():
-    with pytest.raises(UserError, match="cascade: inner_block"):
-        CascadeDrafter(pair("llama")[1], PromptLookup(), 0)
     _, draft = pair("llama")
+    with pytest.raises(UserError, match="cascade: inner_block"):
+        CascadeDrafter(draft, PromptLookup(), 0)
     sharing = SuffixDrafter(scope="global", shared=SharedSuffixes())
     for inner in (TokenRecycling(), ModelDrafter(draft), TreeDrafter(draft), LookupTree(), sharing):
         with pytest.raises(UserError, match="reads texts alone"):
@@ -130,22 +130,22 @@ def test_drafts_that_end_early_leave_the_greedy_answers_and_cost_less(kind, batc
     assert drafted[0] < drafted[1]
 
 
+def begun(texts, stopping, **request):
+    """What a new drafter proposes first, six tokens at most."""
+    drafter = ModelDrafter(pair("llama")[0], stopping)
+    drafter.start(len(texts))
+    with torch.inference_mode():
+        return drafter.propose(texts, 6, **{**GREEDY, **request})
+
+
 def test_rows_end_on_their_own_and_the_longest_draft_decides_how_often_the_model_is_asked():
-    model, request = pair("llama")[0], {**GREEDY, "want_q": True}
-
-    def proposed(texts, stopping):
-        drafter = ModelDrafter(model, stopping)
-        drafter.start(len(texts))
-        with torch.inference_mode():
-            return drafter.propose(texts, 6, **request)
-
-    whole, ended = proposed(BATCH, None), proposed(BATCH, SURE)
+    whole, ended = (begun(BATCH, stopping, want_q=True) for stopping in (None, SURE))
     q = whole.q.gather(-1, whole.ids[..., None]).squeeze(-1)
     lengths = [SURE.length(row.tolist()) for row in q]
     assert ended.valid.sum(-1).tolist() == lengths and len(set(lengths)) > 1
     assert ended.forwards == ended.ids.shape[1] == max(lengths)
     assert torch.equal(ended.ids, whole.ids[:, : max(lengths)])
-    assert [proposed([text], SURE).ids.shape[1] for text in BATCH] == lengths
+    assert [begun([text], SURE, want_q=True).ids.shape[1] for text in BATCH] == lengths
 
 
 def test_the_last_row_to_end_may_leave_or_be_refused():
@@ -158,25 +158,17 @@ def test_the_last_row_to_end_may_leave_or_be_refused():
             kept = draft.valid.sum(-1).tolist()
             drafter.keep(kept)
             texts = [[*text, *ids[:num], 9] for text, ids, num in zip(texts, draft.ids.tolist(), kept, strict=True)]
-        fresh = ModelDrafter(pair("llama")[0], SURE)
-        fresh.start(4)
-        again = fresh.propose(texts, 6, **GREEDY)
-        draft = drafter.propose(texts, 6, **GREEDY)
+        draft, again = drafter.propose(texts, 6, **GREEDY), begun(texts, SURE)
     assert torch.equal(draft.valid, again.valid) and torch.equal(draft.ids[draft.valid], again.ids[again.valid])
 
 
 def outcome(rule_id, num_proposed):
     """Probability of every first pair of tokens, if `num_proposed` says for q(x_1) how many tokens are proposed."""
     rule, found = make_rule(rule_id), torch.zeros(3, 3, dtype=torch.float64)
-    for first in range(3):
-        weight, num = QUARTERS[0, first], num_proposed(float(QUARTERS[0, first]))
-        if num < 2:
-            found += weight * pairs(rule, (first,)[:num], certain=False, num=24)
-            continue
-        for second in range(3):
-            after = QUARTERS[1 + first, second]
-            if after > 0:
-                found += weight * after * pairs(rule, (first, second), certain=False, num=24)
+    for first, second in product(range(3), range(3)):
+        weight, num = QUARTERS[0, first] * QUARTERS[1 + first, second], num_proposed(float(QUARTERS[0, first]))
+        if weight > 0:
+            found += weight * pairs(rule, (first, second)[:num], certain=False, num=24)
     return found
 
 
@@ -195,14 +187,8 @@ def test_dropping_the_improbable_token_itself_would_not_be_lossless():
 
 def test_sampled_drafts_are_the_beginnings_of_whole_ones():
     uniforms = torch.rand(4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    request = {"vocabulary": 259, "sampling": Sampling(1.0), "uniforms": uniforms, "want_q": False}
-    found = []
-    for stopping in (None, Stopping(0.2)):
-        drafter = ModelDrafter(pair("llama")[0], stopping)
-        drafter.start(4)
-        with torch.inference_mode():
-            found.append(drafter.propose(BATCH, 6, **request))
-    whole, ended = found
+    request = {"sampling": Sampling(1.0), "uniforms": uniforms}
+    whole, ended = (begun(BATCH, stopping, **request) for stopping in (None, Stopping(0.2)))
     width = ended.ids.shape[1]
     assert torch.equal(ended.ids, whole.ids[:, :width]) and torch.equal(ended.q, whole.q[:, :width])
     assert ended.valid.sum() < whole.valid.sum()

@@ -11,8 +11,7 @@ import pytest
 
 from gistgate.core.utils import UserError
 from pipeline.decode import Operating
-from pipeline.stages.adversarial import Probe
-from pipeline.tasks import Reply, compare, question_of, read_file, variants
+from pipeline.stages.adversarial import Probe, Reply, compare, question_of, read_file, variants
 
 END, THINK = 2, 9
 

@@ -13,9 +13,10 @@ import psutil
 import pytest
 import torch
 
+from gistgate.core.files import load_tensors
 from gistgate.core.utils import UserError
 from pipeline import run
-from pipeline.run import Shards, num_shards, read_shards, side_by_side
+from pipeline.run import Shards, shard_files, side_by_side
 
 ROOT = Path(__file__).parents[2]
 
@@ -112,8 +113,6 @@ from pathlib import Path
 from pipeline import run
 from tests.pipeline.test_run import preparing
 folder = Path(sys.argv[1])
-file = folder / "settled"
-run.before_others(lambda: file.read_text() if file.exists() else str(file.write_text(str(run.rank()))))
 run.side_by_side(preparing, folder, sys.argv[2:], 1, "test")
 if run.is_first():
     (folder / "joined").write_text(" ".join(sorted(path.name for path in folder.glob("piece-*"))))
@@ -126,7 +125,6 @@ if run.is_first():
     assert done.returncode == 0, done.stderr[-2000:]
     makers = [(tmp_path / f"piece-{name}").read_text() for name in pieces]
     assert makers[0] == makers[2] != makers[1] == makers[3]
-    assert (tmp_path / "settled").read_text() == "0"
     assert (tmp_path / "joined").read_text() == "piece-a piece-b piece-d piece-e"
 
 
@@ -158,8 +156,8 @@ def test_a_killed_start_loses_only_the_shard_it_was_making(folder):
     assert made == [0, 1] and not (folder / "out").exists()
     make_all({"block": 8}, made)
     assert made == [0, 1, 2]
-    assert [int(table["x"]) for table in read_shards(folder / "out")] == [0, 1, 2]
-    assert num_shards(folder / "out") == 3 and list((folder / ".scratch").iterdir()) == []
+    assert [int(load_tensors(file)["x"]) for file in shard_files(folder / "out")] == [0, 1, 2]
+    assert list((folder / ".scratch").iterdir()) == []
 
 
 def test_other_settings_find_no_old_shards(folder):
@@ -172,7 +170,7 @@ def test_other_settings_find_no_old_shards(folder):
 
 def test_a_folder_without_shards_is_refused(folder):
     with pytest.raises(UserError, match="dvc repro"):
-        num_shards(folder)
+        shard_files(folder)
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,6 @@ TARGET_ONLY = {"sgl-threshold"}
 """Rules whose lossless test ignores the draft's probabilities; with them other tokens are drawn than by `exact`."""
 BY_DISTRIBUTION = {name for name, rule in RULES.items() if rule.lossless}
 """Rules whose sampled texts are the target's along another path than token by token: with the numbers that `exact` is
-given they keep other tokens, and test_exactness.py judges them."""
+given they keep other tokens, and test_lossless.py judges them."""
 LOSSLESS = {"exact", *BY_DISTRIBUTION}
 """Rules that keep no token loosely, whatever their settings."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gistgate.rules import RULES
-from tests.rules import extremes, test_contract, test_exactness
+from tests.rules import extremes, test_contract, test_lossless
 
 PAGE = Path(__file__).parents[2] / "docs/add-a-rule.md"
 
@@ -36,7 +36,7 @@ def test_it_keeps_the_contract(surprise: str):
     test_contract.test_open_keeps_all_that_may_be_kept(surprise)
     test_contract.test_rows_do_not_influence_each_other(surprise, {})
     test_contract.test_padding_behind_a_draft_changes_nothing(surprise, {})
-    test_exactness.test_with_draft_probabilities(surprise)
+    test_lossless.test_with_draft_probabilities(surprise)
 
 
 def test_it_moves_with_its_knob(surprise: str):

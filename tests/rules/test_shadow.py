@@ -17,26 +17,9 @@ from gistgate.rules.history import PairCounts
 from gistgate.rules.learned import Costs
 from tests.blocks import SURE, TORN, block, random_block, rows_of
 
-
-def test_a_block_is_counted_exactly():
-    """The target refuses the second token, the rule would have kept all three."""
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    rule, state = Shadow(make_rule("prob", r=0.3)), {}
-    accepted = settle(rule, one, state)
-    assert accepted.length.tolist() == [1]
-    counts = {name: int(value) for name, value in rule.advance(one, accepted, state).items()}
-    assert counts["shadow_tokens"] == counts["shadow_first"] == 4
-    assert (counts["shadow_loose"], counts["shadow_carried"], counts["shadow_differing"]) == (1, 1, 1)
-
-
-def test_the_next_block_is_judged_where_the_loose_one_would_have_ended():
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    rule, state, judged = Shadow(make_rule("prob", r=0.3)), {}, []
-    for _ in range(5):  # the strict text advances by 2, a loose one by 4
-        state = rule.advance(one, settle(rule, one, state), state)
-        judged.append(int(state["shadow_judged"]))
-    assert judged == [1, 1, 2, 2, 3]
-    assert int(state["shadow_blocks"]) == 5 and int(state["shadow_tokens"]) == 12
+ONE = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
+"""The strict text advances by 2, a loose one by 4."""
+RULE = Shadow(make_rule("prob", r=0.3))
 
 
 def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
@@ -47,29 +30,34 @@ def counted(rule: Shadow, *blocks: Block) -> dict[str, int]:
     return {name: int(state[name]) for name in rule.counters}
 
 
-def test_what_differs_is_counted_in_the_judged_blocks_alone():
-    """The text advances by 2 and a loose one by 4, so every second block is judged."""
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    assert counted(Shadow(make_rule("prob", r=0.3)), *[one] * 4) == {
-        "shadow_blocks": 4, "shadow_first": 16, "shadow_differing": 4, "shadow_judged": 2, "shadow_tokens": 8,
-        "shadow_loose": 2, "shadow_carried": 2,
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    "r, num, expected",
+    [
+        (0.3, 1, (1, 4, 1, 1, 4, 1, 1)),  # the target refuses the second token, the rule would have kept all three
+        (0.3, 4, (4, 16, 4, 2, 8, 2, 2)),  # every second block is judged, and what differs is counted in these alone
+        (0.3, 5, (5, 20, 5, 3, 12, 3, 3)),
+        (1.0, 2, (2, 4, 0, 2, 4, 0, 0)),  # a rule that keeps nothing more judges every block
+    ],
+)
+def test_a_block_is_counted_exactly_where_the_loose_text_would_have_it(r: float, num: int, expected: tuple[int, ...]):
+    names = ("blocks", "first", "differing", "judged", "tokens", "loose", "carried")
+    found = counted(Shadow(make_rule("prob", r=r)), *[ONE] * num)
+    assert found == {f"shadow_{name}": value for name, value in zip(names, expected, strict=True)}
 
 
-def test_a_rule_that_keeps_nothing_more_judges_every_block():
-    one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])
-    assert counted(Shadow(make_rule("prob", r=1.0)), one, one) == {
-        "shadow_blocks": 2, "shadow_first": 4, "shadow_differing": 0, "shadow_judged": 2, "shadow_tokens": 4,
-        "shadow_loose": 0, "shadow_carried": 0,
-    }  # fmt: skip
-
-
-def test_a_longer_draft_behind_a_judged_block_is_waited_for_once():
-    """The loose text of the first block ends 3 tokens ahead; the strict one gets there after one more block."""
-    torn = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2])  # strict 2 tokens, loose 4
-    sure = block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2])  # 4 tokens either way
-    rule = Shadow(make_rule("prob", r=0.3))
-    assert [counted(rule, torn, *[sure] * more)["shadow_judged"] for more in range(4)] == [1, 1, 2, 3]
+@pytest.mark.parametrize(
+    "blocks, judged",
+    [
+        # a longer draft behind a judged block is waited for once: the loose text of the first block ends 3 tokens
+        # ahead, and the strict one gets there after one more block
+        ([ONE, *[block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2])] * 3], [1, 1, 2, 3]),
+        # a loose text of 3 tokens against strict blocks of 2: the third block begins at 4, behind place 3
+        ([block(SURE[0], TORN, SURE[2], draft=[0, 1])] * 4, [1, 1, 2, 2]),
+        ([ONE] * 5, [1, 1, 2, 2, 3]),
+    ],
+)
+def test_the_next_block_is_judged_where_the_loose_one_would_have_ended(blocks: list[Block], judged: list[int]):
+    assert [counted(RULE, *blocks[: num + 1])["shadow_judged"] for num in range(len(blocks))] == judged
 
 
 def test_every_row_has_its_own_counts():
@@ -84,24 +72,17 @@ def test_every_row_has_its_own_counts():
     assert state["shadow_first"].unique().numel() > 2 and state["shadow_loose"].unique().numel() > 1
 
 
-def test_the_block_after_next_is_judged_where_it_begins_behind_the_loose_text():
-    """A loose text of 3 tokens against strict blocks of 2: the third block begins at 4, behind place 3."""
-    one = block(SURE[0], TORN, SURE[2], draft=[0, 1])
-    rule = Shadow(make_rule("prob", r=0.3))
-    assert [counted(rule, *[one] * num)["shadow_judged"] for num in (1, 2, 3, 4)] == [1, 1, 2, 2]
-
-
 def test_an_end_of_the_answer_is_the_own_token_of_its_block():
     """Behind the loosely accepted token the draft ends the answer, as the target does."""
     one = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([2]), ends=torch.tensor([2]))
-    counts = counted(Shadow(make_rule("prob", r=0.3)), one)
+    counts = counted(RULE, one)
     assert (counts["shadow_first"], counts["shadow_loose"], counts["shadow_carried"]) == (3, 1, 0)
     assert counts["shadow_differing"] == 1
 
 
 def test_a_marker_that_ends_no_answer_is_a_token_like_others():
     one = block(SURE[0], SURE[1], SURE[2], SURE[3], draft=[0, 1, 2], protocol=torch.tensor([1]), ends=torch.tensor([3]))
-    assert counted(Shadow(make_rule("prob", r=0.3)), one)["shadow_first"] == 4
+    assert counted(RULE, one)["shadow_first"] == 4
 
 
 def test_lengths_end_in_front_of_a_token_that_ends_the_answer():
@@ -132,8 +113,8 @@ def test_the_watched_rule_keeps_its_own_memory():
 
 def test_a_watched_table_counts_judged_blocks_alone():
     """The text advances by 2 and a loose one by 4, so that two of these four blocks are judged."""
-    one, table = block(SURE[0], TORN, SURE[2], SURE[3], draft=[0, 1, 2]), PairCounts()
-    counted(Shadow(make_rule("csd", table="online", counts=table, min_count=0)), *[one] * 4)
+    table = PairCounts()
+    counted(Shadow(make_rule("csd", table="online", counts=table, min_count=0)), *[ONE] * 4)
     assert table.counts.tolist() == [2]
 
 

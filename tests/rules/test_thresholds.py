@@ -1,72 +1,391 @@
-"""Never, always, sometimes: the controls, the blind one and the learned gate."""
+"""Rules that compare numbers of the target's row with thresholds: never, always, sometimes, and what they publish."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import replace
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
+from gistgate.core.block import Block, Sampling
+from gistgate.core.decoder import Decoder
+from gistgate.core.request import Row
+from gistgate.core.utils import UserError
+from gistgate.drafters.model import ModelDrafter
 from gistgate.rules import make_rule
-from tests.blocks import SPLIT, SURE, TORN, block, random_block
+from gistgate.rules.thresholds import (
+    Lenience,
+    Mars,
+    MarsMargin,
+    SglThreshold,
+    Thinking,
+    TrtRelaxed,
+    Typical,
+    between_markers,
+    find_markers,
+)
+from tests.architectures import pair
+from tests.blocks import SPLIT, SURE, TORN, accepted, block, random_block
+from tests.rules.enumerating import WANTED, P, Q, first_token, pairs
 
 
-@pytest.mark.parametrize("rule_id, settings", [("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.3}), ("top-k", {"k": 3})])
-def test_never_a_token_the_target_finds_absurd(rule_id: str, settings: dict[str, float]):
-    assert not make_rule(rule_id, **settings).accept(block(SPLIT, SPLIT, SPLIT, draft=[3, 3]), {}).any()
+def of(*p: float) -> list[float]:
+    return [math.log(x) for x in p]
 
 
-@pytest.mark.parametrize("rule_id, settings", [("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.9}), ("top-k", {"k": 2})])
-def test_always_the_tokens_of_an_even_split(rule_id: str, settings: dict[str, float]):
-    assert make_rule(rule_id, **settings).accept(block(TORN, TORN, TORN, draft=[0, 1]), {}).all()
+HALVES = [*of(0.5, 0.3, 0.2), -99.0]
 
 
-def test_prob_sometimes():
-    # p = 0.5, 0.3, 0.2
-    z = [math.log(0.5), math.log(0.3), math.log(0.2), -99.0]
-    judged = block(z, z, z, z, draft=[0, 1, 2])
-    assert make_rule("prob", r=0.25).accept(judged, {}).tolist() == [[True, True, False]]
-    assert make_rule("prob", r=0.15).accept(judged, {}).tolist() == [[True, True, True]]
-    assert make_rule("prob-ratio", r=0.59).accept(judged, {}).tolist() == [[True, True, False]]
-    assert make_rule("prob-ratio", r=0.39).accept(judged, {}).tolist() == [[True, True, True]]
-    assert make_rule("top-k", k=2).accept(judged, {}).tolist() == [[True, True, False]]
+def verdict(rule: Any, *rows: list[float], draft: list[int], **more: Any) -> list[bool]:
+    return rule.accept(block(*rows, draft=draft, **more), {})[0].tolist()
 
 
-@pytest.mark.parametrize("rule_id, knob", [("prob", "r"), ("sgl-threshold", "single")])
-def test_a_probability_of_the_threshold_is_enough(rule_id: str, knob: str):
-    """Of two equal tokens each has exactly one half."""
-    even = [0.0, 0.0, -torch.inf, -torch.inf]
-    judged = block(even, even, draft=[1])
-    for value, expected in ((0.5, True), (0.51, False)):
-        assert make_rule(rule_id, **{knob: value}).accept(judged, {}).tolist() == [[expected]]
+# The controls
+
+
+@pytest.mark.parametrize(
+    "rule_id, settings, row, draft, expected",
+    [(name, settings, SPLIT, [3, 3], [False] * 2)  # never a token that the target finds absurd
+     for name, settings in (("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.3}), ("top-k", {"k": 3}))]
+    + [(name, settings, TORN, [0, 1], [True] * 2)  # always those of an even split
+       for name, settings in (("prob", {"r": 0.3}), ("prob-ratio", {"r": 0.9}), ("top-k", {"k": 2}))]
+    + [("prob", {"r": 0.25}, HALVES, [0, 1, 2], [True, True, False]),
+       ("prob", {"r": 0.15}, HALVES, [0, 1, 2], [True, True, True]),
+       ("prob-ratio", {"r": 0.59}, HALVES, [0, 1, 2], [True, True, False]),
+       ("prob-ratio", {"r": 0.39}, HALVES, [0, 1, 2], [True, True, True]),
+       ("top-k", {"k": 2}, HALVES, [0, 1, 2], [True, True, False])]
+    # a probability of the threshold is enough: of two equal tokens each has exactly one half
+    + [(name, {knob: value}, [0.0, 0.0, -torch.inf, -torch.inf], [1], [value == 0.5])
+       for name, knob in (("prob", "r"), ("sgl-threshold", "single")) for value in (0.5, 0.51)],
+)  # fmt: skip
+def test_controls(rule_id: str, settings: dict[str, Any], row: list[float], draft: list[int], expected: list[bool]):
+    assert verdict(make_rule(rule_id, **settings), *[row] * (len(draft) + 1), draft=draft) == expected
 
 
 def test_random_tolerates_its_share_and_the_same_ones_again():
-    judged = random_block(batch=4000)
-    share = make_rule("random", rate=0.3).accept(judged, {}).float().mean().item()
-    assert share == pytest.approx(0.3, abs=0.01)
-    again = random_block(batch=4000)
-    assert torch.equal(
-        make_rule("random", rate=0.3).accept(judged, {}), make_rule("random", rate=0.3).accept(again, {})
-    )
+    rule = make_rule("random", rate=0.3)
+    found, again = (rule.accept(random_block(batch=4000), {}) for _ in range(2))
+    assert found.float().mean().item() == pytest.approx(0.3, abs=0.01) and torch.equal(found, again)
 
 
 def test_random_is_as_free_where_the_native_test_refused():
     """The number that refused a token is large; the blind choice must not see that."""
     judged = random_block(batch=8000, temperature=1.0)
-    refused = judged.valid & ~judged.strict
-    share = make_rule("random", rate=0.3).accept(judged, {})[refused].float().mean().item()
+    share = make_rule("random", rate=0.3).accept(judged, {})[judged.valid & ~judged.strict].float().mean().item()
     assert share == pytest.approx(0.3, abs=0.015)
 
 
+# MARS
+
+NEAR, WIDE = [10.0, 9.5, 9.4, 1.0], [10.0, 8.0, 7.0, 1.0]
+"""Ratios 0.95 and 0.8, margins 0.5 and 2."""
+
+
 @pytest.mark.parametrize(
-    "risk, expected", [(0.0, [False, False, False]), (0.05, [True, False, False]), (0.6, [True, True, False])]
+    "rule, near, wide",
+    [(Mars(), 1, 0), (Mars(0.99), 0, 0), (Mars(0.79), 1, 1), (Mars(0.8), 1, 0)]
+    + [(MarsMargin(), 1, 0), (MarsMargin(0.4), 0, 0), (MarsMargin(2.0), 1, 1), (MarsMargin(-1.0), 0, 0)],
 )
-def test_the_gate_decides_by_its_risk(risk: float, expected: list[bool]):
-    judged = block(*[SURE[0]] * 4, draft=[1, 2, 3], gate_probs=[0.96, 0.5, 0.1])
-    assert make_rule("autojudge", risk=risk).accept(judged, {}).tolist() == [expected]
+def test_mars_sometimes_the_second_never_the_third(rule: Any, near: int, wide: int):
+    assert verdict(rule, NEAR, NEAR, WIDE, NEAR, draft=[1, 2, 1]) == [bool(near), False, bool(wide)]
 
 
-def test_a_gate_that_does_not_know_accepts_nothing():
-    judged = block(SURE[0], SURE[0], draft=[1], gate_probs=[math.nan])
-    assert not make_rule("autojudge", risk=1.0).accept(judged, {}).any()
+def test_mars_the_ratio_depends_on_the_origin_of_the_logits_and_the_margin_does_not():
+    """The published ratio opens at 7 : 1 when logits are negative; no setting but infinity is strict there."""
+    shifted = [-1.0, -3.0, -9.0, -9.0]
+    assert verdict(Mars(1.0), shifted, shifted, draft=[1]) == [True]
+    assert verdict(Mars(math.inf), shifted, shifted, draft=[1]) == [False]
+    for shift in (0.0, -20.0, 20.0):
+        row = [z + shift for z in NEAR]
+        assert verdict(MarsMargin(0.51), row, row, draft=[1]) == [True]
+        assert verdict(MarsMargin(0.49), row, row, draft=[1]) == [False]
+
+
+def test_mars_temperature_cancels_in_the_ratio_alone():
+    halved = [z / 0.5 for z in NEAR]
+    found = [verdict(rule, halved, halved, draft=[1]) for rule in (Mars(), MarsMargin(0.5), MarsMargin(1.0))]
+    assert found == [[True], [False], [True]]
+
+
+@pytest.mark.parametrize("rule", [Mars(-1e9), MarsMargin(1e9)])
+def test_mars_wide_open_keeps_the_two_best_and_no_more(rule: Any):
+    judged = random_block(batch=300)
+    possible = judged.draft_logprob > -torch.inf
+    both = possible & (judged.logits[:, :-1].topk(2).values[..., 1] > -torch.inf)
+    opinion = rule.accept(judged, {})
+    assert not (opinion & (judged.draft_rank >= 2)).any()
+    assert torch.equal(opinion & both, both & (judged.draft_rank < 2))
+    for top in (3.0, -3.0, 0.0):  # a second token that is forbidden never stays
+        alone = [top, -torch.inf, -torch.inf, -torch.inf]
+        assert [accepted(rule, block(alone, alone, draft=[x])).length.item() for x in (1, 0)] == [0, 1]
+
+
+@pytest.mark.parametrize("rule", [Mars(), MarsMargin()])
+def test_mars_sampling_keeps_a_refused_top_token_only_where_the_gate_is_open(rule: Any):
+    """The native test refuses t* here: u q = 0.999 exceeds p."""
+    for row, length in ((NEAR, 1), (WIDE, 0)):
+        judged = block(row, row, draft=[0], uniforms=[0.999, 0.5], greedy=False)
+        assert accepted(rule, judged).length.tolist() == [length]
+
+
+# Typical acceptance
+
+PEAKED = of(0.8, 0.11, 0.07, 0.02)
+"""H = 0.69 nats, so delta exp(-H) = 0.15 and eps = 0.09 decides."""
+FLAT = [2.0] * 6 + [0.0] * 2
+"""Six tokens of 0.1594 and two of 0.0216; H = 1.924 nats, so delta exp(-H) = 0.0438 decides."""
+ASCEND = {"form": "ascend"}
+"""Its threshold is exp(-0.4 * 0.69) = 0.76; scaled by 0.1 it lies between the second and the third token."""
+
+
+@pytest.mark.parametrize(
+    "settings, row, draft, expected",
+    [({}, PEAKED, [1, 2, 3], [1, 0, 0]), ({}, FLAT, [5, 7], [1, 0])]
+    # the looser of the two thresholds decides
+    + [({"eps": 0.12}, PEAKED, [1], [0]), ({"delta": 0.2}, PEAKED, [1], [1]), ({"delta": 0.1}, PEAKED, [2], [1])]
+    + [({"eps": 1.0, "delta": 0.1}, FLAT, [7], [1])]
+    # the scale moves both
+    + [({"scale": scale}, PEAKED, [1, 2, 3], [1] * num + [0] * (3 - num))
+       for scale, num in ((9.0, 0), (1.2, 1), (0.5, 2), (0.0, 3))]
+    + [(ASCEND, PEAKED, [0, 1], [1, 0]), ({"scale": 0.1, **ASCEND}, PEAKED, [1, 2], [1, 0])],
+)  # fmt: skip
+def test_typical(settings: dict[str, Any], row: list[float], draft: list[int], expected: list[int]):
+    more = {"greedy": False, "uniforms": [0.999] * (len(draft) + 1)}
+    found = verdict(Typical(**settings), *[row] * (len(draft) + 1), draft=draft, **more)
+    assert found == [bool(one) for one in expected]
+
+
+def test_typical_the_other_form_ends_at_its_ceiling():
+    sure = of(1 - 3e-6, 1e-6, 1e-6, 1e-6)
+    assert Typical(form="ascend").log_threshold(block(sure, draft=[]).entropy).item() == pytest.approx(math.log(0.95))
+
+
+def test_typical_as_the_formula_of_medusa():
+    """Their entropy adds 1e-5 inside the logarithm, which moves the threshold by less than the 1e-3 spared here."""
+    judged = random_block(batch=500, vocabulary=40, temperature=1.0)
+    p = judged.logits[:, :-1].softmax(-1)
+    p_x = p.gather(-1, judged.draft_ids[..., None]).squeeze(-1)
+    entropy = -(p * (p + 1e-5).log()).sum(-1)
+    threshold = torch.minimum(torch.full_like(entropy, 0.09), 0.3 * (-entropy).exp())
+    clear = (p_x / threshold - 1).abs() > 1e-3
+    ours = Typical().accept(judged, {})
+    assert torch.equal(ours[clear], (p_x > threshold)[clear]) and clear.float().mean() > 0.9
+    assert ours.any() and not ours.all()
+
+
+def test_typical_greedy_is_exact_unless_asked():
+    judged = block(SPLIT, SPLIT, SPLIT, SPLIT, draft=[0, 1, 3])
+    for superset in (True, False):
+        assert Typical(superset=superset).accept(judged, {}).tolist() == [[True, False, False]]
+    assert Typical(greedy="raw").accept(judged, {}).tolist() == [[True, True, False]]
+
+
+def test_typical_alone_refuses_what_sampling_would_keep():
+    """p(x) = 0.02 but q(x) = 0.01: the strict test keeps it, typical acceptance does not."""
+    judged = block(PEAKED, PEAKED, draft=[3], q=[[0.9, 0.05, 0.04, 0.01]], uniforms=[0.999, 0.999], greedy=False)
+    assert accepted(Typical(), judged).length.tolist() == [1]
+    assert accepted(Typical(superset=False), judged).length.tolist() == [0]
+
+
+def test_typical_alone_draws_from_p_and_beside_the_strict_test_from_the_residual():
+    """Threshold 0.3: alone x = 2 is always refused; beside the strict test, which refuses half of it, p is left."""
+    alone = Typical(eps=0.3, delta=9.0, superset=False)
+    assert alone.log_threshold(torch.ones(1)).exp().item() == pytest.approx(0.3)
+    assert torch.allclose(first_token(alone), torch.tensor([0.25, 0.25, 0.0]) + 0.5 * P, atol=1e-6)
+    assert torch.allclose(first_token(Typical(eps=0.3, delta=9.0)), P, atol=1e-6)
+
+
+# Lenience: the native test with q made smaller
+
+
+@pytest.mark.parametrize(
+    "q, lenience, uniform, expected",
+    # p / q = 1/4
+    [([0.8, 0.1, 0.1], lenience, uniform, expected)
+     for lenience, uniform, expected in ((1.0, 0.24, True), (1.0, 0.26, False), (0.5, 0.49, True), (0.5, 0.51, False),
+                                         (0.25, 0.999, True))]
+    # a draft without probabilities counts as certain
+    + [(None, 1.0, 0.3, False), (None, 0.5, 0.3, True)],
+)  # fmt: skip
+def test_lenience(q: list[float] | None, lenience: float, uniform: float, expected: bool):
+    z, more = of(0.2, 0.4, 0.4), {"q": None if q is None else [q]}
+    assert verdict(Lenience(lenience), z, z, draft=[0], uniforms=[uniform, 0.5], greedy=False, **more) == [expected]
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.75, 0.5, 0.25])
+def test_lenience_texts_are_distributed_as_the_formula_says(lenience: float):
+    """Accepted: min(q, p / l). The rest: the residual, which is (1/2, 1/2, 0) here."""
+    kept = torch.minimum(Q, P / lenience)
+    wanted = kept + (1 - kept.sum()) * torch.tensor([0.5, 0.5, 0.0])
+    assert torch.allclose(first_token(Lenience(lenience)), wanted, atol=1e-6)
+    assert (wanted <= P / lenience + 1e-6).all() and torch.allclose(wanted, P) is (lenience == 1)
+
+
+def test_lenience_refuses_greedy_requests_with_an_alternative_and_judges_greedy_blocks_strictly():
+    target, draft = pair("llama", 3, 0.5)
+    decoder = Decoder(target, ModelDrafter(draft), Lenience(), 2)
+    with pytest.raises(UserError, match="greedy.*'prob-ratio'"):
+        decoder.generate([[1, 0, 2]], max_new_tokens=3)
+    assert len(decoder.generate([[1, 0, 2]], max_new_tokens=3, sampling=Sampling(1.0))[0].ids) == 3
+    assert verdict(Lenience(1e-9), SPLIT, SPLIT, SPLIT, draft=[0, 1]) == [True, False]
+
+
+# SGLang's thresholds: target-only, lossless at 1 and 1, and two ways to loosen
+
+
+def sampled(x: int, u: float, draw: float = 0.5, q: list[list[float]] | None = None) -> Block:
+    return block(HALVES, HALVES, draft=[x], uniforms=[u, draw], greedy=False, q=q)
+
+
+@pytest.mark.parametrize("acc, u, expected", [(1.0, 0.29, 1), (1.0, 0.31, 0), (0.5, 0.59, 1), (0.5, 0.61, 0)])
+def test_sgl_acc_inflates_the_probability(acc: float, u: float, expected: int):
+    assert accepted(SglThreshold(acc=acc), sampled(1, u)).length.tolist() == [expected]
+
+
+@pytest.mark.parametrize("single, expected", [(1.0, 0), (0.31, 0), (0.29, 1)])
+def test_sgl_single_is_enough_without_luck(single: float, expected: int):
+    for judged in (sampled(1, 0.999), block(HALVES, HALVES, draft=[1])):
+        assert accepted(SglThreshold(single=single), judged).length.tolist() == [expected]
+
+
+def test_sgl_behind_a_refusal_p_without_the_refused_token_is_drawn_from_and_behind_a_whole_draft_p():
+    """0.5 and 0.2 remain: 5/7 and 2/7. With q the residual would be 0 alone."""
+    for q in (None, [[0.2, 0.5, 0.3, 0.0]]):
+        refused = [accepted(SglThreshold(), sampled(1, 0.9, draw / 7 - 1e-3, q)).own_ids.item() for draw in range(1, 8)]
+        assert refused == [0, 0, 0, 0, 0, 2, 2]
+    own = [accepted(SglThreshold(), sampled(0, 0.1, draw / 10 - 0.05)).own_ids.item() for draw in range(1, 11)]
+    assert own == [0] * 5 + [1] * 3 + [2] * 2
+
+
+@pytest.mark.parametrize("acc, warns", [(1.0, False), (0.5, True)])
+def test_sgl_what_has_no_effect_is_said(acc: float, warns: bool):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        SglThreshold(acc=acc).accept(block(HALVES, HALVES, draft=[1]), {})
+    expected = "sgl-threshold: acc has no effect when greedy; set single instead."
+    assert [str(one.message) for one in said] == warns * [expected]
+
+
+@pytest.mark.parametrize("single", [1.0, 0.3, 0.1, 0.02])
+def test_sgl_a_greedy_request_is_judged_as_by_prob(single: float):
+    judged = random_block(batch=300)
+    outcome, other = accepted(SglThreshold(single=single), judged), accepted(make_rule("prob", r=single), judged)
+    assert all(torch.equal(getattr(outcome, name), getattr(other, name)) for name in ("length", "own_ids", "reasons"))
+    assert torch.equal(outcome.length, accepted(make_rule("exact"), judged).length) is (single == 1)
+
+
+@pytest.mark.parametrize("with_q", [True, False])
+def test_sgl_closed_and_sampled_is_the_lossless_test_of_a_certain_draft(with_q: bool):
+    """Token for token the rule `exact` of a drafter without probabilities."""
+    judged = random_block(batch=300, temperature=1.0, with_q=with_q)
+    outcome, strict = accepted(SglThreshold(), judged), accepted(make_rule("exact"), replace(judged, q=None))
+    assert torch.equal(outcome.length, strict.length) and torch.equal(outcome.own_ids, strict.own_ids)
+
+
+@pytest.mark.parametrize("x", range(3))
+def test_sgl_closed_and_sampled_any_draft_leaves_the_distribution_alone(x: int):
+    """By enumeration, with a q that the draft was not drawn from."""
+    assert torch.allclose(pairs(SglThreshold(), (x,), certain=False, num=120), WANTED.double(), atol=1e-6)
+
+
+def test_sgl_protocol_tokens_pass_the_lossless_test_only():
+    for u, single in product((0.29, 0.31), (1.0, 0.01)):
+        # a q(x) below p(x) would let the native test of other rules pass at once
+        judged = replace(sampled(1, u, q=[[0.8, 0.1, 0.1, 0.0]]), protocol=torch.tensor([1]))
+        assert accepted(SglThreshold(acc=0.1, single=single), judged).length.tolist() == [int(u < 0.3)]
+
+
+# TensorRT-LLM's relaxed acceptance, and the think markers between which it holds
+
+BEGIN, END = 1, 2
+
+
+@pytest.mark.parametrize(
+    "settings, draft, expected",
+    # 0.5 - 0.3 = 0.2, 0.5 - 0.2 = 0.3; 0.3 / 0.5 = 0.6, 0.2 / 0.5 = 0.4
+    [({"mode": mode, "delta": delta}, [0, 1, 2], [1] * num + [0] * (3 - num))
+     for mode, deltas in (("diff", (0.19, 0.21, 0.31)), ("ratio", (0.39, 0.41, 0.61)))
+     for num, delta in enumerate(deltas, 1)]
+    # never below the top; where p(t*) = 0.5 <= delta only k counts
+    + [({"k": 2, "delta": 1.0}, [1, 2, 3], [1, 0, 0]), ({"k": 4}, [1, 2, 3], [1, 1, 1])],
+)  # fmt: skip
+def test_trt_delta_is_a_difference_or_a_share(settings: dict[str, Any], draft: list[int], expected: list[int]):
+    assert verdict(TrtRelaxed(scope="all", **settings), *[HALVES] * 4, draft=draft) == [bool(one) for one in expected]
+
+
+@pytest.mark.parametrize("settings", [{"delta": 0.0}, {"k": 1}, {"delta": 0.0, "mode": "ratio"}])
+def test_trt_closed_not_even_a_tie_passes(settings: dict[str, Any]):
+    assert verdict(TrtRelaxed(scope="all", **settings), TORN, TORN, draft=[1]) == [False]
+    assert verdict(TrtRelaxed(scope="all", delta=1e-6), TORN, TORN, draft=[1]) == [True]
+
+
+def test_trt_behind_the_end_marker_the_answer_is_strict():
+    judged = block(*[HALVES] * 5, draft=[1, 0, 0, 1], thinking=[True, True, False, False])
+    assert TrtRelaxed().accept(judged, {}).tolist() == [[True, True, False, False]]
+    assert accepted(TrtRelaxed(), judged).length.tolist() == [3]  # the match behind the marker stays
+
+
+@pytest.mark.parametrize(
+    "settings, rule_id, same",
+    [({"k": 3, "delta": 1.0, "mode": mode}, "top-k", {"k": 3}) for mode in ("diff", "ratio")]
+    + [({"k": 99, "delta": 0.7, "mode": "ratio"}, "prob-ratio", {"r": 0.3})],  # without a rank: the control
+)
+def test_trt_at_its_ends_is_a_control(settings: dict[str, Any], rule_id: str, same: dict[str, Any]):
+    judged = random_block(batch=300)
+    relaxed, control = (
+        accepted(TrtRelaxed(scope="all", **settings), judged),
+        accepted(make_rule(rule_id, **same), judged),
+    )
+    assert torch.equal(relaxed.length, control.length)
+    assert (relaxed.length > accepted(make_rule("exact"), judged).length).any()
+
+
+@pytest.mark.parametrize(
+    "ids, before, after",
+    [([], False, False), ([], True, True), ([5, BEGIN, 6], False, True), ([END, 7], True, False),
+     ([BEGIN, 5, END, 6], False, False), ([END, BEGIN], True, True), ([BEGIN, BEGIN, END], False, False)],
+)  # fmt: skip
+def test_between_markers(ids: list[int], before: bool, after: bool):
+    assert between_markers(ids, before, (BEGIN, END)) is after
+
+
+def test_a_row_reads_only_what_is_new():
+    row, thinking = Row(0, [5, BEGIN, 6], 3), Thinking((BEGIN, END))
+    assert thinking.is_thinking(row)
+    row.text = [END, END, END, 7]  # what was read before is not looked at again
+    assert thinking.is_thinking(row)
+    row.text += [END]
+    assert not thinking.is_thinking(row)
+
+
+@pytest.mark.parametrize(
+    "text, draft, expected",
+    [
+        ([BEGIN, 5], [3, 0, 3], [True, True, True]),
+        ([BEGIN, 5], [3, END, 3], [True, True, False]),  # the end marker itself still stands in the thinking
+        ([BEGIN, 5, END], [3, 0, 3], [False, False, False]),
+        ([5], [3, END, 3], [False, False, False]),
+        ([BEGIN, 5], [END, END, 3], [True, False, False]),
+    ],
+)
+def test_an_end_marker_in_the_draft_ends_it(text: list[int], draft: list[int], expected: list[bool]):
+    fields = Thinking((BEGIN, END)).fields(block(*[SURE[0]] * 4, draft=draft), [Row(0, text, len(text))])
+    assert fields["thinking"].tolist() == [expected]
+
+
+def test_markers_are_single_tokens_of_the_tokenizer_asked_for_only_where_they_count_and_never_loose():
+    tokenizer = SimpleNamespace(get_vocab=lambda: {"<think>": BEGIN, "</think>": END, "<b>": 7})
+    assert find_markers(tokenizer, ("<think>", "</think>")) == (BEGIN, END)
+    assert find_markers(tokenizer, ("<b>", "</think>")) == (7, END)
+    with pytest.raises(UserError, match=r"know the think marker '</b>' as one token\. Pass think_markers="):
+        find_markers(tokenizer, ("<b>", "</b>"))
+    with pytest.raises(UserError, match=r"Pass tokenizer=\.\.\. to the decoder, or set scope: all"):
+        find_markers(None, ("<think>", "</think>"))
+    assert TrtRelaxed().context(tokenizer, ("<b>", "</think>")).protocol_ids == (7, END)
+    assert TrtRelaxed(scope="all").context(None, ("<a>", "</a>")).protocol_ids == ()
+    assert "think markers" in Thinking((BEGIN, END)).needs_eager

@@ -19,47 +19,26 @@ PARAMS = Params(
     },
 )
 CORRECT = {"plain": [1, 1, 1, 0], "exact": [1, 1, 1, 0], "prob": [1, 1, 1, 0], "judge": [1, 0, 1, 0]}
-SECONDS = {"plain": 4.0, "strict": 3.0, "transformers_generate": 5.0, "transformers_assisted": 6.0}
-SECONDS["transformers_lookup"] = 5.0
-STATISTICS = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
-SETTING = {
-    "n": 100,
-    "losses": 3,
-    "gains": 1,
-    "loss": 0.015,
-    "accuracy": 0.9,
-    "mean_accepted_length": 5.0,
-    "loose_per_100": 2.0,
-}
-
+SECONDS = {f"transformers_{name}": seconds for name, seconds in (("generate", 5.0), ("assisted", 6.0), ("lookup", 5.0))}
+COUNTS = {"n": 100, "losses": 3, "gains": 1}
+SETTING = {**COUNTS, "loss": 0.015, "accuracy": 0.9, "mean_accepted_length": 5.0, "loose_per_100": 2.0}
 LENGTHS = {"capped": 0.02, "strict_capped": 0.01, "mean_tokens": 41.5, "strict_mean_tokens": 40.0}
 
 
 def evaluation(name):
-    summary = {
-        "method": name,
-        "block": 8,
-        "knob": 0.2 if name == "judge" else None,
-        "n": 4,
-        "accuracy": sum(CORRECT[name]) / 4,
-        "cut": 2 if name == "judge" else 0,
-        "mean_accepted_length": 6.0,
-        "loose_per_100": 7.0,
-        "statistics": STATISTICS,
-    }
-    return summary, [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
+    is_judge, accuracy = name == "judge", sum(CORRECT[name]) / 4
+    about = {"method": name, "block": 8, "knob": 0.2 if is_judge else None, "cut": 2 if is_judge else 0}
+    statistics = {"forwards": 10, "histogram": {"0": 1, "8": 3}}
+    numbers = {"n": 4, "accuracy": accuracy, "mean_accepted_length": 6.0, "loose_per_100": 7.0}
+    samples = [{"id": f"test-{i}", "correct": c} for i, c in enumerate(CORRECT[name])]
+    return {**about, **numbers, "statistics": statistics}, samples
 
 
 def calibration(name, knob, certified):
     verdict = {"certified": certified, "knob": knob if certified else None, "bound": 0.04 if certified else 0.2}
-    verdict |= {"n": 100, "losses": 3, "gains": 1, "confidence": 0.95, **LENGTHS}
-    return {
-        "method": name,
-        "rule": PARAMS.methods[name].rule,
-        "budgets": {"0.1": verdict},
-        "settings": [{"knob": knob, "fixed": {}, **SETTING}],
-        "development": [{"knob": knob, "fixed": {}, **SETTING}],
-    }
+    verdict |= {**COUNTS, "confidence": 0.95, **LENGTHS}
+    runs = {split: [{"knob": knob, "fixed": {}, **SETTING}] for split in ("settings", "development")}
+    return {"method": name, "rule": PARAMS.methods[name].rule, "budgets": {"0.1": verdict}, **runs}
 
 
 def timing(seconds):
@@ -74,10 +53,10 @@ def folder(tmp_path, monkeypatch):
         summary, samples = evaluation(name)
         write_json(f"reports/evaluation/{name}/summary.json", summary)
         write_json_lines(f"reports/evaluation/{name}/samples.jsonl", samples)
-    write_json(calibration_file(PARAMS, "prob"), calibration("prob", 0.1, False))
-    write_json(calibration_file(PARAMS, "judge"), calibration("judge", 0.2, True))
+    write_json(calibration_file("prob"), calibration("prob", 0.1, False))
+    write_json(calibration_file("judge"), calibration("judge", 0.2, True))
     methods = {"exact": timing(3.0), "prob": timing(3.0), "judge": timing(2.0)}
-    baselines = {name: timing(seconds) for name, seconds in SECONDS.items()}
+    baselines = {name: timing(seconds) for name, seconds in {"plain": 4.0, "strict": 3.0, **SECONDS}.items()}
     baselines["transformers_assisted"]["block"] = 0
     about = {"chosen_on": 16, "failed": {"transformers_static": "RuntimeError: no"}}
     write_json("reports/benchmark.json", {"methods": methods, "baselines": baselines, **about})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gistgate.core.gate import Gate
-from pipeline.report.card import card, task_options
+from pipeline.report.tables import card, task_options
 
 ROOT = Path(__file__).parents[3]
 ROW = {"knob": 0.02, "loss": 0.0, "accuracy": 0.5, "mean_accepted_length": 5.8, "loose_per_100": 0.0}

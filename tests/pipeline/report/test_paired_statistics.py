@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from gistgate.core.utils import UserError
-from gistgate.measure.statistics import accuracy_difference, mcnemar, ratio_of_rates, ratio_of_sums
-
-
-def test_mcnemar_is_a_fair_coin_among_the_discordant_pairs():
-    strict = np.array([1] * 8 + [0] * 2 + [1] * 90)
-    loose = np.array([0] * 8 + [1] * 2 + [1] * 90)
-    assert mcnemar(loose, strict) == pytest.approx(2 * (1 + 10 + 45) / 1024)
-    assert mcnemar(strict, strict) == 1.0
+from gistgate.measure.statistics import accuracy_difference, ratio_of_rates, ratio_of_sums
 
 
 @pytest.mark.parametrize("method", ["BCa", "percentile"])
@@ -21,8 +14,8 @@ def test_the_interval_of_the_accuracy_difference_is_the_paired_one(method):
     loose = np.array([0.0] * 30 + [1.0] * 10 + [1.0, 0.0] * 480)
     found = accuracy_difference(loose, strict, level=0.9, method=method)
     assert found.mean == pytest.approx(-0.02)
-    assert found.low == pytest.approx(-0.02 - 1.645 * 0.0063, abs=0.0015)
-    assert found.high == pytest.approx(-0.02 + 1.645 * 0.0063, abs=0.0015)
+    ends = -0.02 - 1.645 * 0.0063, -0.02 + 1.645 * 0.0063
+    assert (found.low, found.high) == pytest.approx(ends, abs=0.0015)
     assert accuracy_difference(loose, strict, level=0.95, method=method).low < found.low
     assert found == accuracy_difference(loose, strict, level=0.9, method=method)
 
@@ -34,26 +27,11 @@ def test_equal_outcomes_leave_no_interval():
 def test_a_ratio_of_sums_weighs_long_prompts_more_and_resamples_pairs():
     """A method that is twice as fast on every prompt has no uncertainty, however much the prompts differ."""
     seconds = np.random.default_rng(0).uniform(1, 20, 50)
-    assert ratio_of_sums(seconds, seconds / 2) == ratio_of_sums(2 * seconds, seconds)
     found = ratio_of_sums(seconds, seconds / 2)
+    assert found == ratio_of_sums(2 * seconds, seconds)
     assert (found.mean, found.low, found.high) == pytest.approx((2.0, 2.0, 2.0))
     noisy = ratio_of_sums([10.0, 1.0, 2.0], [5.0, 1.0, 4.0], seed=3)
-    assert noisy.mean == pytest.approx(1.3)
-    assert noisy.low < 1.3 < noisy.high
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: accuracy_difference([1, 0], [1]),
-        lambda: accuracy_difference([], []),
-        lambda: mcnemar([float("nan")], [1]),
-        lambda: ratio_of_sums([1.0, 0.0], [1.0, 1.0]),
-    ],
-)
-def test_what_is_not_paired_is_refused(call):
-    with pytest.raises(UserError):
-        call()
+    assert noisy.mean == pytest.approx(1.3) and noisy.low < 1.3 < noisy.high
 
 
 def test_a_rate_does_not_reward_short_answers():

@@ -1,20 +1,16 @@
-"""The page of a trace as text: what stands in it, that it loads nothing, and that no text of a model becomes HTML."""
+"""The page of a trace as text: differences, what stands in it, and that no text of a model becomes HTML."""
 
 import re
 from html.parser import HTMLParser
 
 import pytest
 
-from gistgate.demo.page import trace_page, visible
+from gistgate.demo.page import differences, segments, trace_page, visible
 from tests.demo.answers import LOOSE, STRICT, answer
 
 HOSTILE = (
-    "<script>alert(1)</script>",
-    "\" onmouseover='x'",
-    "</span><img src=http://x.y/z>",
-    "{{ 7 * 7 }}",
-    "]]>&amp;",
-)
+    "<script>alert(1)</script>", "\" onmouseover='x'", "</span><img src=http://x.y/z>", "{{ 7 * 7 }}", "]]>&amp;",
+)  # fmt: skip
 
 
 class Reader(HTMLParser):
@@ -33,23 +29,38 @@ class Reader(HTMLParser):
         self.text += data
 
 
-def test_every_token_stands_with_its_reason_and_probabilities():
-    page = Reader(trace_page("Tom has", LOOSE, STRICT))
+@pytest.mark.parametrize("left, right, expected", [
+    (["a", "b"], ["a", "b"], []),
+    (["a", "x", "c"], ["a", "y", "c"], [(1, 2, 1, 2)]),
+    (["a", "c"], ["a", "b", "c"], [(1, 1, 1, 2)]),
+    (["x", "b", "y"], ["b"], [(0, 1, 0, 0), (2, 3, 1, 1)]),
+])  # fmt: skip
+def test_a_difference_names_the_spans_of_both_answers(left, right, expected):
+    found = [(one.left.start, one.left.stop, one.right.start, one.right.stop) for one in differences(left, right)]
+    assert found == expected
+
+
+def test_segments_cover_every_token_once_and_keep_empty_differences():
+    spans = [(one.number, one.right) for one in differences(["x", "b", "y"], ["b"])]
+    parts = list(segments(1, spans))
+    assert [number for number, _ in parts] == [1, None, 2]
+    assert [list(range(1))[span] for _, span in parts] == [[], [0], []]
+
+
+def test_the_page_shows_tokens_differences_and_numbers_and_forbids_requests():
+    html = trace_page("Tom has", LOOSE, STRICT)
+    page = Reader(html)
     tokens = [values for tag, values in page.elements if "token" in (values.get("class") or "") and "role" in values]
     assert [values["class"] for values in tokens[:4]] == ["token strict", "token loose", "token carried", "token own"]
     assert tokens[1]["data-note"] == "loose, gate 0.934, target 0.081"
     assert tokens[3]["data-note"] == "own, target 0.703"
-
-
-def test_differences_have_the_same_numbers_on_both_sides():
-    page = Reader(trace_page("Tom has", LOOSE, STRICT))
     assert [values["data-difference"] for tag, values in page.elements if tag == "mark"] == ["1", "1"]
-
-
-def test_numbers_are_those_of_the_statistics():
-    text = re.sub(r"\s+", " ", Reader(trace_page("Tom has", LOOSE)).text)
+    text = re.sub(r"\s+", " ", page.text)
     assert "mean accepted length (tau)2.00" in text and "loose tokens per hundred25.0" in text
     assert "seconds2.00" in text and "tokens per second2.0" in text
+    policy = next(values["content"] for _, values in page.elements if "http-equiv" in values)
+    assert not re.search(r"https?:|//[a-z]|@import|url\(", html.replace("// ", ""))
+    assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy
 
 
 def test_certificate_and_provenance_are_shown_where_they_are_given():
@@ -64,10 +75,8 @@ def test_hostile_text_stays_text():
     wild = answer(HOSTILE[0], *[(text, "strict", None, 0.5) for text in HOSTILE])
     harmless = Reader(trace_page("x", tame, tame, certificate={"x": "x"}, title="x"))
     hostile = Reader(trace_page(HOSTILE[0], wild, wild, certificate={HOSTILE[2]: HOSTILE[1]}, title=HOSTILE[0]))
-    assert [(tag, sorted(values)) for tag, values in hostile.elements] == [
-        (tag, sorted(values)) for tag, values in harmless.elements
-    ]
-    assert all(text in hostile.text for text in HOSTILE)
+    names = [[(tag, sorted(values)) for tag, values in page.elements] for page in (hostile, harmless)]
+    assert names[0] == names[1] and all(text in hostile.text for text in HOSTILE)
 
 
 @pytest.mark.parametrize("text, expected", [
@@ -76,11 +85,3 @@ def test_hostile_text_stays_text():
 ])  # fmt: skip
 def test_what_cannot_be_seen_or_reorders_text_is_written_out(text, expected):
     assert visible(text) == expected
-
-
-def test_the_page_names_no_address_and_forbids_requests():
-    html = trace_page("Tom has", LOOSE, STRICT)
-    page = Reader(html)
-    policy = next(values["content"] for _, values in page.elements if "http-equiv" in values)
-    assert not re.search(r"https?:|//[a-z]|@import|url\(", html.replace("// ", ""))
-    assert "default-src 'none'" in policy and "connect-src 'none'" in policy and "unsafe" not in policy
