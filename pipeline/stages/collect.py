@@ -76,10 +76,7 @@ def collecting(settings: tuple[Params, str]) -> Callable[[int], None]:
         records = records or no_records(params.decoding.block, of_gate=name == "gated")
         return pack(checked(records, MISMATCHES, f"Shard {index}"), texts)
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: produce(index), {"pass": name})
-
-    return work
+    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
 def minable(params: Params) -> list[int]:

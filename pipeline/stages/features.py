@@ -93,10 +93,7 @@ def reading(settings: tuple[Params, str]) -> Callable[[int], None]:
         found = reader.read(records, texts, params.decoding.batch_size, **request)
         return checked({**shared, **found}, {**FEATURES, **feature_columns(names)}, f"Shard {index}", OVERFLOW)
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
-
-    return work
+    return lambda index: shards.make(index, lambda: read(*labels[index], index), {"goal": goal})
 
 
 if __name__ == "__main__":

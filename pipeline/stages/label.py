@@ -87,10 +87,7 @@ def labelling(settings: tuple[Params, str]) -> Callable[[int], None]:
         cost.save(shards.folder, index)
         return pack(checked(labels, LABELS, f"Shard {index}"), texts.values())
 
-    def work(index: int) -> None:
-        shards.make(index, lambda: produce(index), {"pass": name})
-
-    return work
+    return lambda index: shards.make(index, lambda: produce(index), {"pass": name})
 
 
 def rates(labels: Table) -> dict[str, Any]:
