@@ -145,8 +145,8 @@ def load_models(options: Options) -> Models:
     lighter = options.quantise_draft not in (None, "none") or options.draft_vocabulary
     if draft_name is None and (lighter or options.draft_gguf is not None):
         raise UserError(
-            "--quantise-draft, --draft-vocabulary and --draft-gguf say how a draft model is loaded, and there is none. "
-            "Name one with --draft, or leave them out."
+            "--quantise-draft, --draft-vocabulary and --draft-gguf say how a draft is loaded, and no draft is named. "
+            "Add --draft, or leave them out."
         )
     with recorded("target", name if not options.target else None):
         target = load_target(options.target or name, dtype, gguf=options.gguf)

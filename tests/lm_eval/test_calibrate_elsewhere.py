@@ -161,5 +161,5 @@ def test_a_model_of_unknown_place_is_a_word_and_not_nothing(place, monkeypatch):
 def test_a_draft_that_is_not_there_cannot_be_lighter(place):
     named = {"task": "sums", "target": str(place / "target"), "rule": "prob", "drafter": "lookup"}
     for lighter in ({"quantise_draft": "int4"}, {"draft_vocabulary": str(place / "words.json")}):
-        with pytest.raises(UserError, match="say how a draft model is loaded, and there is none"):
+        with pytest.raises(UserError, match="say how a draft is loaded, and no draft is named"):
             load_models(Options(**named, out=place / "certificate", **lighter))
