@@ -81,7 +81,7 @@ def init(
         ".dvc/config": "[core]\n    analytics = false\n" + ("" if in_git else "    no_scm = true\n"),
         ".gitignore": template("gitignore"),
         "README.md": template("README.md", name=folder.resolve().name, pair=pair),
-        "dvc.yaml": without_code(shared("dvc.yaml")),
+        "dvc.yaml": without_code(shared("graph.yaml")),
         "params.yaml": parameters(pair, name, chat, embedded),
         "requirements.txt": f"gistgate[pipeline{',gguf' if is_gguf else ''}]=={gistgate.__version__}\n",
     }
